@@ -34,7 +34,7 @@ def _of(repeats: int, backend: Backend, p: int, d: int, m: int, product: int) ->
     op = operator(backend, Z)
     solver = DirectSolver(op, op.points(Z, right=True), n_outputs=C, max_batch=m)
     steps, rng = Steps(solver, X, one_hot(X)), np.random.default_rng(3)
-    K, G = np.ascontiguousarray(solver.wide_K), np.zeros((p, p))
+    K, G = np.ascontiguousarray(solver.K64), np.zeros((p, p))
     A, B = rng.standard_normal((2, product, product))
     out = np.empty((product, product))
 

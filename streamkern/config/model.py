@@ -23,7 +23,7 @@ from streamkern.config.rules import (
     Table,
 )
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
-from streamkern.kernels.own import given_kernel
+from streamkern.kernels.own import import_kernel_classes
 from streamkern.losses.base import Loss
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES
 from streamkern.losses.own import described_loss, given_loss
@@ -219,7 +219,7 @@ class ModelConfig(Table):
         """Convert user-defined classes to a kernel and a loss."""
         if not isinstance(values, dict):
             return values
-        convert = {"kernel": given_kernel, "loss": given_loss}
+        convert = {"kernel": import_kernel_classes, "loss": given_loss}
         return values | {name: convert[name](values[name]) for name in convert if name in values}
 
     @model_validator(mode="after")

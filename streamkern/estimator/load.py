@@ -17,7 +17,7 @@ from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameter_values import UnsavedParameter, restored_transforms
 from streamkern.kernels.builtin import get_kernel
-from streamkern.kernels.own import kernel_of_run
+from streamkern.kernels.own import checked_kernel_record
 from streamkern.losses.losses import SQUARES
 from streamkern.losses.own import defined_class, given_loss, loss_name
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -107,7 +107,7 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     for name in ("centers", "metric"):
         values.setdefault(name, UnsavedParameter("an array"))
     values.setdefault("calibrate", False)  # a version without this setting trained on all rows
-    kernel = kernel_of_run(values["kernel"])
+    kernel = checked_kernel_record(values["kernel"])
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # the description of a `Kernel`
         has_metric = "metric" in kernel
         values["kernel"] = model.op.kernel if has_metric else get_kernel(kernel, "auto")

@@ -18,7 +18,7 @@ import fsspec
 
 from streamkern.basics.errors import ConfigError, StorageAccessError
 from streamkern.basics.optional import on_demand
-from streamkern.filesystem.objects import STALL_S, Bytes, Listing, ObjectNames, Outcome
+from streamkern.filesystem.objects import STALL_S, Bytes, ErrorKind, Listing, ObjectNames
 
 _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 # Responses with a 4xx status that concern this one request, not the object requested.
@@ -56,7 +56,7 @@ _BOTO_NETWORK_ERRORS = {
 _MAX_POOL_CONNECTIONS = 128
 
 
-def http_outcome(status: int, code: str) -> Outcome:
+def http_outcome(status: int, code: str) -> ErrorKind:
     """Return the meaning of an S3 response.
 
     status : HTTP status
@@ -65,14 +65,14 @@ def http_outcome(status: int, code: str) -> Outcome:
     # A response to HEAD has no body and so no code: there, S3 sends a bare 400 to a token
     # that has expired.
     if code in _EXPIRED_CODES or (status == 400 and not code):
-        return Outcome.EXPIRED
+        return ErrorKind.EXPIRED
     if code in _NO_BUCKET_CODES:
-        return Outcome.REFUSED
+        return ErrorKind.REFUSED
     if status == 412 or code == "BlobAlreadyExists":
-        return Outcome.EXISTS
+        return ErrorKind.EXISTS
     if code in _TRANSIENT_CODES or status in (408, 409, 425, 429) or status >= 500:
-        return Outcome.TRANSIENT
-    return Outcome.MISSING if status == 404 else Outcome.REFUSED
+        return ErrorKind.TRANSIENT
+    return ErrorKind.MISSING if status == 404 else ErrorKind.REFUSED
 
 
 def http_message(status: int, code: str) -> str:
@@ -154,22 +154,22 @@ class ObstoreEngine:
         reasons = re.findall(r'(?:message|error): "([^"]+)"|kind: (TimedOut|Timeout)', dump)
         return f"{sentence.strip()} {' '.join(reasons[-1]) if reasons else ''}"
 
-    def outcome(self, error: Exception) -> Outcome:
+    def error_kind(self, error: Exception) -> ErrorKind:
         text = str(error)
         response = _response_in_text(text)
         if _NO_TOKEN_TEXT in text:
-            return Outcome.REFUSED
+            return ErrorKind.REFUSED
         if response is not None:
             return http_outcome(*response)
         if isinstance(error, FileNotFoundError):
-            return Outcome.MISSING
+            return ErrorKind.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
-            return Outcome.EXISTS
+            return ErrorKind.EXISTS
         # A bucket of another region; a bad certificate; https to a server that uses http.
         if "Received redirect" in text or any(words in text for words in _TLS_ERROR_TEXTS):
-            return Outcome.REFUSED
+            return ErrorKind.REFUSED
         is_transient = isinstance(error, self._errors.BaseError | OSError)
-        return Outcome.TRANSIENT if is_transient else Outcome.OTHER
+        return ErrorKind.TRANSIENT if is_transient else ErrorKind.OTHER
 
 
 def _response_in_text(text: str) -> tuple[int, str] | None:
@@ -236,7 +236,7 @@ class FsspecEngine:
         try:
             return await self._call(function, self._path(prefix), detail=True)
         except FileNotFoundError as error:
-            if self.outcome(error) is not Outcome.MISSING:  # s3fs: there is no such bucket
+            if self.error_kind(error) is not ErrorKind.MISSING:  # s3fs: there is no such bucket
                 raise
             return empty
 
@@ -258,24 +258,24 @@ class FsspecEngine:
             return NO_CREDENTIALS
         return f"{type(error).__name__}: {error}"
 
-    def outcome(self, error: Exception) -> Outcome:
+    def error_kind(self, error: Exception) -> ErrorKind:
         response = _error_response(error)
         if response is not None:
             return http_outcome(*response)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-            return Outcome.MISSING
+            return ErrorKind.MISSING
         if isinstance(error, FileExistsError):
-            return Outcome.EXISTS
+            return ErrorKind.EXISTS
         if isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
-            return Outcome.REFUSED
+            return ErrorKind.REFUSED
         if any(words in str(error) for words in _TLS_ERROR_TEXTS):
-            return Outcome.REFUSED
+            return ErrorKind.REFUSED
         origin = type(error).__module__.partition(".")[0]
         if origin in ("botocore", "aiobotocore"):
             names = {base.__name__ for base in type(error).__mro__}
-            return Outcome.TRANSIENT if names & _BOTO_NETWORK_ERRORS else Outcome.REFUSED
+            return ErrorKind.TRANSIENT if names & _BOTO_NETWORK_ERRORS else ErrorKind.REFUSED
         network = origin in ("aiohttp", "urllib3", "http", "requests")
-        return Outcome.TRANSIENT if network or isinstance(error, OSError) else Outcome.OTHER
+        return ErrorKind.TRANSIENT if network or isinstance(error, OSError) else ErrorKind.OTHER
 
 
 def _error_response(error: BaseException) -> tuple[int, str] | None:

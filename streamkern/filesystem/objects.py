@@ -9,8 +9,8 @@
 Every request runs on fsspec's event loop, so that many are in flight at once on any calling
 thread, and a late one can be cancelled. An attempt that makes no progress for 20 s counts as
 failed. After a transient error the attempt is repeated after a random, growing delay, until a
-deadline. The engines do not retry on their own. So both behave alike, every retry is counted, a
-refused connection is an error within seconds, and a warning reports a request that keeps failing.
+deadline. The engines do not retry on their own. This way, both behave alike, every retry is
+counted, a refused connection is an error within seconds, and a warning reports repeated failures.
 """
 
 from __future__ import annotations
@@ -40,30 +40,32 @@ from streamkern.filesystem.waiting import (
 
 STALL_S = 20.0
 """Seconds without a byte after which a request has failed."""
-# A request body must arrive within `STALL_S` plus its bytes divided by this.
 _MIN_UPLOAD_BYTES_PER_S = 256 << 10
+"""A request body must arrive within `STALL_S` plus its bytes divided by this."""
 DEADLINE_S = 120.0
 """Seconds for which a request that fails is repeated."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 10.0
-_REFUSED_RETRY_S = 3.0  # retries of a refused connection to a server that has never answered
-_WARN_AFTER_S = 10.0  # after this, a warning reports the failing request
+"""First and largest delay in seconds before a request is repeated."""
+_REFUSED_RETRY_S = 3.0
+"""Seconds for which a refused connection is repeated to a server that has never answered."""
+_WARN_AFTER_S = 10.0
+"""Seconds after which a warning reports the failing request."""
+MAX_READS = 3
+"""Largest number of reads of bytes that fail their check, which may be due to the transfer."""
 
 _HAS_REMEDY = re.compile(r"; (check|set) ")  # an engine's message may name a remedy
 
 _log = logging.getLogger("streamkern")
 
-# Largest number of reads of bytes that fail their check, which may be due to the transfer.
-MAX_READS = 3
-
 _T = TypeVar("_T")
 Bytes = Any  # anything with the buffer protocol
 Listing = list[tuple[str, int]]  # keys and bytes
-ObjectNames = list[str]
+ObjectNames = list[str]  # named, because in `Objects` the name `list` is a method
 BytesCheck = Callable[[Bytes], bool]
 
 
-class Outcome(enum.Enum):
-    """The meaning of an engine's error, which decides the reaction to it."""
+class ErrorKind(enum.Enum):
+    """The kind of an engine's error, which decides the reaction to it."""
 
     MISSING = enum.auto()  # no such object
     EXISTS = enum.auto()  # the object of a conditional create exists already
@@ -96,7 +98,7 @@ class Engine(Protocol):
 
     async def stat(self, key: str) -> tuple[int, str]: ...
 
-    def outcome(self, error: Exception) -> Outcome: ...
+    def error_kind(self, error: Exception) -> ErrorKind: ...
 
     def explain(self, error: Exception) -> str:
         """Return the error in a few words, to be part of a sentence."""
@@ -151,10 +153,13 @@ class Objects:
         self, key: str, start: int = 0, stop: int | None = None, *,
         is_intact: BytesCheck | None = None,
     ) -> Bytes:  # fmt: skip
-        """Return the bytes of an object, or bytes start to stop; FileNotFoundError without one.
+        """Return the bytes of an object, or bytes start to stop.
 
-        is_intact : returns whether bytes are intact. Other bytes are read again, twice, because the
-            transfer may have altered them; the last ones read are returned.
+        is_intact : returns whether the bytes are intact. If it returns False, they are read again,
+            up to `MAX_READS` times in all, as the transfer may have altered them; the last result
+            is returned.
+
+        Raises FileNotFoundError if there is no such object.
         """
         return self._wait(lambda: self.get_async(key, start, stop, is_intact=is_intact))
 
@@ -201,7 +206,7 @@ class Objects:
     def stat(self, key: str) -> tuple[int, str]:
         """Return an object's bytes, and its ETag or time, which identifies its version.
 
-        Raises FileNotFoundError without one.
+        Raises FileNotFoundError if there is no such object.
         """
         return self._wait(lambda: self.stat_async(key))
 
@@ -244,7 +249,7 @@ class Objects:
         try:
             await await_within(limit_s, self._engine.put(key, data, create))
         except Exception as error:
-            if not create or self._engine.outcome(error) is not Outcome.EXISTS:
+            if not create or self._engine.error_kind(error) is not ErrorKind.EXISTS:
                 raise
             return False
         return True
@@ -308,7 +313,7 @@ class Objects:
             try:
                 return await await_within(limit, attempt())
             except Exception as error:
-                if renewed or self._outcome(error) is not Outcome.EXPIRED:
+                if renewed or self._error_kind(error) is not ErrorKind.EXPIRED:
                     raise
                 renewed = True
             await self._renew(renewals)
@@ -323,7 +328,7 @@ class Objects:
                 self._has_responded = True
                 return result
             except Exception as error:
-                is_transient = self._outcome(error) is Outcome.TRANSIENT
+                is_transient = self._error_kind(error) is ErrorKind.TRANSIENT
                 self._has_responded |= not is_transient
                 delay_s = next(delays, None) if is_transient else None
                 elapsed_s = time.monotonic() - start
@@ -344,10 +349,10 @@ class Objects:
             tries += 1
             await asyncio.sleep(delay_s)
 
-    def _outcome(self, error: Exception) -> Outcome:
+    def _error_kind(self, error: Exception) -> ErrorKind:
         # Errors of streamkern itself, such as for credentials that no longer exist.
         is_ours = isinstance(error, StreamkernError)
-        return Outcome.OTHER if is_ours else self._engine.outcome(error)
+        return ErrorKind.OTHER if is_ours else self._engine.error_kind(error)
 
     def _error_text(self, error: BaseException) -> str:
         text = self._engine.explain(error) if isinstance(error, Exception) else str(error)
@@ -368,18 +373,18 @@ class Objects:
         self, request_text: str, key: str, error: Exception, tries: int, seconds: float
     ) -> Exception:
         """Return the error to raise, with a remedy; `error` itself if it is not of the storage."""
-        outcome = self._outcome(error)
-        if outcome is Outcome.OTHER:
+        kind = self._error_kind(error)
+        if kind is ErrorKind.OTHER:
             return error
         text = self._error_text(error)
-        if outcome is Outcome.MISSING:
+        if kind is ErrorKind.MISSING:
             return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
-        if outcome is Outcome.EXPIRED:
+        if kind is ErrorKind.EXPIRED:
             return StorageAccessError(
                 f"{request_text}: the credentials have expired, also after they were read again",
                 f"renew them and run the same command again ({text})",
             )
-        if outcome is Outcome.REFUSED:
+        if kind is ErrorKind.REFUSED:
             remedy = "" if _HAS_REMEDY.search(text) else "; check the URL and its storage options"
             return StorageAccessError(f"{request_text} was refused: {text}{remedy}")
         if not self._has_responded and is_connection_refused(error):

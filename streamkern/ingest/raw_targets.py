@@ -24,32 +24,45 @@ from streamkern.ingest.tables.numbers import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_LABEL = 256  # most characters of a label
+MAX_LABEL = 256
+"""Largest number of characters of a label."""
+MAX_INTEGER_LABEL = 2.0**53
+"""Floats below this size are labels if they are integers; larger floats may be rounded."""
+MAX_SHOWN = 80
+"""Number of characters of a target that an error message shows."""
+
+# Kinds of dtypes (`numpy.dtype.kind`).
+NUMERIC_KINDS = "biuf"
+INTEGER_KINDS = "biu"
+DATE_KINDS = "mM"
+OBJECT_OR_BYTES_KINDS = "OS"
+OBJECT_OR_TEXT_KINDS = "OU"
 
 
-def plain_targets(block: RawBlock) -> RawBlock:
-    """Return the block with targets as numbers or text if objects or bytes are all of one kind.
+def as_native_targets(block: RawBlock) -> RawBlock:
+    """Return the block with a dtype of numbers or text if all objects are numbers, or all are text.
 
-    A missing target is NaN among numbers, and "" among text.
+    Bytes are decoded. A missing target is NaN among numbers, and "" among text. Objects of several
+    kinds stay objects.
     """
     y = block.y
     if y.dtype.kind == "T":
         return block._replace(y=y.astype(str))
-    if y.dtype.kind not in "SO":
+    if y.dtype.kind not in OBJECT_OR_BYTES_KINDS:
         return block
-    labels = [_decoded(k, block, row) for row, k in enumerate(y.ravel().tolist())]
-    present = [k for k in labels if isinstance(k, str) or not is_missing(k)]
+    targets = [_decode(target, block, row) for row, target in enumerate(y.ravel().tolist())]
+    present = [target for target in targets if isinstance(target, str) or not is_missing(target)]
     converted: NDArray[Any]
     if not present:
         return block
-    if all(isinstance(k, str) for k in present):
-        texts = [k if isinstance(k, str) else "" for k in labels]
-        refuse_odd_text(block, texts)
+    if all(isinstance(target, str) for target in present):
+        texts = [target if isinstance(target, str) else "" for target in targets]
+        check_storable_text(block, texts)
         converted = np.array(texts)
-    elif all(isinstance(k, bool) for k in present) and len(present) == len(labels):
-        converted = np.array(labels, bool)
-    elif all(isinstance(k, Decimal | float) for k in present):
-        converted = np.array([np.nan if is_missing(k) else float(k) for k in labels])
+    elif all(isinstance(target, bool) for target in present) and len(present) == len(targets):
+        converted = np.array(targets, bool)
+    elif all(isinstance(target, Decimal | float) for target in present):
+        converted = np.array(list(map(_as_float, targets)))
         if objects_are_rounded(block.y.ravel(), converted):
             warn_of_rounded(f"the target of {block.location}")
     else:
@@ -57,18 +70,19 @@ def plain_targets(block: RawBlock) -> RawBlock:
     return block._replace(y=converted.reshape(y.shape))
 
 
-def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
-    """Raise DataError for text that cannot be kept: with a null character, or invalid Unicode."""
+def check_storable_text(block: RawBlock, texts: Sequence[str]) -> None:
+    """Raise DataError if a text has a null character, or half of a surrogate pair."""
     for row, text in enumerate(texts):
-        if "\0" in text or (not text.isascii() and _is_broken(text)):
+        if "\0" in text or (not text.isascii() and _has_lone_surrogate(text)):
             raise DataError(
-                f"the target of {block.cell_location(row)} is {text[:80]!r}, which contains a null "
-                "character or half of a surrogate pair",
+                f"the target of {block.cell_location(row)} is {text[:MAX_SHOWN]!r}, which contains "
+                "a null character or half of a surrogate pair",
                 "correct it",
             )
 
 
-def _is_broken(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
+    """Return whether text has half of a surrogate pair, so that it cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -76,18 +90,23 @@ def _is_broken(text: str) -> bool:
     return False
 
 
-def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataError:
+def _as_float(value: Any) -> float:
+    """Return a value as a float, NaN if it is missing."""
+    return np.nan if is_missing(value) else float(value)
+
+
+def missing_target_error(block: RawBlock, row: int, *, labels: bool = False) -> DataError:
     """Return the error for a row without a target. labels : whether its text may be a label."""
     text = ""
     if block.y.dtype.kind == "U":
         cells = np.atleast_1d(block.y[row]).tolist()
-        text = next((k for k in cells if is_missing(k)), "").strip()
+        text = next((cell for cell in cells if is_missing(cell)), "").strip()
     note = f" ({text!r})" if text else ""
     remedy = f"{mention('drop_missing_targets', True)} leaves such rows out"
     if text and labels:
         remedy += f", and {mention('targets', 'classes')} takes {text!r} for a label"
     error_class = NonFiniteError if block.y.dtype.kind == "f" else DataError
-    return error_class(f"the target of {block.cell_location(row)} is missing{note}; {remedy}")
+    return error_class(f"the target of {block.cell_location(row)} is missing{note}", remedy)
 
 
 def other_notation_error(block: RawBlock, row: int, text: str, notation: str) -> DataError:
@@ -101,74 +120,85 @@ def other_notation_error(block: RawBlock, row: int, text: str, notation: str) ->
         remedy = (
             f"in a CSV {option}, elsewhere give numbers; {as_classes} takes such text for labels"
         )
-    return DataError(
-        f"the target of {block.cell_location(row)} is {text[:80]!r}, {notation_text(notation)}",
-        remedy,
-    )
+    shown = f"the target of {block.cell_location(row)} is {text[:MAX_SHOWN]!r}"
+    return DataError(f"{shown}, {notation_text(notation)}", remedy)
 
 
-def dtype_problem(dtype: np.dtype[Any]) -> str:
-    """Return a description of targets of this dtype, with the remedy."""
-    if dtype.kind in "mM":
-        noun = "dates" if dtype.kind == "M" else "durations"
-        return f"{noun}, but targets must be numbers or labels; convert them, for example to days"
-    return f"of dtype {dtype}, but targets must be numbers or labels; convert them"
+def dtype_error(block: RawBlock, dtype: np.dtype[Any]) -> DataError:
+    """Return the error for targets of a dtype that is neither numbers nor labels."""
+    description, remedy = f"of dtype {dtype}", "convert them"
+    if dtype.kind in DATE_KINDS:
+        description = "dates" if dtype.kind == "M" else "durations"
+        remedy = "convert them, for example to days"
+    rule = f"y of {block.location} is {description}, but targets must be numbers or labels"
+    return DataError(rule, remedy)
 
 
 def as_values(block: RawBlock) -> NDArray[Any]:
-    """Return targets (k,) or (k, c) as numbers, which may be given as text or objects."""
+    """Convert targets, (k,) or (k, c), to numbers. They may be text or objects."""
     y = block.y
     if y.dtype.kind == "U":
         y = _numbers_of_text(block)
     elif y.dtype.kind == "O" and all(
-        is_missing(k) or isinstance(k, int | float | Decimal) for k in y.ravel()
+        is_missing(value) or isinstance(value, int | float | Decimal) for value in y.ravel()
     ):
-        y = np.array([np.nan if is_missing(k) else float(k) for k in y.ravel()]).reshape(y.shape)
-    if block.y.dtype.kind in "UO" and y.dtype.kind == "f" and objects_are_rounded(block.y, y):
+        y = np.array(list(map(_as_float, y.ravel()))).reshape(y.shape)
+    if (
+        block.y.dtype.kind in OBJECT_OR_TEXT_KINDS
+        and y.dtype.kind == "f"
+        and objects_are_rounded(block.y, y)
+    ):
         warn_of_rounded(f"the target of {block.location}")
-    if y.dtype.kind not in "biuf":
-        raise DataError(f"y of {block.location} is {dtype_problem(y.dtype)}")
+    if y.dtype.kind not in NUMERIC_KINDS:
+        raise dtype_error(block, y.dtype)
     missing = missing_in(y)
     if missing.any():
-        raise missing_target(block, int(np.argmax(missing)))
+        raise missing_target_error(block, int(np.argmax(missing)))
     return y
 
 
 def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
-    """Return text as numbers; raise DataError for the first target that is none."""
+    """Return text as numbers.
+
+    Raises DataError for the first target that is not a number.
+    """
     try:
         return np.array(numbers(block.y.ravel().tolist())).reshape(block.y.shape)
     except ValueError:
         rows = block.y.reshape(len(block.y), -1).tolist()
         cells = ((row, cell) for row, cells in enumerate(rows) for cell in cells)
-        row, wrong = next(k for k in cells if not is_number(k[1]) or is_missing(k[1]))
+        row, wrong = next((r, t) for r, t in cells if not is_number(t) or is_missing(t))
     if is_missing(wrong):
-        raise missing_target(block, row)
+        raise missing_target_error(block, row)
     notation = other_notation(wrong)
     if notation is not None:
         raise other_notation_error(block, row, wrong, notation)
     raise DataError(
-        f"the target of {block.cell_location(row)} is {wrong[:80]!r}, not a number",
+        f"the target of {block.cell_location(row)} is {wrong[:MAX_SHOWN]!r}, not a number",
         f"correct it, or pass {mention('targets', 'classes')} if all targets are labels",
     )
 
 
 def as_labels(block: RawBlock) -> NDArray[Any]:
-    """Return y as integers or text (k,); text such as NA is a label here."""
+    """Return targets as integers or text, (k,); text such as NA is a label here.
+
+    block : from `as_native_targets`, so that text is not of dtype object unless other objects are
+        mixed with it.
+    """
     y = block.y.reshape(len(block.y))
     kind = y.dtype.kind
-    if kind in "biu":
+    if kind in INTEGER_KINDS:
         return y.astype(np.int64) if kind == "b" else y
-    if kind in "mM" and not np.isnat(y).any():
-        texts = np.array([str(moment) for moment in y])  # the spelling of classifiers
-        _refuse_long(block, int(np.char.str_len(texts).max(initial=0)))
+    if kind in DATE_KINDS and not np.isnat(y).any():
+        texts = np.array([str(moment) for moment in y])  # as in the classes of a classifier
+        _check_label_length(block, int(np.char.str_len(texts).max(initial=0)))
         return texts
     missing = np.char.str_len(y) == 0 if kind == "U" else missing_in(y)
     if missing.any():
-        raise missing_target(block, int(np.argmax(missing)))
+        raise missing_target_error(block, int(np.argmax(missing)))
     if kind == "f":
         with np.errstate(invalid="ignore", over="ignore"):
-            integers = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
+            integers = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < MAX_INTEGER_LABEL)
         if integers.all():
             return y.astype(np.int64)
         row = int(np.argmin(integers))
@@ -187,7 +217,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
                     "y))",
                 )
         if len({type(label) for label in labels}) > 1:
-            raise mixed_labels(block)
+            raise mixed_labels_error(block)
         for row, label in enumerate(labels):
             if not -(2**63) <= label < 2**64:
                 raise DataError(
@@ -197,12 +227,12 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
                 )
         return np.array(labels, dtype=object)  # Python integers do not wrap
     if kind != "U":
-        raise DataError(f"y of {block.location} is {dtype_problem(y.dtype)}")
-    _refuse_long(block, int(np.char.str_len(y).max()))
+        raise dtype_error(block, y.dtype)
+    _check_label_length(block, int(np.char.str_len(y).max()))
     return y
 
 
-def mixed_labels(block: RawBlock) -> DataError:
+def mixed_labels_error(block: RawBlock) -> DataError:
     """Return the error for labels that mix text and integers."""
     return DataError(
         f"{block.location} mixes text and integer labels",
@@ -210,7 +240,11 @@ def mixed_labels(block: RawBlock) -> DataError:
     )
 
 
-def _decoded(label: Any, block: RawBlock, row: int) -> Any:
+def _decode(label: Any, block: RawBlock, row: int) -> Any:
+    """Return bytes as text, a NumPy scalar as a Python object, and any other object unchanged.
+
+    Raises DataError for bytes that are not UTF-8.
+    """
     if isinstance(label, np.generic):
         label = label.item()
     if not isinstance(label, bytes):
@@ -219,16 +253,17 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
         return label.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the label of {block.cell_location(row)} is {label[:80]!r}, which is not text in "
-            "UTF-8",
+            f"the label of {block.cell_location(row)} is {label[:MAX_SHOWN]!r}, which is not "
+            "text in UTF-8",
             "write labels as text or integers",
         ) from error
 
 
-def _refuse_long(block: RawBlock, length: int) -> None:
+def _check_label_length(block: RawBlock, length: int) -> None:
+    """Raise DataError if the longest label of the block has more than `MAX_LABEL` characters."""
     if length > MAX_LABEL:
         raise DataError(
-            f"a label of {block.location} after row {block.start} has {length} characters, but at "
-            f"most {MAX_LABEL} are allowed",
+            f"a label in the rows of {block.location} from row {block.start} on has {length} "
+            f"characters, but at most {MAX_LABEL} are allowed",
             "shorten the label",
         )

@@ -21,12 +21,12 @@ from streamkern.basics.warning import warn
 from streamkern.ingest.conform import RawBlock, warn_of_rounding
 from streamkern.ingest.raw_targets import (
     as_labels,
+    as_native_targets,
     as_values,
-    missing_target,
-    mixed_labels,
+    check_storable_text,
+    missing_target_error,
+    mixed_labels_error,
     other_notation_error,
-    plain_targets,
-    refuse_odd_text,
 )
 from streamkern.ingest.tables.missing import is_missing
 from streamkern.ingest.tables.numbers import is_integer, is_number, other_notation, share_a_unit
@@ -72,7 +72,7 @@ class TargetConverter:
             raise ConfigError(
                 f"{mention('targets', targets)} is unknown", 'use "auto", "classes" or "values"'
             )
-        y = plain_targets(first).y
+        y = as_native_targets(first).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
             raise DataError(f"y of {first.location} has shape {y.shape}", "give (n,) or (n, c)")
         if y.ndim == 2 and y.shape[1] == 1:  # one column may hold labels
@@ -137,7 +137,7 @@ class TargetConverter:
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
         """Return int32 codes (k,), or float values (k, c)."""
-        block = plain_targets(block)
+        block = as_native_targets(block)
         return self._encode(block) if self.are_classes else self._values(block)
 
     def sorted_class_ids(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -219,7 +219,7 @@ class TargetConverter:
             self._dtypes.add(block.y.dtype.str if block.y.dtype.kind in "biuf" else INTEGER)
         labels, inverse = np.unique(y, return_inverse=True)
         if y.dtype.kind == "U":
-            refuse_odd_text(block, labels.tolist())
+            check_storable_text(block, labels.tolist())
         if self._auto and y.dtype.kind == "U":
             self._check_kinds(block, y, labels)
         self._check_known(block, y, labels)
@@ -249,7 +249,7 @@ class TargetConverter:
         """Raise DataError for the first label of another kind than the first label of all."""
         if any(map(is_missing, labels.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
-            raise missing_target(block, row, labels=True)
+            raise missing_target_error(block, row, labels=True)
         if any(map(other_notation, labels.tolist())):
             row, label = next(k for k in enumerate(y.tolist()) if other_notation(k[1]))
             raise other_notation_error(block, row, label, other_notation(label) or "")
@@ -271,7 +271,7 @@ class TargetConverter:
         """Raise DataError for labels of two types, or for too many different labels."""
         n = len(self._codes)
         if len({type(label) for label in self._codes}) > 1:
-            raise mixed_labels(block)
+            raise mixed_labels_error(block)
         if n > MAX_CLASSES:
             raise DataError(
                 f"{block.location} has more than {MAX_CLASSES} distinct labels by row "
@@ -306,6 +306,6 @@ def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
         return False
     if y.dtype.kind == "U":
         if is_missing(str(y[0])):
-            raise missing_target(first, 0, labels=True)
+            raise missing_target_error(first, 0, labels=True)
         return _label_kind(str(y[0])) != _FRACTION_TEXT
     return y.dtype.kind in "biuO"

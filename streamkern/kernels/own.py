@@ -17,8 +17,8 @@ CLASS_KEYS = ("kind", "kernel", "parts", "of")
 """Keys of a table or a description whose values may contain names of classes."""
 
 
-def given_kernel(value: object) -> object:
-    """Return the kernel of a setting, after importing the modules of its classes.
+def import_kernel_classes(value: object) -> object:
+    """Return a kernel setting with the reference "module:Class" of each class, after importing it.
 
     value : a name, a table or a `Kernel`. "module:Class" may be the value itself, or the kind of a
         table or of one of its parts.
@@ -26,7 +26,7 @@ def given_kernel(value: object) -> object:
     Raises
     ------
     ConfigError
-        A module has no such class.
+        If a module has no such class.
     """
 
     def import_class(name: str) -> str:
@@ -35,13 +35,15 @@ def given_kernel(value: object) -> object:
     return _map_class_names(import_class, value)
 
 
-def kernel_of_run(described: object) -> object:
-    """Return the kernel that the record of a run describes. No module is imported.
+def checked_kernel_record(described: object) -> object:
+    """Check the user-defined classes of a kernel in the record of a run, and return the record.
+
+    No module is imported.
 
     Raises
     ------
     ConfigError
-        This process has not defined a user-defined class of the kernel.
+        If this process has not defined a user-defined class of the kernel.
     """
     return _map_class_names(_check_defined, described)
 
@@ -49,7 +51,8 @@ def kernel_of_run(described: object) -> object:
 def _map_class_names(function: Callable[[str], str], kernel: object) -> object:
     """Return a kernel in which every name "module:Class" is replaced by `function` of it.
 
-    kernel : a name, a table or a description, or a list of them; any other object is returned.
+    kernel : a name, a table or a description, or a list of them; any other object is returned
+        unchanged.
     """
     if isinstance(kernel, str):
         return function(kernel) if ":" in kernel else kernel

@@ -3,7 +3,7 @@
 The package `train` has the training loop, reads the data and measures the time. A solver has
 
     init(alpha) -> State
-    step(state, batch) -> loss      updates the state with one batch
+    step(state, batch) -> losses    updates the state with one batch
     end_epoch(state) -> facts        called after the last batch of every epoch
     finished(state) -> reason       why further epochs would change nothing, or None
     finish(state)                   adds pending parts to the weights at the end of a run
@@ -39,13 +39,13 @@ from streamkern.solver.precondition.step_rule import StepRule
 AVERAGE = Assignments("average", "average = average + (alpha - average) * weight")
 LOSS_BUFFER_STEPS = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
-ROOM_FACTOR = 1.1
+BUFFER_FACTOR = 1.1
 """Rows for which a rank allocates its first buffers, relative to an equal share of a batch."""
 
 
-def batch_room(problem: ProblemShape, m: int) -> int:
+def initial_buffer_rows(problem: ProblemShape, m: int) -> int:
     """Return the number of rows for which a rank allocates its first buffers, for batches of m."""
-    return min(m, math.ceil(ROOM_FACTOR * problem.rows_per_rank(m)))
+    return min(m, math.ceil(BUFFER_FACTOR * problem.rows_per_rank(m)))
 
 
 @dataclass
@@ -60,7 +60,7 @@ class State:
     pending : further arrays by name, such as sums over the rows of an epoch, or temporary centers
         and their weights.
     n_pending : number of temporary centers.
-    rows : number of rows in the sums or, for solvers without sums, of all steps.
+    rows : number of rows summed in this epoch; for solvers without sums, rows of all steps so far.
     passes : number of completed epochs, for solvers that count them; named as in checkpoints.
     """
 
@@ -84,7 +84,8 @@ class Solver:
     ranks : communicator of the ranks, each of which has a part of the rows of a batch. All ranks
         have the same state, unless the centers are partitioned: then a rank's arrays with one row
         per center have only the rows of its centers `Z`.
-    share : partition of the centers; `Z` has this rank's centers. None: `Z` has all centers.
+    center_partition : partition of the centers; `Z` has this rank's centers. None: `Z` has all
+        centers.
     loss : the loss of the outputs; None: the squared error.
     """
 
@@ -92,35 +93,37 @@ class Solver:
     """Name of the solver, for error messages."""
     average_k: float = 3
     """The constant k of the running average, see `_average`."""
-    growing: tuple[str, ...] = ()
+    temporary_center_arrays: tuple[str, ...] = ()
     """Names of the pending arrays that have one row for each temporary center."""
     remedy = "a larger bandwidth"
     """Setting to change if even very short steps diverge, for the error message."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, max_batch: int,
-        average: bool = True, ranks: Communicator = SINGLE, share: CenterPartition | None = None,
-        loss: ScaledLoss | None = None,
+        average: bool = True, ranks: Communicator = SINGLE,
+        center_partition: CenterPartition | None = None, loss: ScaledLoss | None = None,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.backend, self.ranks, self.loss = op, Z, op.backend, ranks, loss
-        if share is None:
-            share = CenterPartition([slice(0, len(Z))], RankGrid(ranks.rank, ranks.size))
-        self.partition = Partition(share.blocks, share.grid, ranks, op.backend)
-        self.n_outputs, self.max_batch, self.room = n_outputs, max_batch, 0
+        if center_partition is None:
+            grid = RankGrid(ranks.rank, ranks.size)
+            center_partition = CenterPartition([slice(0, len(Z))], grid)
+        blocks, grid = center_partition.blocks, center_partition.grid
+        self.partition = Partition(blocks, grid, ranks, op.backend)
+        self.n_outputs, self.max_batch, self.buffer_rows = n_outputs, max_batch, 0
         self.averaging = average
         xp = op.backend.xp
         self.losses = xp.zeros((LOSS_BUFFER_STEPS, 2, n_outputs))
 
-    def _make_room(self, rows: int | None = None) -> None:
-        """Allocate buffers for `rows` rows of a batch, unless there are buffers for as many.
+    def _ensure_buffers(self, rows: int | None = None) -> None:
+        """Allocate buffers for `rows` rows of a batch, unless they already have that many rows.
 
-        rows : None: an equal share of the largest batch, times `ROOM_FACTOR`.
+        rows : None: an equal share of the largest batch, times `BUFFER_FACTOR`.
         """
         if rows is None:
-            rows = math.ceil(ROOM_FACTOR * self.max_batch / self.partition.grid.rows)
-        if rows > self.room:
-            self.room = min(rows, self.max_batch)
-            self._allocate(self.room)
+            rows = math.ceil(BUFFER_FACTOR * self.max_batch / self.partition.grid.rows)
+        if rows > self.buffer_rows:
+            self.buffer_rows = min(rows, self.max_batch)
+            self._allocate(self.buffer_rows)
 
     def _allocate(self, m: int) -> None:
         """Allocate the buffers of a batch of m rows."""
@@ -138,6 +141,7 @@ class Solver:
         return state
 
     def _pending(self) -> dict[str, Array]:
+        """Return the arrays of `State.pending` at the start, by the names of a checkpoint."""
         return {}
 
     def rules(self) -> list[StepRule]:
@@ -145,16 +149,20 @@ class Solver:
         return []
 
     def step(self, state: State, batch: Batch) -> Array:
-        """Update `state` with one batch and return the loss of the batch, see `_measure`.
+        """Update `state` with one batch and return its losses.
+
+        The result, (2, c) float64, has the mean losses of f, before the step, and of f = 0, see
+        `_measure`.
 
         A step reads nothing back from the device and allocates no large buffers there, because both
         would stall the queue of kernels. CuPy takes its small temporary arrays from a pool.
         """
-        loss = self._step(state, batch)
+        losses = self._step(state, batch)
         state.steps += 1
-        return loss
+        return losses
 
     def _step(self, state: State, batch: Batch) -> Array:
+        """Update `state` with one batch and return its losses, (2, c), as `step` does."""
         raise NotImplementedError
 
     def end_epoch(self, state: State) -> dict[str, Any]:
@@ -186,9 +194,9 @@ class Solver:
     def _to_residual(
         self, state: State, batch: Batch, values: Array, scratch: Array
     ) -> tuple[Array, Array | None, Array]:
-        """Return the residual of a step, the weights of its rows, and the error of the batch.
+        """Return the residual of a step, (m, c), the weights of its rows, and the losses, (2, c).
 
-        The residual, (m, c), overwrites `values`. For a loss other than the squared error it is the
+        The residual overwrites `values`. For a loss other than the squared error it is the
         residual of the quadratic function that replaces the loss in the step, see `ScaledLoss`.
 
         values : (m, c), f(X) - Y for the squared error, else f(X).
@@ -197,11 +205,12 @@ class Solver:
         if self.loss is None:
             return values, batch.w, self._measure(state, batch, values, scratch)
         errors = self.loss.errors(values, batch.Y)
-        measured = self._measure(state, batch, errors, scratch)
-        r, w = self.loss.residual(errors, batch.Y, state.rows / self.partition.p)
+        losses = self._measure(state, batch, errors, scratch)
+        rows_per_center = state.rows / self.partition.p
+        r, w = self.loss.residual(errors, batch.Y, rows_per_center)
         if w is None or batch.w is None:
-            return r, batch.w if w is None else w, measured
-        return r, w * batch.w, measured
+            return r, batch.w if w is None else w, losses
+        return r, w * batch.w, losses
 
     def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
         """Return the means of w r^2 over a batch, for f and for f = 0: (2, c) float64.
@@ -232,7 +241,7 @@ class Solver:
         """Return the names of the pending arrays that are sums over the rows of this rank."""
         return ()
 
-    def gather(self, state: State) -> None:
+    def reduce_to_rank_0(self, state: State) -> None:
         """Add the sums of all ranks on rank 0, which writes the checkpoint; other ranks keep 0.
 
         If the centers are partitioned, they are added on the first rank of each column of the grid.
@@ -260,7 +269,7 @@ class Solver:
     def arrays(self, state: State) -> dict[str, Array]:
         """Return the arrays of a checkpoint: views, to be copied before the next step."""
         pending = {
-            name: a[: self._n_temporary(state)] if name in self.growing else a
+            name: a[: self._n_temporary(state)] if name in self.temporary_center_arrays else a
             for name, a in state.pending.items()
         }
         return {"alpha": state.alpha, "average": state.average, **pending}
@@ -284,12 +293,12 @@ class Solver:
         state = replace(state, **numbers)
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
-        if self.partition.grid.row:
+        if self.partition.grid.row:  # the checkpoint has the sums of all ranks, kept by grid row 0
             for name in self.sums_of_rows(state):
                 state.pending[name][...] = 0
         return state
 
-    def backed_off(self, state: State, good: Array, factor: float) -> None:
+    def back_off(self, state: State, good: Array, factor: float) -> None:
         """Return to the weights `good`, scale the step size by `factor`, and restart the average.
 
         Raises DivergenceError if the solver has no step size.

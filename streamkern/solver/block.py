@@ -17,7 +17,7 @@ from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds, count
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
-from streamkern.solver.base import Solver, batch_room
+from streamkern.solver.base import Solver, initial_buffer_rows
 from streamkern.solver.block_sizes import (
     BlockSizes,
     batch_reason,
@@ -136,7 +136,7 @@ class BlockMethod(Method[BlockSizes]):
         if partitioned:
             add("setup", "centers of one block", b, problem.prepared_row_bytes)
         add("setup", "factors of one block, probe", rows, b, itemsize=item)
-        q, m = problem.centers_per_rank(p), batch_room(problem, sizes.batch_size)
+        q, m = problem.centers_per_rank(p), initial_buffer_rows(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, q if sizes.keep else problem.centers_per_rank(b), itemsize=item)
         add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
         if sizes.half_factors:
@@ -218,8 +218,8 @@ class BlockMethod(Method[BlockSizes]):
         shared = work.shared(setup)
         return BlockSolver(
             work.op, work.Z.each(share.part), pre, seed=work.seed, ridge=options.fixed_ridge,
-            keep=work.sizes.keep, cycled=problem.cycled, share=share,
-            remedy=_remedy(work.loss), **shared,
+            keep=work.sizes.keep, cycled=problem.cycled,
+            center_partition=share, remedy=_remedy(work.loss), **shared,
         )  # fmt: skip
 
 

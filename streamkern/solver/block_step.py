@@ -151,12 +151,13 @@ class BlockSolver(Solver):
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
         remedy: str = Solver.remedy, average_k: float | None = None, ridge: float = 0.0,
         keep: bool = True,
-        cycled: int | None = None, share: CenterPartition | None = None, **shared: Any,
+        cycled: int | None = None, center_partition: CenterPartition | None = None, **shared: Any,
     ) -> None:  # fmt: skip
-        if share is None:
+        if center_partition is None:
             ranks = shared.get("ranks", SINGLE)
-            share = CenterPartition(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))
-        super().__init__(op, Z, share=share, **shared)
+            grid = RankGrid(ranks.rank, ranks.size)
+            center_partition = CenterPartition(preconditioner.blocks, grid)
+        super().__init__(op, Z, center_partition=center_partition, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.cycled = cycled
         self.ridge_term = BlockRidge(
@@ -186,7 +187,7 @@ class BlockSolver(Solver):
             for own, G in zip(self.partition.local, sketches, strict=True):
                 self.augmented[own, c:] = G
             self.augmented_alpha = self.augmented[:, :c]
-        self._make_room()
+        self._ensure_buffers()
 
     def _allocate(self, m: int) -> None:
         xp, dtype, c, n = self.backend.xp, self.op.dtype, self.n_outputs, len(self._Z)
@@ -259,7 +260,7 @@ class BlockSolver(Solver):
 
     def _step(self, state: State, batch: Batch) -> Array:
         m, n, own = len(batch.X), batch.n_global_rows, self.partition.local
-        self._make_room(m)
+        self._ensure_buffers(m)
         self.partition.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
         order, views = rng.permutation(len(own)), self._views_of(m)
@@ -354,9 +355,9 @@ class BlockSolver(Solver):
     def _pending(self) -> dict[str, Array]:
         return self.ridge_term.pending(self.n_outputs)
 
-    def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Return to the weights `good` as `Solver.backed_off`, and evaluate K(Z, Z) alpha."""
-        super().backed_off(state, good, factor)
+    def back_off(self, state: State, good: Array, factor: float) -> None:
+        """Return to the weights `good` as `Solver.back_off`, and evaluate K(Z, Z) alpha."""
+        super().back_off(state, good, factor)
         self.ridge_term.refresh_all(state)
 
     def _residual(self, state: State, views: _Views, Y: Array) -> Array:

@@ -20,7 +20,7 @@ from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batch_candidates
 from streamkern.solver.base import Solver
-from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
+from streamkern.solver.direct_step import HELD_OUT_SLICES, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
 from streamkern.solver.kernel_ridge import PRODUCT_COLUMNS, KernelRidgeSolver
 from streamkern.solver.left_out import LEFT_OUT, add_left_out
@@ -96,7 +96,7 @@ class Direct(Method[DirectSizes]):
         """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
-    def asks_noise(self, problem: ProblemShape) -> bool:
+    def estimates_noise(self, problem: ProblemShape) -> bool:
         """Return whether the ridge is chosen automatically.
 
         The noise is the fallback, as all held-out rows may turn out to be equal to centers.
@@ -220,7 +220,7 @@ class Direct(Method[DirectSizes]):
         if item < 8:
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:
-            add("train", "held-out rows of a batch", m // HELD_SHARE + 1, p + c, itemsize=8)
+            add("train", "held-out rows of a batch", m // HELD_OUT_SLICES + 1, p + c, itemsize=8)
             bits_rows = min(m, BITS_SLAB) + 2
             add("train", "row bits that choose held-out rows", bits_rows, problem.d, itemsize=8)
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)

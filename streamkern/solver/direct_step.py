@@ -63,7 +63,7 @@ from streamkern.solver.precondition.norm import eps
 
 FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT = -6, -13, 2
 """First, lowest and highest power of ten to try as a ridge, for kernel values of at most 1."""
-HELD_SHARE = 4
+HELD_OUT_SLICES = 4
 """Held-out rows are added to their sums in slices of at most a batch divided by this number."""
 
 
@@ -95,8 +95,8 @@ class DirectSolver(EquationSolver):
         xp, p, c, max_batch = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((max_batch, p), op.dtype)
         float64 = np.dtype(np.float64)
-        self.wide_K = self.K if op.dtype == float64 else xp.empty((max_batch, p), float64)
-        self.wide_Y = xp.empty((max_batch, c), float64)
+        self.K64 = self.K if op.dtype == float64 else xp.empty((max_batch, p), float64)
+        self.Y64 = xp.empty((max_batch, c), float64)
         self.KtY = xp.empty((p, min(c, MAX_PANEL_OUTPUTS)), float64)
         self.x = op.empty_points(max_batch, Z.n_coordinates, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
@@ -124,27 +124,27 @@ class DirectSolver(EquationSolver):
         """Add a batch to the sums, and return its loss with the current weights `state.alpha`."""
         X, Y, w, backend = batch.X, batch.Y, batch.w, self.backend
         m = len(X)
-        K, wide_Y = self.wide_K[:m], self.wide_Y[:m]
+        K, Y64 = self.K64[:m], self.Y64[:m]
         with backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
             r = self.op.product(x, self.Z, state.alpha, out=self.r[:m], keep=self.K[:m])
             r -= Y
             loss = self._measure(state, batch, r, self.squares[:m])
             held_out = list(self._held_out(batch, self.K[:m]))
-            if self.wide_K is not self.K:
+            if self.K64 is not self.K:
                 K[...] = self.K[:m]
-            wide_Y[...] = Y
+            Y64[...] = Y
             if w is not None:
                 root = backend.xp.sqrt(w)
                 self._weigh(K, root)
-                self._weigh(wide_Y, root)
-            self._add_rows(state, 0, K, wide_Y)
+                self._weigh(Y64, root)
+            self._add_rows(state, 0, K, Y64)
             if self.keeps_posterior:
                 measured = state.pending["measured"]
-                measured[:-1] += (wide_Y**2).sum(axis=0)
+                measured[:-1] += (Y64**2).sum(axis=0)
                 measured[-1] += m if w is None else (w > 0).sum()
             for k, rows in held_out:
-                self._add_rows(state, k, K[rows], wide_Y[rows])
+                self._add_rows(state, k, K[rows], Y64[rows])
         state.rows += batch.n_global_rows
         return loss
 
@@ -161,7 +161,7 @@ class DirectSolver(EquationSolver):
             B[:, cols] += self.backend.matmul_t(K, Y[:, cols], part)
         if k:
             totals[0] += len(K)
-            totals[1:] += (Y**2).sum(axis=self._outputs)
+            totals[1:] += (Y**2).sum(axis=self._summed_axis)
 
     def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
         """Yield (k, indices of rows of the batch that are in held-out part k), in slices.
@@ -175,7 +175,7 @@ class DirectSolver(EquationSolver):
         origins = hash_rows(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
         part = held_out_parts(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
-        slice_rows = len(self.K) // HELD_SHARE + 1
+        slice_rows = len(self.K) // HELD_OUT_SLICES + 1
         for k in range(1, self.n_sums):
             rows = np.flatnonzero(part == k)
             for tile in tiles(len(rows), slice_rows):
@@ -195,9 +195,9 @@ class DirectSolver(EquationSolver):
         X, Y, root = X[weighted], Y[weighted].astype(np.float64), root[weighted]
         scale, F = (root / math.sqrt(state.rows))[:, None], xp.empty(Y.shape)
         groups = left_out_together(*map(to_host, (*self._comparable_points(X), Y)))
-        A = xp.empty((len(self.Z), len(self.Z)))
-        self._factor_with(A, state, float(self._ridges(state)[0]))
-        alpha = self._solution(A, state, xp.arange(Y.shape[1]))
+        L = xp.empty((len(self.Z), len(self.Z)))
+        self._factor_with(L, state, float(self._ridges(state)[0]))
+        alpha = self._weights_from_factor(L, state, xp.arange(Y.shape[1]))
 
         def columns(rows: Array) -> tuple[Array, Array]:
             K = self.op.matrix(self.op.points(X[rows], left=True), self.Z)
@@ -205,7 +205,7 @@ class DirectSolver(EquationSolver):
             V *= scale[rows, 0]
             return V, Y[rows] * scale[rows]
 
-        for rows, residuals in residuals_without(self.backend, A, alpha, columns, groups):
+        for rows, residuals in residuals_without(self.backend, L, alpha, columns, groups):
             F[rows] = Y[rows] - residuals / scale[rows]
         origins = np.empty(len(Y), np.int64)
         for group in groups:
@@ -224,7 +224,7 @@ class DirectSolver(EquationSolver):
         return xp.asarray(rows, np.float64), xp.asarray(centers, np.float64)
 
     @property
-    def _outputs(self) -> int | None:
+    def _summed_axis(self) -> int | None:
         """The axis of sums: 0 (the rows) with `ridge_per_output`, otherwise None (all axes)."""
         return 0 if self.ridge_per_output else None
 
@@ -232,23 +232,25 @@ class DirectSolver(EquationSolver):
         """Return slices of the outputs that fit the buffers."""
         return tiles(self.n_outputs, MAX_PANEL_OUTPUTS)
 
-    def _find_ridges(self, state: State, A: Array) -> None:
+    def _find_ridges(self, state: State, L: Array) -> None:
+        """Find the ridges on held-out rows unless they are set. L : (p, p) buffer."""
         if self.ridge is None:
-            ridges = self._best_ridges(state, A)
+            ridges = self._best_ridges(state, L)
             state.ridge = middle(ridges) if self.ridge_per_output else float(ridges[0])
             if self.ridge_per_output:
                 state.pending["ridges"][...] = self.backend.asarray(ridges)
 
     def _ridges(self, state: State) -> Floats:
+        """Return the ridge of each output, (c,)."""
         if not self.ridge_per_output:
             return super()._ridges(state)
         ridges: Floats = self.backend.to_host(state.pending["ridges"])
         return ridges
 
-    def _best_ridges(self, state: State, A: Array) -> Floats:
+    def _best_ridges(self, state: State, L: Array) -> Floats:
         """Return the ridge with the lowest error on held-out rows: (1,), or (c,), one per output.
 
-        Sets `tried`: the ridges, with their mean squared errors. A : (p, p) float64 buffer.
+        Sets `tried`: the ridges, with their mean squared errors. L : (p, p) float64 buffer.
         """
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
@@ -261,7 +263,7 @@ class DirectSolver(EquationSolver):
 
         def errors(ridge: float) -> Floats:
             if ridge not in errors_by_ridge:
-                squares = sum(self._error(A, state, ridge, k, totals[k]) for k in parts)
+                squares = sum(self._error(L, state, ridge, k, totals[k]) for k in parts)
                 errors_by_ridge[ridge] = squares / n
             return errors_by_ridge[ridge]
 
@@ -283,19 +285,19 @@ class DirectSolver(EquationSolver):
         return on_grid(ridges) if self.ridge_per_output else ridges
 
     def _error(
-        self, A: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
+        self, L: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
     ) -> Floats:
         """Return the squared error on part k of the fit without part k: (1,), or (c,), per output.
 
         It is infinite if the fit fails. It includes the expected effect of rounding errors of the
         kernel values, which large weights amplify.
 
-        A : (p, p) float64 buffer. total : row k of `totals`, see `_pending`.
+        L : (p, p) float64 buffer. total : row k of `totals`, see `_pending`.
         """
         try:
-            self._factor_with(A, state, ridge, without=k)
+            self._factor_with(L, state, ridge, without=k)
             self.backend.mirror_lower(state.pending["G"][k])
-            sums = [self._panel_sums(A, state, k, cols) for cols in self._panels()]
+            sums = [self._panel_sums(L, state, k, cols) for cols in self._panels()]
         except DivergenceError:
             return np.full(len(total) - 1, math.inf)
         cross, quadratic, squares = (
@@ -308,14 +310,14 @@ class DirectSolver(EquationSolver):
         error: Floats = total[1:] - 2 * cross + quadratic + rounding_variance * squares
         return error
 
-    def _panel_sums(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
+    def _panel_sums(self, L: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
         """Return alpha^T B_k, alpha^T G_k alpha and |alpha|^2 for the outputs `cols`.
 
-        Each is (1,), summed over these outputs, or with `ridge_per_output` (w,), one per output.
-        A : the Cholesky factor of the equations without part k.
+        Each is (1,), summed over these outputs, or with `ridge_per_output` (k,), one per output.
+        L : the Cholesky factor of the equations without part k.
         """
-        xp, axis = self.backend.xp, self._outputs
-        alpha = self._solution(A, state, xp.arange(cols.start, cols.stop), without=k)
+        xp, axis = self.backend.xp, self._summed_axis
+        alpha = self._weights_from_factor(L, state, xp.arange(cols.start, cols.stop), without=k)
         G, B = state.pending["G"][k], state.pending["B"][k][:, cols]
         cross = (alpha * B).sum(axis=axis)
         squares = (alpha**2).sum(axis=axis)
@@ -324,21 +326,21 @@ class DirectSolver(EquationSolver):
         return tuple(np.atleast_1d(self.backend.to_host(a)) for a in sums)
 
     def _factor_with(
-        self, A: Array, state: State, ridge: float, without: int | None = None
+        self, L: Array, state: State, ridge: float, without: int | None = None
     ) -> None:
-        """Write the Cholesky factor of the equations, without a held-out part, to A (p, p)."""
+        """Write the Cholesky factor of the equations, without a held-out part, to L (p, p)."""
         G, n = state.pending["G"], self._rows(state, without)
 
         def fill() -> None:
-            self.backend.xp.multiply(G[0], 1 / n, out=A)
+            self.backend.xp.multiply(G[0], 1 / n, out=L)
             if without is not None:
-                for part in tiles(len(A), KERNEL_SLAB_ROWS):
-                    A[part] -= G[without, part] * (1 / n)
-            self._add_norm(A, ridge)
+                for part in tiles(len(L), KERNEL_SLAB_ROWS):
+                    L[part] -= G[without, part] * (1 / n)
+            self._add_norm(L, ridge)
 
         # The jitter begins at the variance of the rounding errors of kernel values, or at the limit
         # of float64. Measured in docs/explanation/solver-measured.md.
-        self._factor(A, state, ridge, fill, rounding(self.op, self.Z) ** 2)
+        self._factor(L, state, ridge, fill, rounding(self.op, self.Z) ** 2)
 
     @staticmethod
     def _rows(state: State, without: int | None) -> float:
@@ -346,25 +348,28 @@ class DirectSolver(EquationSolver):
         n_left_out = 0 if without is None else float(state.pending["totals"][without, 0])
         return float(state.rows) - n_left_out
 
-    def _solution(
-        self, A: Array, state: State, outputs: Array, without: int | None = None
+    def _weights_from_factor(
+        self, L: Array, state: State, outputs: Array, without: int | None = None
     ) -> Array:
-        """Return the weights as `EquationSolver._solution`, for all rows or without a part."""
+        """Return the weights (p, k) of k outputs, for all rows or without a held-out part."""
         take, B = self.backend.xp.take, state.pending["B"]
         alpha = take(B[0], outputs, axis=1)
         if without is not None:
             alpha -= take(B[without], outputs, axis=1)
         alpha *= 1 / self._rows(state, without)
-        return self._substitute(A, state, alpha)
+        return self._substitute(L, state, alpha)
 
     def _fill_norm(self, R: Array) -> None:
+        """Write K(Z, Z) to R (p, p)."""
         R[...] = 0
         self._add_norm(R, 1.0)
 
     def _sum_rounding(self, state: State) -> float:
+        """Return 100 times the rounding error of the sum G, which is at most eps tr(G)."""
         return 100 * eps(np.float64) * float(state.pending["G"][0].diagonal().sum())
 
     def _whitened_gram(self, state: State, R: Array) -> Array:
+        """Return R^-1 G R^-T (p, p). R : (p, p) lower factor of K(Z, Z)."""
         S = state.pending["G"][0].copy()
         self.backend.mirror_lower(S)
         self.backend.solve_lower(R, S)
@@ -373,7 +378,7 @@ class DirectSolver(EquationSolver):
     def _fit_statistics(
         self, state: State, U: Array, lam: Array, tau: Floats
     ) -> tuple[Floats, Floats, float]:
-        """Return squared residuals and norms, and the number of rows, see the base class.
+        """Return squared residuals and norms, (c,), and the number of rows, see `EquationSolver`.
 
         With alpha = U beta, beta = U^T B / (lam + tau), the squared residuals are
         |y|^2 - 2 alpha^T B + alpha^T G alpha, and the squared norms |beta|^2.

@@ -17,7 +17,7 @@ from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import batch_candidates, check_between, n_steps
-from streamkern.solver.base import Solver, batch_room
+from streamkern.solver.base import Solver, initial_buffer_rows
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     MANY_CENTERS,
@@ -162,7 +162,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probe, probe, itemsize=item)
         m = sizes.batch_size
-        add("train", "K(X, Z)", batch_room(problem, m), q, itemsize=item)
+        add("train", "K(X, Z)", initial_buffer_rows(problem, m), q, itemsize=item)
         # If the setup lowers the batch size, a period has more steps but no more rows.
         n_temporary = sizes.period * m if sizes.period > 1 else 0
         row_bytes = problem.prepared_row_bytes + c * item
@@ -199,7 +199,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             work.op, Z, saved_preconditioner(work, setup),
             _assemble_projection(work, setup, Z, share),
             columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
-            share=share, **work.shared(setup),
+            center_partition=share, **work.shared(setup),
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:

@@ -61,7 +61,7 @@ class DelayedProjectionSolver(Solver):
     Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
     """
 
-    growing = TEMPORARY
+    temporary_center_arrays = TEMPORARY
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner,
@@ -74,7 +74,7 @@ class DelayedProjectionSolver(Solver):
         self.sampled = self.partition.grid.of_column(s)
         self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
         self.correction = xp.empty((s, self.n_outputs), op.dtype)
-        self._make_room()
+        self._ensure_buffers()
 
     def _allocate(self, m: int) -> None:
         xp, dtype = self.backend.xp, self.op.dtype
@@ -120,7 +120,7 @@ class DelayedProjectionSolver(Solver):
 
     def _step(self, state: State, batch: Batch) -> Array:
         op, m, n, pending = self.op, len(batch.X), batch.n_global_rows, state.pending
-        self._make_room(m)
+        self._ensure_buffers(m)
         self.partition.begin(m, n)
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)

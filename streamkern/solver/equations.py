@@ -71,7 +71,7 @@ class EquationSolver(Solver):
 
         The next epoch measures its loss with these weights.
         """
-        self.gather(state)
+        self.reduce_to_rank_0(state)
         if self.ranks.rank == 0:
             state.alpha[...] = self.weights(state)
         state.averaged = state.rows
@@ -87,7 +87,10 @@ class EquationSolver(Solver):
         return facts
 
     def _note(self) -> str:
-        """Return the warning; the text is the same in every epoch, so Python shows it only once."""
+        """Return the warning of singular equations.
+
+        Its text is the same in every epoch, so Python shows it only once.
+        """
         names = "features" if self.op.kernel.explicit else "centers"
         return (
             f"{SINGULAR_NOTE} for {len(self.Z)} {names} are singular to rounding: "
@@ -107,45 +110,48 @@ class EquationSolver(Solver):
         Raises DivergenceError if the sums are not finite.
         """
         if state.averaged != state.rows:
-            self._solve(state, state.average)
+            self._factor_and_solve(state, state.average)
             state.averaged = state.rows
         return state.average
 
-    def _solve(self, state: State, out: Array) -> Array:
-        """Write the weights to `out` (p, c), and return the factor.
+    def _factor_and_solve(self, state: State, out: Array) -> Array:
+        """Factor the equations, write the weights to `out` (p, c), and return the factor L (p, p).
 
-        At most `MAX_PANEL_OUTPUTS` columns are computed at once. With several ridges, the factor
-        (p, p) is that for the last of them.
+        At most `MAX_PANEL_OUTPUTS` columns are computed at once. With several ridges, L is the
+        factor for the last of them.
         """
         p, asarray = len(self.Z), self.backend.asarray
-        A = self.backend.xp.empty((p, p), self.factor_dtype)
-        self._find_ridges(state, A)
+        L = self.backend.xp.empty((p, p), self.factor_dtype)
+        self._find_ridges(state, L)
         for ridge, outputs in outputs_by_ridge(self._ridges(state)):
-            self._factor_with(A, state, ridge)
+            self._factor_with(L, state, ridge)
             for part in tiles(len(outputs), MAX_PANEL_OUTPUTS):
                 panel = asarray(outputs[part])
-                out[:, panel] = self._solution(A, state, panel)
-        return A
+                out[:, panel] = self._weights_from_factor(L, state, panel)
+        return L
 
-    def _find_ridges(self, state: State, A: Array) -> None:
-        """Find the ridges unless they are set, and store them in `state`. A : (p, p) buffer."""
+    def _find_ridges(self, state: State, L: Array) -> None:
+        """Find the ridges unless they are set, and store them in `state`.
 
-    def _factor_with(self, A: Array, state: State, ridge: float) -> None:
-        """Write the Cholesky factor of the equations of all rows to A (p, p)."""
+        L : (p, p) buffer; a factor that is left there may be used by `_factor_with`.
+        """
+
+    def _factor_with(self, L: Array, state: State, ridge: float) -> None:
+        """Write the Cholesky factor of the equations of all rows to L (p, p)."""
         raise NotImplementedError
 
-    def _solution(self, A: Array, state: State, outputs: Array) -> Array:
-        """Return the weights (p, w) of w outputs, in float64.
+    def _weights_from_factor(self, L: Array, state: State, outputs: Array) -> Array:
+        """Return the weights (p, k) of k outputs, in float64.
 
-        A : (p, p) Cholesky factor.
-        outputs : (w,) indices of the outputs.
+        L : (p, p) Cholesky factor.
+        outputs : (k,) indices of the outputs.
         """
         raise NotImplementedError
 
-    def _substitute(self, A: Array, state: State, alpha: Array) -> Array:
-        """Solve A A^T x = alpha in place. Raises DivergenceError if x is not finite."""
-        self.backend.solve_lower(A, alpha)
-        self.backend.solve_lower(A, alpha, transposed=True)
+    def _substitute(self, L: Array, state: State, alpha: Array) -> Array:
+        """Solve L L^T x = alpha in place. Raises DivergenceError if x is not finite."""
+        self.backend.solve_lower(L, alpha)
+        self.backend.solve_lower(L, alpha, transposed=True)
         if not bool(self.backend.xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
@@ -166,7 +172,7 @@ class EquationSolver(Solver):
             yield rows, slab
 
     def _add_norm(self, A: Array, ridge: float) -> None:
-        """Add ridge K(Z, Z) to A, one slab at a time; for explicit features, add ridge I."""
+        """Add ridge K(Z, Z) to A (p, p), one slab at a time; for explicit features, add ridge I."""
         if not ridge:
             return
         if self.op.kernel.explicit:
@@ -211,14 +217,18 @@ class EquationSolver(Solver):
         raise NotImplementedError
 
     def _sum_rounding(self, state: State) -> float:
-        """Return 100 times the rounding error of the sums, as the size of an eigenvalue of G.
+        """Return 100 times the rounding error of the sum G, as the size of an eigenvalue of G.
 
         It is 0 for solvers without sums.
         """
         return 0.0
 
     def _whitened_gram(self, state: State, R: Array) -> Array:
-        """Return R^-1 G R^-T, in the lower triangle. R : Cholesky factor of K(Z, Z), lower."""
+        """Return R^-1 G R^-T, (p, p), in the lower triangle.
+
+        G : K^T W K for the kernel matrix K of all rows and the centers.
+        R : (p, p) lower factor of K(Z, Z).
+        """
         raise NotImplementedError
 
     def _fit_statistics(
@@ -240,47 +250,50 @@ class EquationSolver(Solver):
         return np.full(self.n_outputs, state.ridge if self.ridge is None else self.ridge)
 
     def _factor(
-        self, A: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,
+        self, L: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,
         have: float = 0.0,
     ) -> None:  # fmt: skip
-        """Write the lower factor of A + jitter I to A, and set `jitter` and `singular`.
+        """Write the lower factor L of A + jitter I, and set `jitter` and `singular`.
 
         Equal centers make the matrix singular, nearly equal ones singular up to rounding. The
         jitter begins at `relative` times the largest diagonal entry, minus `have`, and is
         multiplied by 10 until the factorisation succeeds.
 
         ridge : the ridge of the equations; with a ridge they never count as singular.
-        fill : writes the matrix to A.
-        have : multiple of the identity that is a part of this matrix.
+        L : (p, p), overwritten.
+        fill : writes the matrix A to L.
+        relative : smallest jitter, relative to the largest diagonal entry of A.
+        have : multiple of the identity that is a part of A.
 
         Raises DivergenceError if the matrix is not finite, or has no factor.
         """
-        diagonal = self.backend.xp.arange(len(A))
+        diagonal = self.backend.xp.arange(len(L))
         fill()
-        scale, self.rounding_dominates = float(A.diagonal().max()), relative > 1
+        scale, self.rounding_dominates = float(L.diagonal().max()), relative > 1
         if self.op.kernel.geometry == "inner" and scale == 0:
-            A[diagonal, diagonal] = scale = 1.0  # all rows are 0: any weights predict the mean
+            L[diagonal, diagonal] = scale = 1.0  # all rows are 0: any weights predict the mean
         # `relative` exceeds 1 if all kernel values may be rounding errors: if the rows are distant
         # and the bandwidth is narrow.
         self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
         self.least_jitter, self.scale = least, scale - have
         while 0 < self.jitter <= scale < math.inf:
-            A[diagonal, diagonal] += self.jitter
-            if self.backend.cholesky(A):
+            L[diagonal, diagonal] += self.jitter
+            if self.backend.cholesky(L):
                 # A pivot is the squared distance of a center from the span of the centers before
                 # it; the jitter has the size of rounding errors.
-                small_pivot = float(A.diagonal().min()) ** 2 < SINGULAR * self.jitter
+                small_pivot = float(L.diagonal().min()) ** 2 < SINGULAR * self.jitter
                 self.factor_jitter = self.jitter
                 self.singular = not ridge and (small_pivot or self.jitter > least)
                 return
             fill()
             self.jitter *= 10
-            if A.dtype == np.float32:  # smaller jitters would be lost in the rounding of float32
-                self.jitter = max(self.jitter, have, 10 * eps(A.dtype) * scale)
+            if L.dtype == np.float32:  # smaller jitters would be lost in the rounding of float32
+                self.jitter = max(self.jitter, have, 10 * eps(L.dtype) * scale)
         raise self._failure(state)
 
     @staticmethod
     def _failure(state: State) -> DivergenceError:
+        """Return the error for equations that have no finite solution."""
         return DivergenceError(
             f"solver 'direct' cannot solve its normal equations of {state.rows} rows: the kernel "
             "between centers and rows, or the targets, are zero or not finite",

@@ -22,7 +22,7 @@ from streamkern.planning.memory import (
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batch_candidates, check_epochs
-from streamkern.solver.base import Solver, batch_room
+from streamkern.solver.base import Solver, initial_buffer_rows
 from streamkern.solver.falkon_step import (
     CAST_SLAB_ROWS,
     OF_ALL,
@@ -101,7 +101,7 @@ class Falkon(Method[Sizes]):
         """Add the buffers of H, its factors and the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         m, q = sizes.batch_size, problem.centers_per_rank(p)
-        add("train", "K(X, Z)", batch_room(problem, m), q, itemsize=item)
+        add("train", "K(X, Z)", initial_buffer_rows(problem, m), q, itemsize=item)
         add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if problem.ranks == 1:
             add("always", "preconditioner H", p, p, itemsize=item)
@@ -137,7 +137,7 @@ class Falkon(Method[Sizes]):
         return self.solver(
             work.op, work.Z.each(share.part), H=H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
-            share=share, **work.shared(setup),
+            center_partition=share, **work.shared(setup),
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:

@@ -35,14 +35,14 @@ from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.solver.base import State
 from streamkern.solver.falkon_step import PreconditionedSolver, ratio
-from streamkern.solver.safeguarded_newton import SafeguardedNewton
+from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, SafeguardedNewton
 
 
 class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     """FALKON for losses other than squares, as in the module docstring."""
 
     def _pending(self) -> dict[str, Array]:
-        """Return the arrays of `SafeguardedNewton._pending`, and the arrays of conjugate gradient.
+        """Return the arrays of `NewtonArrays`, and the arrays of conjugate gradient.
 
         product : (p, c) sum of K^T (w h (K v)).
         squares : (2, c) g . M g after the last step that passed the test, and of the first epoch.
@@ -53,22 +53,24 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         return super()._pending() | arrays
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return the loss of the weights of the epoch."""
-        m, c, pending = len(batch.X), self.n_outputs, state.pending
+        """Add a batch to the sums and return its losses with the weights of the epoch, (2, c)."""
+        m, c, arrays = len(batch.X), self.n_outputs, NewtonArrays.of(state)
         K, Kv = self.K[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
-            values = self.op.product(x, self.Z, pending["both"], out=self.values[:m], keep=K)
-            r, h, measured = self._expand(state, batch, values, self.r[:m], Kv)
-            self._add(K, r, pending["gradient"])
+            values = self.op.product(
+                x, self.Z, arrays.weights_and_direction, out=self.values[:m], keep=K
+            )
+            r, h, losses = self._expand(state, batch, values, self.r[:m], Kv)
+            self._add(K, r, arrays.gradient)
             h *= values[:, c:]
-            self._add(K, self._weigh(h, batch.w), pending["product"])
+            self._add(K, self._weigh(h, batch.w), state.pending["product"])
         state.rows += batch.n_global_rows
-        return measured
+        return losses
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """Return the names of the sums."""
-        return ("gradient", "product", "bend")
+        return (NEWTON_KEYS.gradient, "product", NEWTON_KEYS.curvature_along_step)
 
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one."""
@@ -76,13 +78,18 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         return {"iteration": state.passes - 1, "residual": self._residual(state)} | facts
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
-        """Return B of the step that is tested, which `_take_step` stored in "bound"."""
+        """Return B of the step that is tested, which `_set_direction` stored in "bound"."""
         if state.passes == 1:  # the first step is v itself, whose sums this epoch has
             state.pending["bound"][0] = super()._majorant_curvature(state, both, penalty)
         return float(state.pending["bound"][0])
 
-    def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
+    def _set_direction(self, state: State, g: Array, both: Array, penalty: Array) -> float:
+        """Set D = a v, and the next v, for the gradient g, (p, c), and return -g^T D.
+
+        Before the first step there is no v: D is then the next v.
+        """
         pending, c, xp = state.pending, self.n_outputs, self.backend.xp
+        arrays = NewtonArrays.of(state)
         v, Av = both[:, c:], pending["product"] / state.rows + penalty[:, c:]
         with self.backend.single_threaded_blas():
             preconditioned = self._preconditioned(xp.concatenate([g, Av], axis=1))
@@ -92,15 +99,15 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         a = -ratio(xp, self._dot(g, v), vAv)
         z = Mg + a * MAv
         next_v = self._without_common(ratio(xp, self._dot(z, Av), vAv) * v - z)
-        pending["both"][:, c:] = next_v
+        arrays.weights_and_direction[:, c:] = next_v
         D = self._without_common(a * v)
         # B of the step. The term of the rows is for a v, for which it is at least as large as for D
         # without the common part.
         norm_term = (D * self._without_common(a * penalty[:, c:])).sum()
-        pending["bound"][0] = (a * a * pending["bend"]).sum() / state.rows + norm_term
+        pending["bound"][0] = (a * a * arrays.curvature_along_step).sum() / state.rows + norm_term
         if not state.passes:
             D, pending["squares"][1] = next_v, pending["squares"][0]
-        pending["direction"][...] = D
+        arrays.direction[...] = D
         return -float((g * D).sum())
 
     def why_finished(self, state: State) -> str | None:

@@ -84,7 +84,7 @@ class PreconditionedSolver(Solver):
         super().__init__(op, Z, **shared)
         self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
         self.part = op.backend.xp.empty((len(Z), self.n_outputs), op.dtype)
-        self._make_room()
+        self._ensure_buffers()
 
     def _allocate(self, m: int) -> None:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
@@ -185,7 +185,7 @@ class FalkonSolver(PreconditionedSolver):
         """Add a batch to the sums and return its loss with the weights before the epoch."""
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
-        self._make_room(m)
+        self._ensure_buffers(m)
         self.partition.begin(m, batch.n_global_rows)
         K, r, Kv = self.K[:m], self.r[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():

@@ -1,24 +1,44 @@
 """Plain SGD, EigenPro 2.0 (EP2) and 1.0 (EP1) with all training rows as centers.
 
-Every row is its own center, so a batch updates alpha at its own rows, "in place". EigenPro is SGD
-with a preconditioner P. EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient):
+The methods `SGD`, `EigenPro1` and `EigenPro2` have the settings, sizes and costs, and assemble the
+solver, `SGDSolver`, which takes the steps. Every row is its own center, so a batch updates alpha at
+its own rows, "in place".
 
-    EP2    alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g
-    EP1    alpha -= eta/m (g at the rows of the batch - E D E^T K(X, X_m) g)
+    n, X_n     number of all rows, and their features; the centers
+    m, X_m     number of rows of a batch, and their features
+    s, X_s     number of rows of the sample, and their features
+    alpha      (n, c) weights; alpha_m, alpha_s: at the rows of the batch, of the sample
+    g          (m, c) residuals f(X_m) - Y_m
+    eta        step size
+    lam_i      eigenvalues of K(X_s, X_s) / s, descending
+    q          level, the number of damped eigendirections
+    E          their eigenfunctions, as weights on the n or s rows
+    D          (q,) diagonal matrix of the damping
 
-where X has the rows of the batch for EP2, and all n rows for EP1, whose batch is X_m. The papers
-differ in
+EigenPro is SGD with a preconditioner P. EP1 and EP2 take the same step in the RKHS,
+f <- f - eta P (gradient):
+
+    EP1    alpha_m -= eta/m g;   alpha   += eta/m E D E^T K(X_n, X_m) g
+    EP2    alpha_m -= eta/m g;   alpha_s += eta/m E D E^T K(X_s, X_m) g
+
+The papers differ in
 
 * the span of the correction. The eigenfunctions of EP1 are combinations of all n rows, from a
-  sample by Nystrom's extension, so every step changes all of alpha and E is n x q. Those of EP2 are
-  combinations of the sample, and E is s x q.
-* the damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i); tau <= 1 allows for the error of the
-  eigenvectors: 1 with a kernel, 1/4 with random features. (The formula of the paper in alpha has
-  another factor 1 / lam_i from the extension, which is a part of E here. The public code takes the
-  square root of the ratio with kernels.) EP2 has no tau, but its public code has the exponent .95.
-* batch and step. EP1 has m = 256, q = 160 and s = 4800, and eta ~ 1 / sqrt(lam_{q+1}), the leading
-  term of its bound on |P H_m|. EP2 takes the critical batch, about max k(x, x) / lam_{q+1}, the
-  largest one for which the step grows in proportion to the batch.
+  sample by Nystrom's extension, so every step changes all of alpha and E is n x q. The
+  eigenfunctions of EP2 are combinations of the sample, and E is s x q.
+* the damping of eigendirection i, where r = lam_{q+1} / lam_i:
+
+      method   paper       public code               here
+      EP1      1 - tau r   1 - sqrt(r), if kernel    1 - tau r
+      EP2      1 - r       1 - r^0.95                1 - r
+
+  tau <= 1 allows for the error of the eigenvectors: 1 with a kernel, 1/4 with random features. D
+  has this damping, divided by the scale of E: 1 for EP1, whose paper has another factor 1 / lam_i
+  from the extension, and s lam_i for EP2.
+* batch and step. EP1 has the sizes of `PAPER_BATCH`, `PAPER_N_NYSTROM` and `PAPER_LEVEL`, and
+  eta ~ 1 / sqrt(lam_{q+1}), the leading term of its bound on |P H_m|. EP2 takes the critical batch,
+  about max k(x, x) / lam_{q+1}, the largest one for which the step grows in proportion to the
+  batch.
 
 Differences from the papers: the step size is measured (`step_rule`), and the extended
 eigenfunctions of EP1 are made orthonormal, see `build_extended`. Cost per step in addition to plain
@@ -45,9 +65,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import MIN_PROBE, Sizes, batch_candidates
+from streamkern.planning.sizes import Sizes, batch_candidates
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
+    DEFAULT_PROBE,
     LowRank,
     LowRankSizes,
     add_probe,
@@ -60,6 +81,7 @@ from streamkern.solver.low_rank import (
 )
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import (
+    PROBE_STAGE,
     LowRankPreconditioner,
     build_extended,
     rule_of_gram,
@@ -67,7 +89,9 @@ from streamkern.solver.precondition.low_rank import (
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 PAPER_BATCH, PAPER_N_NYSTROM, PAPER_LEVEL = 256, 4800, 160
-"""Batch size, sample size and level of EigenPro 1.0 (Ma and Belkin 2017, section 6)."""
+"""Batch size m, sample size s and level q of EigenPro 1.0 (Ma and Belkin 2017, section 6)."""
+MIN_BATCHES_PER_EPOCH = 16
+"""Smallest number of batches in an epoch, because these methods need many steps."""
 
 
 class SGDSolver(Solver):
@@ -75,7 +99,7 @@ class SGDSolver(Solver):
 
     f <- f - eta ((1/m) sum_i (f(x_i) - y_i) k(x_i, .) + ridge f), which in weights is
 
-        alpha <- (1 - eta ridge) alpha,   alpha_rows -= eta/m g.
+        alpha <- (1 - eta ridge) alpha,   alpha_m -= eta/m g.
 
     Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differences: the squared loss,
     as in EP1, and a constant step with a running average in place of eta = 1 / (ridge t), which
@@ -98,7 +122,8 @@ class SGDSolver(Solver):
             self.remedy = f"{mention('solver.ridge')} or a larger bandwidth"
         else:
             assert sample is not None
-            self.sample_rows, self.sample = sample, op.backend.xp.asarray(sample)
+            self.sample_rows = sample  # on the host, to find the rows of a batch in the sample
+            self.sample = op.backend.xp.asarray(sample)  # on the device, to index alpha
             self.correction = op.backend.xp.empty((len(sample), self.n_outputs), op.dtype)
         shape = self.max_batch, self.n_outputs
         self.f, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
@@ -109,6 +134,7 @@ class SGDSolver(Solver):
         return [self.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
+        """Take one step, and return the losses of the batch before it, (2, c)."""
         m, rows = len(batch.X), batch.row_ids
         x = self.op.points(batch.X, out=self.x[:m])
         # A row and its center are the same point: their distance is exactly zero.
@@ -131,25 +157,23 @@ class SGDSolver(Solver):
 
 
 def small_batches(problem: ProblemShape) -> list[int]:
-    """Return candidate batch sizes, the largest of them with at least 16 batches an epoch.
-
-    These methods need many steps, so an epoch must not have only a few.
-    """
-    return batch_candidates(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
+    """Return candidate batch sizes, with `MIN_BATCHES_PER_EPOCH` or more batches in an epoch."""
+    largest = max(1, problem.n_rows // MIN_BATCHES_PER_EPOCH)
+    return batch_candidates(problem, min(PAPER_BATCH, largest))
 
 
 def probe_rows(problem: ProblemShape) -> int:
     """Return the number of rows on which the step rule is measured."""
-    return min(problem.n_rows, MIN_PROBE * 4)
+    return min(problem.n_rows, DEFAULT_PROBE)
 
 
 class SGD(Method[Sizes]):
-    """Plain SGD on the rows of the training set: its settings, sizes and costs."""
+    """The method plain SGD on the rows of the training set."""
 
     name = "sgd"
     sizes = Sizes
     in_place = True
-    instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
+    alternative = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, with a probe and no sample."""
@@ -169,12 +193,15 @@ class SGD(Method[Sizes]):
         add_probe(buffers, problem, sizes)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
-        """Compute the step rule of the kernel; a ridge adds to both terms, see `step_rule`."""
+        """Compute the step rule of the kernel.
+
+        A ridge is added to lambda_1 and to the leverage, see `step_rule`.
+        """
         op, options = work.op, work.options
         _, raw_probe = samples()
         probe = op.points(raw_probe.X, right=True)
         K = op.gram(probe)
-        rule = rule_of_gram(op, K, None, raw_probe.root, [work.seed, 3], checked=True)
+        rule = rule_of_gram(op, K, None, raw_probe.root, [work.seed, PROBE_STAGE], checked=True)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)
@@ -191,8 +218,8 @@ class SGD(Method[Sizes]):
         )  # fmt: skip
 
 
-class InPlace(LowRank[LowRankSizes]):
-    """Base class of EigenPro 1 and 2."""
+class RowCenteredEigenPro(LowRank[LowRankSizes]):
+    """Base class of EigenPro 1 and 2, whose centers are all training rows."""
 
     sizes = LowRankSizes
     in_place = True
@@ -203,8 +230,8 @@ class InPlace(LowRank[LowRankSizes]):
         return MemoryNeeds(max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level))
 
 
-class EigenPro2(InPlace):
-    """EigenPro 2.0: its settings, sizes and costs."""
+class EigenPro2(RowCenteredEigenPro):
+    """The method EigenPro 2.0."""
 
     name = "eigenpro2"
 
@@ -236,11 +263,11 @@ class EigenPro2(InPlace):
         )  # fmt: skip
 
 
-class EigenPro1(InPlace):
-    """EigenPro 1.0: its settings, sizes and costs."""
+class EigenPro1(RowCenteredEigenPro):
+    """The method EigenPro 1.0."""
 
     name = "eigenpro1"
-    instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
+    alternative = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for a ridge: EP1 on a kernel has none."""
@@ -252,14 +279,16 @@ class EigenPro1(InPlace):
                 "set it to 0 or use another solver",
             )
 
-    def asks_ridge(self, problem: ProblemShape) -> bool:
+    def estimates_ridge(self, problem: ProblemShape) -> bool:
         """Return False: there is no ridge."""
         return False
 
     def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
+        """Return the rows of the sample and of the probe, and the level, from the paper's sizes."""
         return low_rank_sizes(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
 
     def _batches(self, problem: ProblemShape) -> list[int]:
+        """Return candidate batch sizes; the paper's is the largest."""
         return small_batches(problem)
 
     def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:

@@ -1,23 +1,24 @@
 """Kernel ridge regression: exact weights if every row is a center.
 
-With K the kernel matrix of all n rows, and W = diag(w) their sample weights, the minimum of
+Every row is a center: n = p. With K the kernel matrix (n, n) of the rows, Y (n, c) their targets
+and W = diag(w) their sample weights, the minimum of
 |W^1/2 (K alpha - Y)|^2 / (2 n) + ridge / 2 tr(alpha^T K alpha) is given by (Saunders et al. 1998)
 
-    (W^1/2 K W^1/2 + n ridge I) beta = W^1/2 Y,      alpha = W^1/2 beta,
+    A beta = W^1/2 Y,    A = W^1/2 K W^1/2 + n ridge I,    alpha = W^1/2 beta,
 
-also if some weights are 0. The solution takes one Cholesky factor of a matrix with the condition
-number of K. The normal equations of `direct_step` have the square of this number, and take n^3 more
-FLOPs.
+also if some weights are 0. The solution takes one Cholesky factor, A = L L^T, of a matrix with the
+condition number of K. The normal equations of `direct_step` have the square of this number, and
+take n^3 more FLOPs.
 
-The inverse of the same matrix A gives the prediction of each row by a fit to all other rows
-(`left_out`; Rasmussen and Williams 2006, eq. 5.12):
+The inverse of A also gives the predictions F_without (n, c), whose row i is the prediction of row i
+by a fit to all other rows (`left_out`; Rasmussen and Williams 2006, eq. 5.12):
 
-    W^1/2 (Y - F_without)_i = beta_i / (A^-1)_ii.
+    (W^1/2 (Y - F_without))_i = beta_i / (A^-1)_ii.
 
 Copies of a row would reveal its target, and are left out together with it. For a group g of rows
 that are left out together, with the block (A^-1)_gg of the inverse,
 
-    W^1/2 (Y - F_without)_g = (A^-1)_gg^-1 beta_g.
+    (W^1/2 (Y - F_without))_g = (A^-1)_gg^-1 beta_g.
 
 Outputs with different ridges need a factor for each ridge. A step reads only the targets of its
 batch, as the rows are the centers.
@@ -44,7 +45,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, outputs_by_ridge
-from streamkern.solver.left_out import LEFT_OUT, LeftOut, groups_of_copies, packed_groups
+from streamkern.solver.left_out import LEFT_OUT, LeftOut, batches_of_groups, groups_of_copies
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
@@ -55,11 +56,11 @@ PRODUCT_COLUMNS = 256
 NEAR_RIDGE = 4.0
 """Largest ratio of two ridges at which the factor for one is used as the preconditioner for the
 other, which takes about 10 steps."""
-LESS_JITTER = 0.1
-"""First jitter of the equations, relative to the jitter of a float32 factor."""
-MOST_JITTER = 100.0
-"""Largest jitter of the equations, relative to the jitter of the factor, or to rounding errors in
-float32."""
+FIRST_JITTER_FACTOR = 0.1
+"""First jitter of the float64 equations, relative to the jitter of a float32 factor."""
+MAX_JITTER_FACTOR = 100.0
+"""Largest jitter of the equations, relative to the larger of the factor's jitter and the rounding
+errors of float32."""
 MAX_COPIED_SHARE = 0.01
 """Largest share of rows that are copies of others at which the ridge is found by leave-one-out
 errors."""
@@ -67,6 +68,8 @@ errors."""
 
 class KernelRidgeSolver(EquationSolver):
     """Kernel ridge regression, as in the module docstring. Center i is row i of the data.
+
+    `State.pending` has "Y" and "root", see `_pending`.
 
     ridge : the ridge; None: it is found by `ridge_curve`, and stored in `State.ridge`.
     first_ridge : ridge of the first factor in this search.
@@ -91,16 +94,19 @@ class KernelRidgeSolver(EquationSolver):
         self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """Return the arrays of targets and weights, which are 0 for rows that were not read yet.
+        """Return the arrays of targets and sample weights, 0 for rows that were not read yet.
 
         Y : (n, c) targets times root.
         root : (n,) square roots of the sample weights.
         """
-        p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
-        return {"Y": zeros((p, c)), "root": zeros(p)}
+        n, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
+        return {"Y": zeros((n, c)), "root": zeros(n)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Store the targets of a batch and return the loss of f = 0, as there is only one epoch."""
+        """Store the targets of a batch, and return its losses for f = 0, (2, c).
+
+        There are no weights before the end of the epoch, and there is only one epoch.
+        """
         m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.row_ids)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])
@@ -109,92 +115,112 @@ class KernelRidgeSolver(EquationSolver):
         state.rows += m
         return self._measure(state, batch, r, self.squares[:m])
 
-    def _solve(self, state: State, out: Array) -> Array:
-        A = super()._solve(state, out)
+    def _factor_and_solve(self, state: State, out: Array) -> Array:
+        """Write the weights to `out` (n, c), and return the factor; see `keeps_factor`."""
+        L = super()._factor_and_solve(state, out)
         if self.keeps_factor and len(set(self._ridges(state).tolist())) == 1:
-            self._kept_factor = state.rows, A
-        return A
+            self._kept_factor = state.rows, L
+        return L
 
-    def _find_ridges(self, state: State, A: Array) -> None:
-        """Find the ridge unless it is set, and leave the factor for a ridge near it in A.
+    def _find_ridges(self, state: State, L: Array) -> None:
+        """Find the ridge unless it is set, and leave the factor for a ridge near it in L (n, n).
 
         With copies of rows the first ridge is used, because copies would predict each other best
         without a ridge.
         """
         if self.ridge is not None:
             return
-        n, ridge, pending = state.rows, self.first_ridge, state.pending
-        state.ridge, tried = ridge, dict[float, float]()
-        if len(self._groups(pending["Y"])) < (1 - MAX_COPIED_SHARE) * len(self.Z):
+        ridge, tried = self.first_ridge, dict[float, float]()
+        state.ridge = ridge
+        if len(self._groups(state.pending["Y"])) < (1 - MAX_COPIED_SHARE) * len(self.Z):
             return
         for _ in range(MAX_FACTORS):
-            self._factor_with(A, state, ridge)
-            self._factored_ridge, tau = ridge, n * ridge + self.jitter
-            # If rounding required a larger jitter, the effect of smaller ridges cannot be measured.
-            too_small = self.jitter > self.least_jitter
-            if not too_small:
-                state.ridge = ridge
-            counted = pending["root"] > 0
-            best = better_ridge(self.op, A, pending["Y"], counted, tau, self.scale)
-            tried |= {tau_tried / n: error for tau_tried, error in best.tried.items()}
-            if best.ridge == tau or (too_small and best.ridge < tau):
+            better, at_edge = self._better_ridge(L, state, ridge, tried)
+            if better is None:
                 break
-            ridge = float(best.ridge - self.jitter) / n
-            if not best.at_edge:
+            ridge = better
+            if not at_edge:
                 state.ridge = ridge
                 break
-        else:
+        else:  # No further factor is allowed, so the best ridge so far is used.
             state.ridge = ridge
         self.tried = tuple(sorted(tried.items()))
 
-    def _factor_with(self, A: Array, state: State, ridge: float) -> None:
-        """Write the factor of the equations to A (p, p), unless A already has a usable one."""
+    def _better_ridge(
+        self, L: Array, state: State, ridge: float, tried: dict[float, float]
+    ) -> tuple[float | None, bool]:
+        """Return a ridge with a lower error than `ridge`, or None, by a factor for `ridge`.
+
+        The second value says whether still lower errors are possible beyond the returned ridge.
+        Sets `State.ridge` to `ridge` if its error could be measured.
+
+        L : (n, n), overwritten by the factor.
+        tried : error of each ridge; the new errors are added.
+        """
+        n, Y, root = state.rows, state.pending["Y"], state.pending["root"]
+        self._factor_with(L, state, ridge)
+        self._factored_ridge, tau = ridge, n * ridge + self.jitter
+        # If rounding required a larger jitter, the effect of smaller ridges cannot be measured.
+        too_small = self.jitter > self.least_jitter
+        if not too_small:
+            state.ridge = ridge
+        best = better_ridge(self.op, L, Y, root > 0, tau, self.scale)
+        tried |= {tau_tried / n: error for tau_tried, error in best.tried.items()}
+        if best.tau == tau or (too_small and best.tau < tau):
+            return None, False
+        return float(best.tau - self.jitter) / n, best.at_edge
+
+    def _factor_with(self, L: Array, state: State, ridge: float) -> None:
+        """Write the factor of the equations to L (n, n), unless L already has a usable one."""
         factored, self._factored_ridge = self._factored_ridge, None
-        if factored is not None and self._is_usable(A, factored, ridge):
+        if factored is not None and self._is_usable(L, factored, ridge):
             return
         root = state.pending["root"]
-        n_ridge, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
+        n_ridge, diagonal = state.rows * ridge, self.backend.xp.arange(len(L))
 
         def fill() -> None:
-            self._fill(A, root)
+            self._fill(L, root)
             # Rows without a weight get a 1 on the diagonal, which makes the matrix regular.
-            A[diagonal, diagonal] += n_ridge + (root == 0)
+            L[diagonal, diagonal] += n_ridge + (root == 0)
 
-        self._factor(A, state, ridge, fill, rounding(self.op, self.Z), n_ridge)
+        self._factor(L, state, ridge, fill, rounding(self.op, self.Z), n_ridge)
 
-    def _is_usable(self, A: Array, factored: float, ridge: float) -> bool:
-        """Return whether the factor A for the ridge `factored` can be used for `ridge`.
+    def _is_usable(self, L: Array, factored: float, ridge: float) -> bool:
+        """Return whether the factor L for the ridge `factored` can be used for `ridge`.
 
         If the ridges differ, it can only be a preconditioner.
         """
-        refined = A.dtype != np.float64 and not self.keeps_factor
+        refined = L.dtype != np.float64 and not self.keeps_factor
         near = max(factored, ridge) <= NEAR_RIDGE * min(factored, ridge)
         return factored == ridge or (refined and near)
 
-    def _solution(self, A: Array, state: State, outputs: Array) -> Array:
+    def _weights_from_factor(self, L: Array, state: State, outputs: Array) -> Array:
+        """Return the weights (n, k) of k outputs in float64; refined if L is in float32."""
         root = state.pending["root"][:, None]
         alpha = self.backend.xp.take(state.pending["Y"], outputs, axis=1)
-        if A.dtype == np.float64:
-            self._substitute(A, state, alpha)
+        if L.dtype == np.float64:
+            self._substitute(L, state, alpha)
         else:
-            alpha = self._refined(A, state, alpha, self._ridges(state)[int(outputs[0])])
+            alpha = self._refined(L, state, alpha, self._ridges(state)[int(outputs[0])])
         alpha *= root
         return alpha
 
-    def _refined(self, A: Array, state: State, Y: Array, ridge: float) -> Array:
-        """Return (W^1/2 K W^1/2 + (n ridge + jitter) I)^-1 Y, (p, w), in float64.
+    def _refined(self, L: Array, state: State, Y: Array, ridge: float) -> Array:
+        """Return (A + jitter I)^-1 Y, (n, k) float64, for Y (n, k).
 
         The jitter of the equations is usually smaller than that of the factor, which has to exceed
         the rounding errors of float32. It grows only if the equations have no solution otherwise,
-        to at most `MOST_JITTER` times the jitter of the factor.
+        to at most `MAX_JITTER_FACTOR` times the jitter of the factor.
 
-        A : lower factor of approximately this matrix, in float32.
+        L : (n, n) lower factor of approximately this matrix, in float32.
         """
-        root, precondition = state.pending["root"][:, None], partial(apply_inverse, self.backend, A)
-        factor_jitter, rounding_jitter = self.factor_jitter, 10 * eps(A.dtype) * self.scale
+        root, precondition = state.pending["root"][:, None], partial(apply_inverse, self.backend, L)
+        factor_jitter, rounding_jitter = self.factor_jitter, 10 * eps(L.dtype) * self.scale
         self.jitter = self.least_jitter
-        if factor_jitter > self.least_jitter:  # the equations need about as much, or a little less
-            self.jitter = max(self.least_jitter, LESS_JITTER * factor_jitter)
+        if factor_jitter > self.least_jitter:
+            # The matrix has negative eigenvalues of about the factor's jitter. A tenth of it is
+            # usually enough for the float64 equations; the loop below increases it otherwise.
+            self.jitter = max(self.least_jitter, FIRST_JITTER_FACTOR * factor_jitter)
         while True:
             diagonal = state.rows * ridge + self.jitter + (root == 0)
 
@@ -204,12 +230,12 @@ class KernelRidgeSolver(EquationSolver):
             alpha = conjugate_gradient(self.backend.xp, times, precondition, Y)
             if alpha is not None:
                 return alpha
-            if self.jitter > MOST_JITTER * max(factor_jitter, rounding_jitter):
+            if self.jitter > MAX_JITTER_FACTOR * max(factor_jitter, rounding_jitter):
                 raise self._failure(state)
             self.jitter = max(10 * self.jitter, rounding_jitter)
 
     def _kernel_times(self, v: Array) -> Array:
-        """Return K v, (p, w) float64, from the lower part of K. v : (p, w) float64."""
+        """Return K v, (n, k) float64, from the lower part of K. v : (n, k) float64."""
         xp, product = self.backend.xp, self.backend.xp.zeros_like(v)
         for rows, slab in self._slabs(lower=True):
             columns = tiles(rows.stop, PRODUCT_COLUMNS)
@@ -228,7 +254,7 @@ class KernelRidgeSolver(EquationSolver):
         and subtracted once.
 
         slab : rows of K from `start` on.
-        tile : columns of the slab; and a buffer for the product with the tile, (rows, w).
+        tile : columns of the slab; and a buffer for the product with the tile, (rows, k).
         """
         xp, (columns, term) = self.backend.xp, tile
         first = max(columns.start - start, 0)
@@ -248,20 +274,20 @@ class KernelRidgeSolver(EquationSolver):
         and as many again for each ridge if the factor was not kept; memory n^2 + `LEFT_OUT` n
         float64. Releases the kept factor.
         """
-        xp, p = self.backend.xp, len(self.Z)
+        xp, n = self.backend.xp, len(self.Z)
         root = state.pending["root"][:, None]
         divisor = xp.where(root > 0, root, 1)
         # beta, which the residuals replace for one ridge after the other.
         residuals, Y = self.weights(state) / divisor, state.pending["Y"] / divisor
         groups = self._groups(Y)
-        rows, A = self._kept_factor or (0, xp.empty((p, p), self.factor_dtype))
+        rows, L = self._kept_factor or (0, xp.empty((n, n), self.factor_dtype))
         self._kept_factor = None
         for ridge, outputs in outputs_by_ridge(self._ridges(state)):
             if rows != state.rows:
-                self._factor_with(A, state, ridge)
+                self._factor_with(L, state, ridge)
             columns = self.backend.asarray(outputs)
-            residuals[:, columns] = self._left_out_residuals(A, residuals[:, columns], groups)
-        origins = np.empty(p, np.int64)
+            residuals[:, columns] = self._left_out_residuals(L, residuals[:, columns], groups)
+        origins = np.empty(n, np.int64)
         for group in groups:
             origins[group] = group[0]
         weighted = root[:, 0] > 0
@@ -276,19 +302,19 @@ class KernelRidgeSolver(EquationSolver):
         return groups_of_copies(points, to_host(Y))
 
     def _left_out_residuals(
-        self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]
+        self, L: Array, beta: Array, groups: list[npt.NDArray[np.int64]]
     ) -> Array:
-        """Return ((A A^T)^-1)_gg^-1 beta_g for each group g, (n, c). A : lower factor."""
+        """Return (A^-1)_gg^-1 beta_g for each group g, (n, c), by the lower factor L of A."""
         xp, residuals = self.backend.xp, self.backend.xp.empty_like(beta)
-        for pack in packed_groups(groups, LEFT_OUT):
-            rows = np.concatenate(pack)
-            index, below = self.backend.asarray(rows), slice(int(rows.min()), len(A))
-            columns = xp.zeros((len(A) - below.start, len(rows)), A.dtype)
+        for batch in batches_of_groups(groups, LEFT_OUT):
+            rows = np.concatenate(batch)
+            index, below = self.backend.asarray(rows), slice(int(rows.min()), len(L))
+            columns = xp.zeros((len(L) - below.start, len(rows)), L.dtype)
             columns[index - below.start, xp.arange(len(rows))] = 1
-            self.backend.solve_lower(A[below, below], columns)
+            self.backend.solve_lower(L[below, below], columns)
             residuals[index] = beta[index] / xp.einsum("ij,ij->j", columns, columns)[:, None]
-            if len(pack) < len(rows):
-                self._solve_blocks(columns.T @ columns, beta, pack, residuals)
+            if len(batch) < len(rows):
+                self._solve_blocks(columns.T @ columns, beta, batch, residuals)
         return residuals
 
     def _solve_blocks(
@@ -308,10 +334,14 @@ class KernelRidgeSolver(EquationSolver):
                 residuals[index] = self.backend.asarray(solution)
 
     def _fill_norm(self, R: Array) -> None:
+        """Write K, the matrix of the RKHS norm alpha^T K alpha, to the lower part of R (n, n)."""
         self._fill(R, self.backend.xp.ones(len(R)))
 
     def _whitened_gram(self, state: State, R: Array) -> Array:
-        """Return R^-1 G R^-T = M^T W M, with G = K W K and M = K R^-T = R - jitter R^-T.
+        """Return R^-1 G R^-T = M^T W M (n, n), with G = K W K and M = K R^-T = R - jitter R^-T.
+
+        G is the Hessian of |W^1/2 (K alpha - Y)|^2 / 2, and R (n, n) the lower factor of
+        K + jitter I.
 
         Without the term with the jitter, directions of zero eigenvalues of K would count as
         information.
@@ -327,9 +357,10 @@ class KernelRidgeSolver(EquationSolver):
     def _fit_statistics(
         self, state: State, U: Array, lam: Array, tau: Floats
     ) -> tuple[Floats, Floats, float]:
-        """Return squared residuals and norms, and the number of rows, see the base class.
+        """Return squared residuals and norms, (c,), and the number of rows, see `EquationSolver`.
 
-        By the equations, the residual of row i is tau alpha_i / w_i.
+        By the equations, the residual of row i is tau alpha_i / w_i with tau = n ridge, (c,). The
+        generalised eigenvectors U (n, n) and eigenvalues lam (n,) are not needed.
         """
         xp, to_host, root = self.backend.xp, self.backend.to_host, state.pending["root"]
         beta = state.average / xp.where(root > 0, root, 1)[:, None]

@@ -124,16 +124,16 @@ def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
     return order, np.concatenate(([0], np.flatnonzero(differs) + 1))
 
 
-def packed_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
+def batches_of_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
     """Yield lists of groups, ordered by their first rows, with up to `columns` rows in a list."""
-    pack: list[Ints] = []
+    batch: list[Ints] = []
     for group in sorted(groups, key=lambda rows: int(rows[0])):
-        if pack and sum(map(len, pack)) + len(group) > columns:
-            yield pack
-            pack = []
-        pack.append(group)
-    if pack:
-        yield pack
+        if batch and sum(map(len, batch)) + len(group) > columns:
+            yield batch
+            batch = []
+        batch.append(group)
+    if batch:
+        yield batch
 
 
 def left_out_together(

@@ -34,6 +34,8 @@ MANY_CENTERS = 20_000
 """Number of centers above which the sample is large."""
 N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
 """Default number of rows in the sample, and in a large one; and rows per damped direction."""
+DEFAULT_PROBE = 4 * MIN_PROBE
+"""Default number of rows in the probe, on which the step rule is measured."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def low_rank_sizes(
     n_nystrom, level : default rows of the sample and damped directions; level None: a share of the
         rows.
     """
-    s, h = sample_sizes(problem.n_rows, set_value(options.n_nystrom) or n_nystrom, MIN_PROBE * 4)
+    s, h = sample_sizes(problem.n_rows, set_value(options.n_nystrom) or n_nystrom, DEFAULT_PROBE)
     if options.n_nystrom != "auto":
         s, n_others = options.n_nystrom, problem.n_rows - options.n_nystrom
         # The probe has only rows outside the sample, unless nearly all rows are in the sample: then

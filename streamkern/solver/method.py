@@ -178,7 +178,7 @@ class Method(Generic[_S]):
 
     The leave-one-out predictions of the minimum are then also used for the model.
     """
-    instead = "another solver"
+    alternative = "another solver"
     """Alternative that the error names if the centers are not the training rows."""
     dense_p_by_p = False
     """Whether the method holds p x p matrices for any memory budget."""
@@ -212,7 +212,7 @@ class Method(Generic[_S]):
                 f"{mention('solver', self.name)} needs every training row as a center, but "
                 f"{mention('n_centers', problem.p)} and n_rows={problem.n_rows}",
                 f"give {mention('centers', 'all')} without random augmentation, or use "
-                f"{self.instead}",
+                f"{self.alternative}",
             )
 
     def takes_rows(self, sizes: _S) -> bool:
@@ -223,17 +223,17 @@ class Method(Generic[_S]):
         """Return whether training finds the ridge, if it is chosen automatically."""
         return False
 
-    def asks_ridge(self, problem: ProblemShape) -> bool:
+    def estimates_ridge(self, problem: ProblemShape) -> bool:
         """Return whether the estimated noise of the targets determines the ridge."""
         takes_ridge = "ridge" in solver_options(self.name)
         return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
-    def asks_noise(self, problem: ProblemShape) -> bool:
+    def estimates_noise(self, problem: ProblemShape) -> bool:
         """Return whether the setup has to estimate the noise of the targets.
 
         Losses other than the squared error need the same rows to fit their parameters.
         """
-        return self.uses_center_targets or not problem.squares or self.asks_ridge(problem)
+        return self.uses_center_targets or not problem.squares or self.estimates_ridge(problem)
 
     # -- sizes -----------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Method(Generic[_S]):
     def count(self, problem: ProblemShape, sizes: _S) -> Buffers:
         """Return all buffers of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
-        if problem.finds_bandwidth or self.asks_noise(problem):
+        if problem.finds_bandwidth or self.estimates_noise(problem):
             self._count_noise(buffers, problem, sizes)
         if problem.metric_rows:
             _count_metric(buffers, problem)

@@ -9,11 +9,11 @@ and at its end the step is D_k = -(G_k / n + ridge K(Z, Z))^-1 (g_k / n + ridge 
 
 The computed K(Z, Z) has eigenvalues below 0, of the size of its rounding errors. Along their
 eigenvectors the penalised loss would have no minimum, and steps would grow from epoch to epoch. The
-solver therefore uses K(Z, Z) + e I in place of K(Z, Z), where e estimates the norm of the rounding
-errors.
+solver therefore uses K(Z, Z) + e I in place of K(Z, Z), where e (`norm_shift`) estimates the
+spectral norm of the rounding errors of K(Z, Z).
 
 Marteau-Ferey, Bach and Rudi 2019 reach small ridges by a path of decreasing ridges. With exact
-factors, as here, such a path took more epochs.
+factors, as here, such a path took more epochs (docs/explanation/losses-measured.md).
 
 Cost per row c p^2 + 2 p (d + 3 c) FLOPs, c p^2 of them in float64; c p^3 / 3 at the end of an
 epoch. Memory (c + 1) p^2 float64.
@@ -33,7 +33,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
 from streamkern.solver.precondition.held_out import rounding
-from streamkern.solver.safeguarded_newton import SafeguardedNewton
+from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, SafeguardedNewton
 
 DECREMENT_TOLERANCE = 1e-8
 """Largest decrement a of a step, relative to the first step, at which the run has converged.
@@ -41,7 +41,7 @@ DECREMENT_TOLERANCE = 1e-8
 The objective is then about a / 2 above the minimum.
 """
 NORM_ROUNDING = 0.3
-"""Norm of the rounding errors of K(Z, Z), over `rounding` times sqrt(p) times its largest entry.
+"""Norm of the rounding errors of K(Z, Z), divided by `rounding` sqrt(p) max K(Z, Z).
 
 The errors are independent, about 1 eps each, and `rounding` is at least 10 eps. The value is a
 compromise: with less, steps may grow in float32; with more, predictions are less accurate
@@ -59,6 +59,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
     """Newton's method, as in the module docstring.
 
     Z : points of the centers.
+    norm_shift : e of the module docstring; 0 for explicit features.
     """
 
     ridge: float
@@ -66,17 +67,17 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
     def __init__(self, op: KernelOperator, Z: Points, *, ridge: float, **shared: Any) -> None:
         super().__init__(op, Z, **shared)
         self.ridge, self.repeats = ridge, True
-        self._norm_shift = self._rounding_of_norm()
+        self.norm_shift = self._norm_of_rounding()
         xp, p, c, m = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((m, p), op.dtype)
-        self.wide_K, self.weighted = (xp.empty((m, p)) for _ in range(2))
+        self.K64, self.weighted_K = (xp.empty((m, p)) for _ in range(2))
         self.x = op.empty_points(m, Z.n_coordinates, left=True)
         self.values = xp.empty((m, 2 * c), op.dtype)
         self.r, self.squares = (xp.empty((m, c), op.dtype) for _ in range(2))
         self.gradient_part = xp.empty((p, c))
 
-    def _rounding_of_norm(self) -> float:
-        """Return e, the estimate of the module docstring; 0 for explicit features."""
+    def _norm_of_rounding(self) -> float:
+        """Return `norm_shift`, from the largest diagonal entry of K(Z, Z)."""
         if self.op.kernel.explicit:
             return 0.0
         diagonal = self.backend.xp.diagonal
@@ -86,84 +87,95 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         return NORM_ROUNDING * rounding(self.op, self.Z) * math.sqrt(len(self.Z)) * largest
 
     def _pending(self) -> dict[str, Array]:
-        """Return the arrays of `SafeguardedNewton._pending`, with v = D, and G (c, p, p)."""
+        """Return the arrays of `NewtonArrays`, whose v is D, and the sums G, (c, p, p)."""
         p, c = len(self.Z), self.n_outputs
         return super()._pending() | {"G": self.backend.xp.zeros((c, p, p))}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return the loss of the weights of the epoch."""
-        m, xp, pending, w = len(batch.X), self.backend.xp, state.pending, batch.w
-        K = self.wide_K[:m]
+        """Add a batch to the sums and return its losses with the weights of the epoch, (2, c)."""
+        m, xp, w = len(batch.X), self.backend.xp, batch.w
+        arrays, G, K64, weighted_K = (
+            NewtonArrays.of(state), state.pending["G"], self.K64[:m], self.weighted_K[:m],
+        )  # fmt: skip
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             values = self.op.product(
-                x, self.Z, pending["both"], out=self.values[:m], keep=self.K[:m]
+                x, self.Z, arrays.weights_and_direction, out=self.values[:m], keep=self.K[:m]
             )
-            K[...] = self.K[:m]
-            r, h, measured = self._expand(state, batch, values, self.r[:m], self.squares[:m])
+            K64[...] = self.K[:m]
+            r, h, losses = self._expand(state, batch, values, self.r[:m], self.squares[:m])
             h = h.astype(np.float64)
             for k in range(self.n_outputs):
                 root = xp.sqrt(h[:, k] if w is None else h[:, k] * w)
-                xp.multiply(K, root[:, None], out=self.weighted[:m])
-                self.backend.add_gram(pending["G"][k], self.weighted[:m], 1.0)
-            wide_r = r.astype(np.float64)
-            pending["gradient"] += self.backend.matmul_t(K, wide_r, self.gradient_part)
+                xp.multiply(K64, root[:, None], out=weighted_K)
+                self.backend.add_gram(G[k], weighted_K, 1.0)
+            r64, gradient = r.astype(np.float64), arrays.gradient
+            gradient += self.backend.matmul_t(K64, r64, self.gradient_part)
         state.rows += batch.n_global_rows
-        return measured
+        return losses
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """Return the names of the sums."""
-        return ("G", "gradient", "bend")
+        return ("G", NEWTON_KEYS.gradient, NEWTON_KEYS.curvature_along_step)
 
-    def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
-        D, p = state.pending["direction"], len(self.Z)
-        A = self.backend.xp.empty((p, p))
+    def _set_direction(self, state: State, g: Array, both: Array, penalty: Array) -> float:
+        """Set D to the Newton step for the gradient g, (p, c), and return its decrement -g^T D.
+
+        both, penalty : not needed here, as the sums G have the curvature in all directions.
+        """
+        D, p = NewtonArrays.of(state).direction, len(self.Z)
+        L = self.backend.xp.empty((p, p))
         for k in range(self.n_outputs):
-            self._factor_output(A, state, k)
-            D[:, k : k + 1] = -self._substitute(A, state, g[:, k : k + 1].copy())
+            self._factor_output(L, state, k)
+            D[:, k : k + 1] = -self._substitute(L, state, g[:, k : k + 1].copy())
         D[...] = self._without_common(D)
         return -float((g * D).sum())
 
-    def _factor_output(self, A: Array, state: State, k: int) -> None:
-        """Write the factor of G_k / n + ridge (K(Z, Z) + e I) to A (p, p)."""
+    def _factor_output(self, L: Array, state: State, k: int) -> None:
+        """Write the factor of G_k / n + ridge (K(Z, Z) + e I) to L (p, p)."""
 
         def fill() -> None:
-            self.backend.xp.multiply(state.pending["G"][k], 1 / state.rows, out=A)
-            self._add_norm(A, self.ridge)
-            A.reshape(-1)[:: len(A) + 1] += self.ridge * self._norm_shift
+            self.backend.xp.multiply(state.pending["G"][k], 1 / state.rows, out=L)
+            self._add_norm(L, self.ridge)
+            L.reshape(-1)[:: len(L) + 1] += self.ridge * self.norm_shift
 
-        self._factor(A, state, self.ridge, fill, rounding(self.op, self.Z) ** 2)
+        self._factor(L, state, self.ridge, fill, rounding(self.op, self.Z) ** 2)
 
     def _norm_times(self, v: Array) -> Array:
         """Return (K(Z, Z) + e I) v, (p, k) float64."""
-        return super()._norm_times(v) + self._norm_shift * v
+        return super()._norm_times(v) + self.norm_shift * v
 
     def _set_weights(self, state: State) -> None:
+        """Set the weights of the next epoch, and its direction v to D."""
         super()._set_weights(state)
-        D, products = state.pending["direction"], state.pending["both"][:, self.n_outputs :]
-        products[...] = D
-        D[...] = products  # D as it was rounded, to which the sums of the epoch refer
+        arrays = NewtonArrays.of(state)
+        D, v = arrays.direction, arrays.weights_and_direction[:, self.n_outputs :]
+        v[...] = D
+        D[...] = v  # The sums of the epoch are for the rounded D, so its end must use the same one.
 
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.
 
-        If the run has stalled, the decrement is stored with a minus sign, for `why_finished`.
+        A run that has stalled is marked, see `LineSearch.stalled`.
         """
-        a_before, length, first = self.backend.to_host(state.pending["slopes"]).tolist()
-        same_loss = self._is_same_loss(state)
+        last, same_loss = self._line_search(state), self._is_same_loss(state)
         facts = super().end_epoch(state)
-        a = facts["decrement"]
-        full_step = same_loss and facts["taken"] and length == 1.0
-        if full_step and self._is_last_loss(state) and a_before <= a <= STALLED_DECREMENT * first:
-            state.pending["slopes"][0] = -a
+        full_step = same_loss and facts["taken"] and last.step_length == 1.0
+        if full_step and self._is_last_loss(state):
+            limit = STALLED_DECREMENT * last.first_decrement
+            new = self._line_search(state)
+            if last.decrement <= new.decrement <= limit:
+                self._store_line_search(state, new.as_stalled())
         return facts
 
     def why_finished(self, state: State) -> str | None:
         """Return a reason if the decrement is within the tolerance or stalled, else None."""
-        a, _, first = self.backend.to_host(state.pending["slopes"]).tolist()
-        if not self._is_last_loss(state) or a > DECREMENT_TOLERANCE * first:
+        step = self._line_search(state)
+        largest = DECREMENT_TOLERANCE * step.first_decrement
+        if not self._is_last_loss(state) or step.decrement > largest:
             return None
-        reached = f"{state.passes - 1} steps to a relative decrement of {abs(a) / (first or 1):.1e}"
-        if a < 0:
+        decrement = f"a relative decrement of {step.relative_decrement:.1e}"
+        reached = f"{state.passes - 1} steps to {decrement}"
+        if step.stalled:
             return f"ended after {reached}, which no longer falls"
         return f"converged in {reached}, tolerance {DECREMENT_TOLERANCE:g}"

@@ -16,6 +16,8 @@ with the eigenvalues s_k of the tridiagonal matrix and the first entries u_k of 
 The vectors b are the columns of Y for the numerator, and columns of random signs for the trace
 (Hutchinson 1989).
 
+In the terms of `solver.kernel_ridge`, tau is n ridge plus the jitter of the factor.
+
 Cost 4 n^2 `QUADRATURE` FLOPs per column.
 """
 
@@ -49,16 +51,18 @@ PROBES = 4
 """Number of columns of random signs, with which the standard error of the trace is about 1 %."""
 MAX_COLUMNS = 8
 """Number of random combinations that replace the outputs if there are more."""
-STEPS_OF_RIDGE = 4
-"""Ridges per power of ten."""
+STEPS_PER_DECADE = 4
+"""Number of values of tau' per power of ten."""
 REACH = 6
-"""Number of ridges below, and above, the ridge of the factor."""
+"""Number of values of tau' below, and above, the tau of the factor."""
 MAX_NOISE_ROWS, CENTERS_PER_ROW = 4096, 3
 """Largest number of rows from which the noise is estimated, and centers per such row."""
 MAX_FACTORS = 2
-"""Largest number of factors in a search for the ridge."""
+"""Largest number of factors in a search for tau."""
 RIDGE_TIE = 0.002
-"""Largest relative excess over the least error at which a larger ridge is preferred."""
+"""Largest relative excess over the least error at which a larger tau is preferred."""
+PROBE_SEED = 0
+"""Seed of the random signs: equal data has the same tau in every run."""
 
 
 def noise_rows(problem: ProblemShape) -> int:
@@ -94,13 +98,13 @@ def noise_of_more_rows(
         scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
         tau, tried, counted = near.variance, dict[float, float](), xp.ones(len(K), bool)
         for _ in range(MAX_FACTORS):
-            A = K.copy()
-            A[diagonal, diagonal] += tau
-            if not backend.cholesky(A):
+            L = K.copy()
+            L[diagonal, diagonal] += tau
+            if not backend.cholesky(L):
                 break
-            best = better_ridge(op, A, Y, counted, tau, scale)
+            best = better_ridge(op, L, Y, counted, tau, scale)
             tried |= best.tried
-            tau = best.ridge
+            tau = best.tau
             if not best.at_edge:
                 break
     if not tried:
@@ -111,46 +115,46 @@ def noise_of_more_rows(
 
 
 class BetterRidge(NamedTuple):
-    """The ridge tau with the least error among those near the ridge of a factor.
+    """The tau with the least error among several values near the tau of a factor.
 
-    at_edge : whether it is the smallest or largest of them, so that one beyond may be better.
-    tried : error V of each ridge.
+    at_edge : whether it is the smallest or largest of them, so that a value beyond may be better.
+    tried : error V of each value.
     """
 
-    ridge: float
+    tau: float
     at_edge: bool
     tried: dict[float, float]
 
 
 def better_ridge(
-    op: KernelOperator, A: Array, Y: Array, counted: Array, tau: float, scale: float
+    op: KernelOperator, L: Array, Y: Array, counted: Array, tau: float, scale: float
 ) -> BetterRidge:
-    """Return the ridge with the least error near tau.
+    """Return the tau' with the least error near tau.
 
-    A : (n, n) lower factor of K + tau I.
+    L : (n, n) lower factor of K + tau I.
     Y, counted : as in `errors_of_ridges`.
     scale : size of the kernel values.
     """
-    taus = ridges_near(tau, least_ridge(op, len(A), scale))
-    invert = partial(apply_inverse, op.backend, A)
+    taus = ridges_near(tau, least_ridge(op, len(L), scale))
+    invert = partial(apply_inverse, op.backend, L)
     errors = errors_of_ridges(op.backend, invert, Y, counted, tau, taus)
     best = largest_good(taus, errors)
-    # Ridges below `least_ridge` are not tried: the smallest ridge is then no edge.
-    at_least_ridge = len(taus) <= 2 * REACH
-    at_edge = bool(best == taus[-1] or (best == taus[0] and not at_least_ridge))
+    # Values below `least_ridge` are not tried: the smallest value is then no edge.
+    ends_at_least = len(taus) < 2 * REACH + 1
+    at_edge = bool(best == taus[-1] or (best == taus[0] and not ends_at_least))
     return BetterRidge(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
 
 
-def apply_inverse(backend: Backend, A: Array, v: Array) -> Array:
-    """Return (A A^T)^-1 v, (n, w) float64. A : (n, n) lower factor, in any precision."""
-    solved = backend.xp.array(v, A.dtype)
-    backend.solve_lower(A, solved)
-    backend.solve_lower(A, solved, transposed=True)
+def apply_inverse(backend: Backend, L: Array, v: Array) -> Array:
+    """Return (L L^T)^-1 v, (n, k) float64. L : (n, n) lower factor, in any precision."""
+    solved = backend.xp.array(v, L.dtype)
+    backend.solve_lower(L, solved)
+    backend.solve_lower(L, solved, transposed=True)
     return solved.astype(np.float64, copy=False)
 
 
 def least_ridge(op: KernelOperator, n: int, scale: float) -> float:
-    """Return the smallest ridge whose error is not distorted by rounding.
+    """Return the smallest tau whose error is not distorted by rounding.
 
     n : number of rows.
     scale : size of the kernel values.
@@ -159,28 +163,28 @@ def least_ridge(op: KernelOperator, n: int, scale: float) -> float:
 
 
 def ridges_near(tau: float, least: float) -> Floats:
-    """Return ridges around tau, ascending, none below `least` unless that is above tau."""
-    ridges = tau * 10.0 ** (np.arange(-REACH, REACH + 1) / STEPS_OF_RIDGE)
-    return ridges[ridges >= min(least, tau)]
+    """Return values around tau, ascending, none below `least` unless that is above tau."""
+    taus = tau * 10.0 ** (np.arange(-REACH, REACH + 1) / STEPS_PER_DECADE)
+    return taus[taus >= min(least, tau)]
 
 
-def largest_good(ridges: Floats, errors: Floats) -> float:
-    """Return the largest ridge with about the least error. ridges, errors : (k,)."""
-    return float(ridges[np.flatnonzero(errors <= (1 + RIDGE_TIE) * errors.min())[-1]])
+def largest_good(taus: Floats, errors: Floats) -> float:
+    """Return the largest tau with about the least error. taus, errors : (k,)."""
+    return float(taus[np.flatnonzero(errors <= (1 + RIDGE_TIE) * errors.min())[-1]])
 
 
 def errors_of_ridges(
     backend: Backend, invert: Callable[[Array], Array], Y: Array, counted: Array, tau: float,
-    ridges: Floats,
+    taus: Floats,
 ) -> Floats:  # fmt: skip
-    """Return the error V of each ridge, (k,).
+    """Return the error V of each tau', (k,).
 
-    invert : function that returns A^-1 v, (n, w), with A = K + tau I.
+    invert : function that returns A^-1 v, (n, j) for v (n, j), with A = K + tau I.
     Y : (n, c) targets, multiplied by the square roots of the sample weights.
     counted : (n,) whether a row has a weight above 0.
-    ridges : (k,) values of tau'.
+    taus : (k,) values of tau'.
     """
-    xp, rng = backend.xp, np.random.default_rng(0)
+    xp, rng = backend.xp, np.random.default_rng(PROBE_SEED)
     n, c = Y.shape
     if c > MAX_COLUMNS:
         signs = rng.choice([-1.0, 1.0], (c, MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
@@ -191,7 +195,7 @@ def errors_of_ridges(
     nodes, weights = _quadratures(backend, invert, B)
     # Eigenvalues of A^-1 are at most 1 / tau; rounding may raise a node above that.
     s = np.minimum(nodes, 1 / tau)[:, None]  # (columns, 1, steps)
-    inverse = s / (1 + (ridges - tau)[:, None] * s)  # eigenvalues of A'^-1, (columns, k, steps)
+    inverse = s / (1 + (taus - tau)[:, None] * s)  # eigenvalues of A'^-1, (columns, k, steps)
     # b^T A'^-1 b and b^T A'^-2 b for each column b of B.
     once, twice = (
         squared_norms * (weights[:, None] * inverse**power).sum(axis=-1) for power in (1, 2)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,64 @@ from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import Solver, State
+
+
+class LineSearch(NamedTuple):
+    """The step that led to the weights of the epoch.
+
+    decrement : a, minus the slope of the objective along D at the start of the step. A solver that
+        has stalled stores -a, because checkpoints have no other place for this fact.
+    step_length : s.
+    first_decrement : a of the first step of the run.
+    """
+
+    decrement: float
+    step_length: float
+    first_decrement: float
+
+    @property
+    def stalled(self) -> bool:
+        """Return whether the run is marked as stalled."""
+        return self.decrement < 0
+
+    @property
+    def relative_decrement(self) -> float:
+        """The decrement relative to the first one, without the mark of a stalled run."""
+        return abs(self.decrement) / (self.first_decrement or 1)
+
+    def as_stalled(self) -> LineSearch:
+        """Return the same step, marked as the step of a run that has stalled."""
+        return self._replace(decrement=-self.decrement)
+
+
+class NewtonArrays(NamedTuple):
+    """The arrays of the iteration, which are views of `State.pending`.
+
+    gradient : (p, c) float64, sum of K^T (w r).
+    curvature_along_step : (c,) float64, sum of w (K v)^2; "bend" in checkpoints.
+    start_weights : (p, c) float64, weights at the start of the step, which passed the test;
+        "tested" in checkpoints.
+    direction : (p, c) float64, D.
+    weights_and_direction : (p, 2 c), [alpha, v] in the precision of the products of a batch, with
+        which K is multiplied; v is a direction of the subclass; "both" in checkpoints.
+    line_search : (3,) float64, the fields of `LineSearch`; "slopes" in checkpoints.
+    """
+
+    gradient: Array
+    curvature_along_step: Array
+    start_weights: Array
+    direction: Array
+    weights_and_direction: Array
+    line_search: Array
+
+    @classmethod
+    def of(cls, state: State) -> NewtonArrays:
+        """Return the arrays of `state`."""
+        return cls(*(state.pending[key] for key in NEWTON_KEYS))
+
+
+NEWTON_KEYS = NewtonArrays("gradient", "bend", "tested", "direction", "both", "slopes")
+"""Key in `State.pending`, and in checkpoints, of each array of `NewtonArrays`."""
 
 
 class SafeguardedNewton(Solver):
@@ -58,31 +116,35 @@ class SafeguardedNewton(Solver):
         """Return the state of the zero function, or of the weights `alpha`."""
         state = super().init(alpha)
         state.average[...] = state.alpha
-        state.pending["tested"][...] = state.alpha
+        NewtonArrays.of(state).start_weights[...] = state.alpha
         self._set_weights(state)
         return state
 
     def _pending(self) -> dict[str, Array]:
-        """Return the arrays of the iteration, all 0: sums over rows, and the step to be tested.
-
-        gradient : (p, c) sum of K^T (w r).
-        bend : (c,) sum of w (K v)^2, with v of `both`.
-        tested : (p, c) weights at the start of the step, which passed the test.
-        direction : (p, c) D.
-        both : (p, 2 c) [alpha, v], with which K is multiplied; v is a direction of the subclass.
-        slopes : (3,) a and s of the step, and a of the first step.
-        """
+        """Return the arrays of `NewtonArrays` by their keys, all 0."""
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
-        shapes = {
-            "gradient": (p, c), "bend": (c,), "tested": (p, c), "direction": (p, c), "slopes": (3,),
-        }  # fmt: skip
-        sums = {name: zeros(shape) for name, shape in shapes.items()}
-        return sums | {"both": zeros((p, 2 * c), self.op.dtype)}
+        arrays = NewtonArrays(
+            gradient=zeros((p, c)),
+            curvature_along_step=zeros(c),
+            start_weights=zeros((p, c)),
+            direction=zeros((p, c)),
+            weights_and_direction=zeros((p, 2 * c), self.op.dtype),
+            line_search=zeros(3),
+        )
+        return dict(zip(NEWTON_KEYS, arrays, strict=True))
+
+    def _line_search(self, state: State) -> LineSearch:
+        """Return the step that led to the weights of the epoch, read from the device."""
+        return LineSearch(*self.backend.to_host(NewtonArrays.of(state).line_search).tolist())
+
+    def _store_line_search(self, state: State, line_search: LineSearch) -> None:
+        """Write a step to the array of the state."""
+        NewtonArrays.of(state).line_search[...] = self.backend.asarray(np.array(line_search))
 
     def _expand(
         self, state: State, batch: Batch, values: Array, r: Array, scratch: Array
     ) -> tuple[Array, Array, Array]:
-        """Return w r and the curvatures, both (m, c), and the error of the batch.
+        """Return w r and the curvatures, both (m, c), and the losses of the batch, (2, c).
 
         values : (m, 2 c), K times [alpha, v].
         r, scratch : (m, c), overwritten.
@@ -91,46 +153,50 @@ class SafeguardedNewton(Solver):
         assert self.loss is not None
         r[...], Kv = values[:, :c], values[:, c:]
         errors = self.loss.errors(r, batch.Y)
-        measured = self._measure(state, batch, errors, scratch)
+        losses = self._measure(state, batch, errors, scratch)
         curvature = self.backend.xp.multiply(Kv, Kv, out=scratch)
         if self.loss.limits:
-            length = float(state.pending["slopes"][1])
-            curvature = curvature * self.loss.largest_curvatures(Kv * length, batch.Y)
-        state.pending["bend"] += self._weigh(curvature, batch.w).sum(axis=0, dtype=np.float64)
+            change = Kv * self._line_search(state).step_length
+            curvature = curvature * self.loss.largest_curvatures(change, batch.Y)
+        curvature_along_step = NewtonArrays.of(state).curvature_along_step
+        curvature_along_step += self._weigh(curvature, batch.w).sum(axis=0, dtype=np.float64)
         curvatures = self.loss.curvatures(errors, batch.Y, epochs)
         r, row_weights = self.loss.residual(errors, batch.Y, epochs)
         if row_weights is not None:
             r *= row_weights[:, None]
-        return self._weigh(r, batch.w), curvatures, measured
+        return self._weigh(r, batch.w), curvatures, losses
 
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.
 
+        Of the returned entries, "taken" says whether the step passed the test, and "decrement",
+        "length" describe the next step.
+
         Raises DivergenceError if the sums are not finite.
         """
-        pending, c = state.pending, self.n_outputs
-        both = pending["both"].astype(np.float64)
+        arrays, c = NewtonArrays.of(state), self.n_outputs
+        both = arrays.weights_and_direction.astype(np.float64)
         penalty = self.ridge * self._norm_times(both)
-        g = pending["gradient"] / state.rows + penalty[:, :c]
-        b = float((g * pending["direction"]).sum())
+        g = arrays.gradient / state.rows + penalty[:, :c]
+        b = float((g * arrays.direction).sum())
         B = self._majorant_curvature(state, both, penalty)
         if not (math.isfinite(b) and math.isfinite(B)):
             raise self._failure(state)
-        a, length, first = self.backend.to_host(pending["slopes"]).tolist()
-        taken = not self._is_same_loss(state) or _descends(a, b, length, B)
-        if taken:
-            pending["tested"][...] = both[:, :c]
-            state.average[...] = pending["both"][:, :c]
-            a, length = self._take_step(state, g, both, penalty), 1.0
-            first = first or a
+        a, s, first_decrement = self._line_search(state)
+        passed = not self._is_same_loss(state) or _descends(a, b, s, B)
+        if passed:
+            arrays.start_weights[...] = both[:, :c]
+            state.average[...] = arrays.weights_and_direction[:, :c]
+            a, s = self._set_direction(state, g, both, penalty), 1.0
+            first_decrement = first_decrement or a
         else:
-            length = _shorter(a, b, length, B)
-        pending["slopes"][...] = self.backend.asarray(np.array([a, length, first]))
+            s = _shorter(a, b, s, B)
+        self._store_line_search(state, LineSearch(a, s, first_decrement))
         self._set_weights(state)
         for name in self.sums_of_rows(state):
-            pending[name][...] = 0
+            state.pending[name][...] = 0
         state.rows, state.passes = 0, state.passes + 1
-        return {"taken": taken, "decrement": a, "length": length, "jitter": self.jitter}
+        return {"taken": passed, "decrement": a, "length": s, "jitter": self.jitter}
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
         """Return B of the step that is tested; here for the direction v.
@@ -138,10 +204,10 @@ class SafeguardedNewton(Solver):
         both, penalty : (p, 2 c) float64, [alpha, v], and ridge K(Z, Z) times it.
         """
         v = slice(self.n_outputs, None)
-        from_rows = float(state.pending["bend"].sum()) / state.rows
+        from_rows = float(NewtonArrays.of(state).curvature_along_step.sum()) / state.rows
         return from_rows + float((both[:, v] * penalty[:, v]).sum())
 
-    def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
+    def _set_direction(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         """Set the direction D, (p, c), for the gradient g, (p, c), and return its decrement a.
 
         both, penalty : see `_majorant_curvature`.
@@ -167,21 +233,21 @@ class SafeguardedNewton(Solver):
 
     def _set_weights(self, state: State) -> None:
         """Set the weights of the next epoch, in the precision of the products of a batch."""
-        pending, c = state.pending, self.n_outputs
-        length = float(pending["slopes"][1])
-        pending["both"][:, :c] = pending["tested"] + length * pending["direction"]
-        state.alpha[...] = pending["both"][:, :c]
+        arrays, s = NewtonArrays.of(state), self._line_search(state).step_length
+        weights = arrays.weights_and_direction[:, : self.n_outputs]
+        weights[...] = arrays.start_weights + s * arrays.direction
+        state.alpha[...] = weights
 
     def weights(self, state: State) -> Array:
         """Return the last weights that passed the test."""
         return state.average
 
-    def backed_off(self, state: State, good: Array, factor: float) -> None:
+    def back_off(self, state: State, good: Array, factor: float) -> None:
         """Change nothing, as the end of the epoch shortens a step that is too long.
 
         Raises DivergenceError if the gradient is not finite.
         """
-        if not bool(self.backend.xp.isfinite(state.pending["gradient"]).all()):
+        if not bool(self.backend.xp.isfinite(NewtonArrays.of(state).gradient).all()):
             raise self._failure(state)
 
 

@@ -1,4 +1,4 @@
-"""Sample weights: the loss is sum_i w_i |f(x_i) - y_i|^2, with w_i >= 0 of mean 1.
+"""Sample weights w_i >= 0 of mean 1: the loss is half the mean of w_i |f(x_i) - y_i|^2.
 
 A row may have a weight (array `w` of a store, `sample_weight` of an array), and a class may have
 one; the weight of a row is their product, divided by the mean over an epoch. With mean 1 the ridge,
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 WEIGHT_DTYPE = np.dtype(np.float32)
 NEGLIGIBLE_WEIGHT = 1e-12
-"""Share of the largest weight up to which a weight changes nothing visible in float32."""
+"""Weights up to this multiple of the largest count as 0, because float32 cannot show their effect.
+"""
+TINY_TOTAL = 1e-300
+"""Replaces a total weight of 0 as a divisor."""
 IMBALANCE_RATIO = 100
 """Rows of the largest class per row of the smallest, above which `class_notes` reports them."""
 ClassWeight = Mapping[str, float] | Literal["balanced"]
@@ -41,7 +44,8 @@ def as_weights(w: Any, n_rows: int, location: str, first_row: int = 0) -> NDArra
     Raises
     ------
     DataError
-        Another shape, not numbers, or a weight that is negative, NaN or infinite as float32.
+        If w has another shape, does not have numbers, or has a weight that is negative, NaN or, as
+        float32, infinite.
     """
     w = np.asarray(w)
     if w.shape != (n_rows,) or w.dtype.kind not in "biuf":
@@ -53,8 +57,10 @@ def as_weights(w: Any, n_rows: int, location: str, first_row: int = 0) -> NDArra
         weights: NDArray[np.float32] = w.astype(WEIGHT_DTYPE, copy=False)
     invalid = ~(np.isfinite(weights) & (weights >= 0))
     largest = w.max(initial=0)
-    underflows = 0 < largest < np.finfo(WEIGHT_DTYPE).tiny
-    if underflows or (invalid.any() and np.isfinite(largest) and w.min() >= 0):
+    too_small = 0 < largest < np.finfo(WEIGHT_DTYPE).tiny
+    # All weights are valid as they were given, but some are infinite as float32.
+    too_large = invalid.any() and np.isfinite(largest) and w.min() >= 0
+    if too_small or too_large:
         raise DataError(
             f"the sample weights of {location} are up to {largest:.3g}, which float32 cannot hold",
             "divide all of them by their mean",
@@ -110,16 +116,17 @@ def weight_factors(
 ) -> NDArray[np.float64] | None:
     """Return the factors of the row weights that make their mean 1; None without weights.
 
-    (c,) for the rows of each class, (1,) if targets are values. "balanced" gives every class that
-    has rows the same total weight, n / (classes * rows of the class) per row, as in scikit-learn;
-    classes missing in a table have weight 1.
+    The result is (c,), one factor for each class, or (1,) if targets are values. "balanced" gives
+    every class that has rows the same total weight, n / (classes * rows of the class) per row, as
+    in scikit-learn; classes missing in a table have weight 1.
 
     Raises
     ------
     ConfigError
-        class_weight for values, of an unknown class, or if the rows per class are not known.
+        If class_weight is given for values, names an unknown class, or the rows per class are not
+        known.
     DataError
-        All weights are 0.
+        If all weights are 0.
     """
     totals = source.totals
     if class_weight is None and not source.weighted:
@@ -173,17 +180,19 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], noun: str
     if len(present) == 0:
         return []
     if len(present) == 1:
-        are = "are" if noun.startswith("rows") else "is"
+        verb = "are" if noun.startswith("rows") else "is"
         return [
-            f"all {noun} {are} of class {classes[present[0]]!r}, so there is nothing to learn; "
+            f"all {noun} {verb} of class {classes[present[0]]!r}, so there is nothing to learn; "
             "add rows of another class"
         ]
     notes = []
     if len(present) < len(totals):
-        first = int(np.argmin(totals > 0))
-        more = len(totals) - len(present) - 1
-        and_others = f" and {more} more have" if more else " has"
-        notes.append(f"class {classes[first]!r}{and_others} no {noun}, and will not be predicted")
+        first = classes[int(np.argmin(totals > 0))]
+        n_others = len(totals) - len(present) - 1
+        missing = f"class {first!r} and {n_others} more have no {noun}"
+        if not n_others:
+            missing = f"class {first!r} has no {noun}"
+        notes.append(f"{missing}, and will not be predicted")
     shares = totals / totals.sum()
     low, high = present[np.argmin(totals[present])], int(np.argmax(totals))
     if totals[high] > IMBALANCE_RATIO * totals[low]:
@@ -203,7 +212,8 @@ def _class_factors(
         return np.ones(len(totals))
     if class_weight == "balanced":
         present = totals > 0
-        shares = np.where(present, totals, 1) * max(1, present.sum()) / max(totals.sum(), 1e-300)
+        total = max(totals.sum(), TINY_TOTAL)
+        shares = np.where(present, totals, 1) * max(1, present.sum()) / total
         return np.asarray(present / shares)
     unknown = [name for name in class_weight if name not in classes]
     if unknown:

@@ -26,6 +26,7 @@ from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.message import mention
 from streamkern.basics.values import is_whole_number, to_builtin
+from streamkern.planning.sizes import POSITION_BYTES, ROW_ID_BYTES
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, OpenBlock, Share
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
@@ -68,14 +69,18 @@ class BatchReader:
 
     Parameters
     ----------
+    source : the source; one of the user's own is wrapped by `as_source`
+    batch_size : number of rows of a batch, over all ranks
+    seed : seed of the order and of the random draws
     block_bytes : size of one shuffle block, at least one unit; two blocks are held in memory
-    in_flight_bytes : bound on the units being read, one per thread, at least one unit
+    in_flight_bytes : bound on the units being read, one per thread, at least one unit; the default
+        holds 64 MiB of rows with their ids, see `planning.sizes.LOADER_SIZES`
     threads : number of reading threads, at most as many as `in_flight_bytes` allows and 64. "auto":
         one per processor, or the largest number allowed if reads wait for a network or a cluster
     client : a `distributed.Client` to read on
     retry_s : seconds for which a transient OSError (a time-out, a reset connection) is retried
     in_order : keep the order of the source, without shuffling
-    repeat : repeat the order and the random draws of epoch 0, and its number, in every epoch
+    repeat : use the order and the random draws of epoch 0 in every epoch, which then has number 0
     share : the share of each batch that this rank reads
     keep_bytes : if the decoded rows of all stores of the source fit into this size, rows stay in
         memory after their first read, for the next replica or epoch; ignored with `client`
@@ -109,8 +114,8 @@ class BatchReader:
         self.stats = ReaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
-        self._row_bytes = source.row_bytes + target_bytes(source) + 16  # with row id and position
-        self._unit_bytes = unit_rows * (self._row_bytes - 8)
+        self._row_bytes = source.row_bytes + target_bytes(source) + ROW_ID_BYTES + POSITION_BYTES
+        self._unit_bytes = unit_rows * (self._row_bytes - POSITION_BYTES)
         units_per_block = max(1, block_bytes // (unit_rows * self._row_bytes))
         self.mix_units = max(1, min(units_per_block, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
@@ -146,7 +151,7 @@ class BatchReader:
         self._buffers, self._straddling_batch = [], None
 
     def use_memory(self, memory: HostMemory) -> None:
-        """Hold rows in the host memory of the device that they are copied to.
+        """Allocate buffers in `memory`, for example in pinned memory of the device.
 
         An iterator ends if its rows were in other memory.
         """
@@ -204,7 +209,7 @@ class BatchReader:
         """Yield the batches of `epochs`, after ending the iteration before."""
         if self._iteration is not None:
             self._stop_reads(self._iteration)
-        if self._closed:
+        if self._closed:  # the user knows the reader as a part of a loader
             raise RunError("this loader is closed", "make a new one")
         iteration = self._iteration = _Iteration(
             self._blocks(first, stop, start), list(self._buffers)
@@ -336,7 +341,7 @@ class BatchReader:
             return
         stats = self.stats
         start, stop = self.source.unit_bounds(u)
-        n_bytes = (stop - start) * (self._row_bytes - 8)
+        n_bytes = (stop - start) * (self._row_bytes - POSITION_BYTES)
         with self._lock:
             stats.bytes_in_flight += n_bytes
             stats.bytes_in_flight_peak = max(stats.bytes_in_flight_peak, stats.bytes_in_flight)

@@ -15,7 +15,7 @@ from streamkern.config.run_config import NEUTRAL_VALUES, RunConfig
 from streamkern.config.solver import solver_options
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import class_reference, get_kernel
-from streamkern.kernels.own import kernel_of_run
+from streamkern.kernels.own import checked_kernel_record
 from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
@@ -178,7 +178,7 @@ def _with_model_of(
     requested, defaults = config.identity()["model"], RunConfig().identity()["model"]
     added = {k.partition(".")[2]: v for k, v in NEUTRAL_VALUES.items() if k.startswith("model.")}
     recorded, recorded_or_default = settings["model"], {**defaults, **added, **settings["model"]}
-    kernel = kernel_of_run(recorded.get("kernel"))
+    kernel = checked_kernel_record(recorded.get("kernel"))
     kernel_object = None
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
         kernel_object = get_kernel(kernel, "auto")

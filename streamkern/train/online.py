@@ -26,7 +26,7 @@ from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
-from streamkern.kernels.own import kernel_of_run
+from streamkern.kernels.own import checked_kernel_record
 from streamkern.losses.losses import SQUARES
 from streamkern.losses.own import loss_of_run
 from streamkern.planning.sizes import Sizes
@@ -233,7 +233,7 @@ def _continued(
 ) -> RunConfig:
     """Return the settings of a run to continue with new rows, with the kernel and the solver that
     it has chosen."""
-    kernel_notation = kernel_of_run(
+    kernel_notation = checked_kernel_record(
         {name: value for name, value in kernel.items() if name != "metric"}
     )
     if solver == "direct" and settings["solver"]["ridge"] == "auto":

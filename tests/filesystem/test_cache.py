@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import ConfigError
 from streamkern.filesystem.cache import Cache, EntryName
 from streamkern.filesystem.cached_objects import CachedObjects
-from streamkern.filesystem.objects import Objects, Outcome
+from streamkern.filesystem.objects import ErrorKind, Objects
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader
@@ -61,8 +61,8 @@ class Library:
         self.asked[key] += 1
         return self.bytes(key)[start:stop]
 
-    def outcome(self, error: Exception) -> Outcome:
-        return Outcome.OTHER
+    def error_kind(self, error: Exception) -> ErrorKind:
+        return ErrorKind.OTHER
 
 
 def opened(cache: Cache, engine: Library, url: str = "lib://shelf") -> CachedObjects:

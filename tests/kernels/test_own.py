@@ -15,7 +15,7 @@ import streamkern as sk
 from streamkern import ConfigError, Kernel
 from streamkern.cli.main import run_command
 from streamkern.kernels.builtin import get_kernel
-from streamkern.kernels.own import given_kernel, kernel_of_run
+from streamkern.kernels.own import checked_kernel_record, import_kernel_classes
 from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checksums import seal, unseal
 
@@ -39,14 +39,14 @@ REFERENCE, NAME = f"{__name__}:Quartic", f"{__name__}.Quartic"
     [(REFERENCE, 2.0), ({"kind": REFERENCE, "power": 3.0}, 3.0), ({"kind": NAME}, 2.0)],
 )
 def test_kernel_class_is_given_by_reference(value: Any, power: float) -> None:
-    kernel = get_kernel(given_kernel(value), 2.0)
+    kernel = get_kernel(import_kernel_classes(value), 2.0)
     assert isinstance(kernel, Quartic)
     assert (kernel.bandwidth, kernel.power) == (2.0, power)
 
 
 def test_kernel_parts_may_be_references() -> None:
     table = {"kind": "sum", "parts": ["laplace", {"kind": REFERENCE, "power": 1.0}]}
-    assert given_kernel(table) == table
+    assert import_kernel_classes(table) == table
     assert isinstance(get_kernel(table, 2.0).parts[1], Quartic)
 
 
@@ -57,7 +57,7 @@ def test_unknown_parameter_of_kernel_class_is_refused() -> None:
 
 def test_built_in_kernels_are_unchanged() -> None:
     for value in ("laplace", {"kind": "polynomial", "degree": 2}, 3, None, Quartic()):
-        assert given_kernel(value) == value
+        assert import_kernel_classes(value) == value
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_kernel_record_imports_no_module(
     (tmp_path / "evil.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="that this process has not defined; import its module"):
-        kernel_of_run(json.loads(json.dumps(recorded)))
-    assert kernel_of_run({"kind": REFERENCE}) == {"kind": REFERENCE}
+        checked_kernel_record(json.loads(json.dumps(recorded)))
+    assert checked_kernel_record({"kind": REFERENCE}) == {"kind": REFERENCE}
     assert "evil" not in sys.modules
 
 
@@ -208,4 +208,4 @@ def test_commands_import_module_of_kernel_object(
 
 def test_class_of_script_is_reported_as_not_importable() -> None:
     with pytest.raises(ConfigError, match=r"import its module first, or define the class$"):
-        kernel_of_run("__main__:Rational")
+        checked_kernel_record("__main__:Rational")

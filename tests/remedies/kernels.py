@@ -13,7 +13,7 @@ from streamkern.kernels.base import Kernel, Sum
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.notation import in_settings
-from streamkern.kernels.own import kernel_of_run
+from streamkern.kernels.own import checked_kernel_record
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
@@ -55,8 +55,8 @@ def kernel_cases() -> list[Case]:
 
     return [
         ("is a custom class .*import its module first, or define the class",
-         lambda: kernel_of_run({"kind": "module:Class"}),
-         lambda: kernel_of_run({"kind": f"{__name__}:Squares"})),
+         lambda: checked_kernel_record({"kind": "module:Class"}),
+         lambda: checked_kernel_record({"kind": f"{__name__}:Squares"})),
         ("bandwidth=-1 must be a finite number above 0", lambda: sk.Gaussian(-1),
          lambda: sk.Gaussian(1)),
         ("degree=0 must be a whole number between 1 and", lambda: sk.Polynomial(0),

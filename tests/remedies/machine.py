@@ -18,7 +18,7 @@ from streamkern.basics.own_class import imported_class
 from streamkern.basics.values import checked_list, parse_seconds
 from streamkern.filesystem.cache import Cache
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.own import kernel_of_run
+from streamkern.kernels.own import checked_kernel_record
 from tests.remedies import Case, X, Y
 from tests.remedies.training import trained
 
@@ -79,7 +79,8 @@ def machine_cases() -> list[Case]:
         ("the module 'none_such' cannot be imported.*add its folder to PYTHONPATH",
          lambda: imported_class("none_such:Own", Kernel, "model.kernel"), by_name),
         ("has not defined; import its module first, or define the class",
-         lambda: kernel_of_run("none_such:Own"), lambda: kernel_of_run(f"{__name__}:Own")),
+         lambda: checked_kernel_record("none_such:Own"),
+         lambda: checked_kernel_record(f"{__name__}:Own")),
         ("is not a subclass of streamkern.Kernel; give the .module:Class. of a subclass",
          lambda: imported_class(f"{__name__}:Early", Kernel, "model.kernel"), by_name),
         ("threads=0 must be at least 1", lambda: get_backend("cpu", 0, "none"),

@@ -19,7 +19,7 @@ from tests.remedies.training import USUAL, trained
 COVERED = ("solver", "centers", "planning")
 
 NOT_TRIED = {
-    "solver/base.py:Solver.backed_off:1": "guards against what no data was seen to do",
+    "solver/base.py:Solver.back_off:1": "guards against what no data was seen to do",
     "solver/direct.py:Direct.assemble:1": "no quick data has a ridge found to be 0",
     "solver/falkon_step.py:PreconditionedSolver._failure:1": "tests/solver/test_falkon.py",
     "solver/precondition/low_rank.py:build_extended:1": "LAPACK fails; others refuse before",

@@ -370,7 +370,7 @@ def test_back_off_uses_ridge_of_restored_weights() -> None:
     state, good = solver.init(), rows(5, 24, 2)
     for t in range(3):
         case.step(solver, state, t)
-    solver.backed_off(state, good, 0.5)
+    solver.back_off(state, good, 0.5)
     close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good, 1e-10)
 
 

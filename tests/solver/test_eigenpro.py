@@ -199,7 +199,7 @@ def test_restored_solver_continues_with_same_bits(name: str, ridge: float, preci
     solver = case.solver()
     state = run(case, solver, solver.init(), 100, 104)
     if name not in STEPLESS:
-        solver.backed_off(state, state.alpha.copy(), 0.5)
+        solver.back_off(state, state.alpha.copy(), 0.5)
     checkpoints = [saved(solver, state)]
     for t in range(n_steps):
         run(case, solver, state, t, t + 1)
@@ -224,7 +224,7 @@ def test_solver_without_step_size_is_not_backed_off(name: str) -> None:
     solver = case.solver()
     state = solver.init()
     with pytest.raises(DivergenceError, match=f"{solver.name}.* not finite, and has no step size"):
-        solver.backed_off(state, state.alpha, 0.5)
+        solver.back_off(state, state.alpha, 0.5)
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS.keys() - set(STEPLESS)))
@@ -238,8 +238,8 @@ def test_back_off_discards_pending_state(name: str) -> None:
         a[...] = np.nan  # as a diverging run leaves it
     state.average[...] = np.nan
     good = rows(5, *state.alpha.shape)
-    solver.backed_off(state, good, 0.5)
-    solver.backed_off(state, good, 0.5)
+    solver.back_off(state, good, 0.5)
+    solver.back_off(state, good, 0.5)
     np.testing.assert_array_equal(solver.weights(state), good)
     assert (state.scale, state.averaged, state.n_pending) == (0.25, 0, 0)
     run(case, solver, state, 5, 12)

@@ -45,7 +45,7 @@ def trained(
         losses.append(float(solver.step(state, batch)[0].sum()))
         if t % 3 == 2:
             solver.end_epoch(state)
-    solver.gather(state)
+    solver.reduce_to_rank_0(state)
     return solver, state, losses
 
 
@@ -129,7 +129,7 @@ ON_GRIDS: list[tuple[int, int, str, dict[str, Any], float]] = [
 
 def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[float]]]) -> None:
     """Assert that the columns together have the temporary centers, each of them once."""
-    for key in one.growing:
+    for key in one.temporary_center_arrays:
         kept = one.arrays(alone).get(key)
         if kept is not None:
             columns = many[0][0].partition.grid.columns
@@ -165,7 +165,9 @@ def test_rank_grid_takes_the_steps_of_one_process(
                 np.testing.assert_allclose(a, full[own], rtol=0, atol=1e-12)
             for key, a in solver.arrays(state).items():
                 apart = key in solver.sums_of_rows(state) and solver.partition.grid.row
-                if key not in solver.growing and not apart:  # else in the order of the ranks
+                if (
+                    key not in solver.temporary_center_arrays and not apart
+                ):  # else in the order of the ranks
                     held = case.method.rows_of(key, 24, solver.partition)
                     full = alone.pending.get(key, getattr(alone, key, None))
                     part = full if held is None else full[held]
@@ -274,7 +276,7 @@ def test_back_off_is_equal_on_all_ranks() -> None:
 
     def back(ranks: Communicator, size: int) -> tuple[Array, Array]:
         solver, state, _ = trained(case, ranks, lambda ids: ids % size)
-        solver.backed_off(state, state.average.copy(), 0.5)
+        solver.back_off(state, state.average.copy(), 0.5)
         return state.alpha, state.pending["ridge_values"]
 
     alpha, values = back(SINGLE, 1)

@@ -152,7 +152,7 @@ def _with_rule(
     k_P is the preconditioned kernel.
     """
     K = op.gram(probe)
-    rule = rule_of_gram(op, K, (op.product(probe, X_s, E), D), root, [seed, 3])
+    rule = rule_of_gram(op, K, (op.product(probe, X_s, E), D), root, [seed, PROBE_STAGE])
     return LowRankPreconditioner(X_s, E, D, rule)
 
 
@@ -249,8 +249,9 @@ DENSE_ROWS = 4000
 OVERSAMPLING, BLOCK_DIVISOR, KRYLOV_BLOCKS = 32, 4, 12
 """`KRYLOV_BLOCKS` blocks of (k + `OVERSAMPLING`) / `BLOCK_DIVISOR` columns. Measured in
 docs/explanation/solver-measured.md."""
-EIGEN_STAGE = 4
-"""Number that separates the random start of the eigensolver from other draws of the same seed."""
+PROBE_STAGE, EIGEN_STAGE = 3, 4
+"""Numbers that separate the random starts of the power iteration on the probe, and of the
+eigensolver, from other draws of the same seed."""
 EIGH_FLOPS = 9
 """FLOPs of LAPACK's eigensolver for size s, relative to s^3: 4/3 to tridiagonal form, twice that
 for the vectors, and the back-transform."""

@@ -1,4 +1,7 @@
-"""Rows of arrays: NumPy arrays; zarr, Dask and sparse arrays, read or made dense block by block."""
+"""A source of rows from NumPy, zarr, Dask or sparse arrays.
+
+Lazy and sparse arrays are read, or made dense, one unit at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
 
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.values import checked_int
-from streamkern.ingest.numeric import is_sparse as is_sparse
+from streamkern.ingest.numeric import is_sparse as is_sparse  # also imported from here
 from streamkern.store.class_labels import TEXT, encode_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import check_finite
@@ -29,6 +33,24 @@ from streamkern.stream.sources.unit_edges import regular_edges
 
 MAX_LABELS = 10_000  # more distinct labels are refused as a probable mistake
 
+# Kinds of dtypes (`numpy.dtype.kind`).
+INTEGER_LABEL_KINDS = "iub"
+LABEL_KINDS = INTEGER_LABEL_KINDS + "UTO"
+
+
+class ArrayTargets(NamedTuple):
+    """The form of the targets of an `ArraySource`.
+
+    labels : (c,) the label of each class in y; None if y holds values, or there is no y.
+    classes, n_outputs, y_dtype, label_dtype : as in `BaseSource`.
+    """
+
+    labels: HostArray | None = None
+    classes: tuple[str, ...] | None = None
+    n_outputs: int = 0
+    y_dtype: np.dtype[Any] = np.dtype(np.float32)
+    label_dtype: str | None = None
+
 
 class ArraySource(BaseSource):
     """Rows of arrays: NumPy, zarr, or Dask (read block by block, never as a whole).
@@ -40,9 +62,10 @@ class ArraySource(BaseSource):
         (other dtypes become float64); or `PackedRows`, which stay sparse.
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
+    transforms : transforms of the rows, applied in this order
     classes : class names, if y already holds ids 0..c-1 or some of these names
     sample_weight : (n,) finite numbers, 0 or above, kept as float32; see `sample_weights`
-    unit_rows : rows per unit; by default about 4 MiB, along chunk borders
+    unit_rows : rows per unit; by default about 4 MiB, in whole chunks
     """
 
     kind = "array"
@@ -60,18 +83,20 @@ class ArraySource(BaseSource):
         self._X, self._y = _as_rows(X), None if y is None else _as_array(y)
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
-        if isinstance(self._X, PackedRows):
+        if isinstance(self._X, PackedRows):  # else None, the default of `BaseSource`
             self.file_form = {"sparse": self._X.n_features}
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
         y_bytes = 0 if self._y is None else math.prod(self._y.shape[1:]) * self._y.dtype.itemsize
         n = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
         n = n if unit_rows is None else checked_int("unit_rows", unit_rows)
         self._edges = _chunked_edges(self._X, n)
-        self._checked = np.zeros(self.n_units, bool)
+        self._unit_is_checked = np.zeros(self.n_units, bool)  # for values that are not finite
         self._fingerprint: str | None = None
         self._moments: Moments | None = None
         self.statistics_read = not _in_memory(self._X)
-        self._set_targets(classes)
+        self._labels, self.classes, self.n_outputs, self.y_dtype, self.label_dtype = _target_form(
+            self._y, classes, self._edges
+        )
         self.weighted = sample_weight is not None
         self._w = None
         if self.weighted:
@@ -79,61 +104,26 @@ class ArraySource(BaseSource):
             self._w = as_weights(
                 w if w.ndim != 1 else read_dense_rows(w, 0, None), self.n_rows, "X"
             )
-        self._files = _mapped_files(self._X, self._y, self._w)
+        self._mapped_file_stats = _mapped_files(self._X, self._y, self._w)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     def check_unchanged(self) -> None:
-        """Raise DataError if a memory-mapped file has another time or size than before."""
+        """Raise DataError if a memory-mapped file was modified since the source was made."""
         now = _mapped_files(self._X, self._y, self._w)
-        changed = [str(path) for path, identity in self._files.items() if now[path] != identity]
+        before = self._mapped_file_stats
+        changed = [str(path) for path, stat in before.items() if now[path] != stat]
         if changed:
             raise DataError(
                 f"the memory-mapped file {changed[0]!r} has changed since training began",
                 "train on a copy, numpy.array(...), or while no program writes to the file",
             )
 
-    def _set_targets(self, classes: Sequence[str] | None) -> None:
-        """Set the classes, the number of outputs and the dtype of the targets."""
-        y = self._y
-        self._labels: np.ndarray | None = None
-        self.classes, self.n_outputs, self.y_dtype = None, 0, np.dtype(np.float32)
-        if y is None:
-            return
-        if y.ndim == 1 and np.dtype(y.dtype).kind in "iubUTO":
-            self._labels = (
-                self._find_labels(y) if classes is None else _labels_of_classes(y, classes)
-            )
-            self.classes = tuple(str(k) for k in (self._labels if classes is None else classes))
-            self.n_outputs, self.y_dtype = len(self.classes), np.dtype(np.int64)
-            if classes is None:
-                kind = np.dtype(y.dtype).kind
-                self.label_dtype = np.dtype(y.dtype).str if kind in "iub" else TEXT
-            return
-        if classes is not None:
-            raise ConfigError(
-                f"classes= needs labels in y, but y {y.shape} {y.dtype} holds values",
-                "leave classes= out, or give the labels in y",
-            )
-        self.n_outputs = 1 if y.ndim == 1 else int(y.shape[1])
-        self.y_dtype = np.dtype(y.dtype if np.dtype(y.dtype).kind == "f" else np.float64)
-        self.y_dtype = self.y_dtype.newbyteorder("=")
-
-    def _find_labels(self, y: Any) -> np.ndarray:
-        """Return the sorted distinct labels in y."""
-        dtype = np.dtype(y.dtype)
-        labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
-        for start, stop in pairwise(self._edges):
-            labels = np.union1d(labels, read_dense_rows(y, start, stop))
-            if len(labels) > MAX_LABELS:
-                raise DataError(
-                    f"y has over {MAX_LABELS} different labels",
-                    "convert it to floats for a regression, or give classes=",
-                )
-        return labels
-
     @cached_property
-    def totals(self) -> np.ndarray | None:  # type: ignore[override]
-        """See `BaseSource`; None for targets that are not in memory, unless there are weights."""
+    def totals(self) -> Floats | None:  # type: ignore[override]
+        """See `BaseSource`; None for targets that are not in memory, unless there are weights.
+
+        Only weights are worth a pass over targets that are read from storage.
+        """
         if self._y is None or not (self.weighted or isinstance(self._y, np.ndarray)):
             return None
         totals = np.zeros(1 if self.classes is None else self.n_outputs)
@@ -144,11 +134,13 @@ class ArraySource(BaseSource):
 
     @property
     def fingerprint(self) -> str:
+        """Identity of the arrays, see `Source.fingerprint`; computed once."""
         if self._fingerprint is None:
             self._fingerprint = _array_fingerprint(self._X, self._y, self._w)
         return self._fingerprint
 
     def statistics(self) -> Moments:
+        """Return the moments of X, see `Source.statistics`; the first call reads all rows."""
         if self._moments is None:
             running = RunningStatistics(math.prod(self.row_shape))
             for u in range(self.n_units):
@@ -158,6 +150,7 @@ class ArraySource(BaseSource):
         return self._moments
 
     def target_moments(self) -> ColumnMoments:
+        """Return the weighted moments of the targets, without reading the features."""
         moments = ColumnMoments(self.n_outputs)
         for start, stop in pairwise(self._edges):
             y = self._targets(start, stop)
@@ -165,47 +158,56 @@ class ArraySource(BaseSource):
             moments.add(y, None if self._w is None else self._w[start:stop])
         return moments
 
-    def largest_targets(self) -> np.ndarray:
+    def largest_targets(self) -> Floats:
         """Return the largest |y| of each output, (c,) float64, without reading the features."""
         parts = [np.abs(self._targets(*span)) for span in pairwise(self._edges)]
         largest = [part.reshape(-1, self.n_outputs).max(axis=0) for part in parts]
         return np.asarray(np.max(largest, axis=0), np.float64)
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[HostArray, ...]:
+        """Return X, y and, if there are weights, w of unit u.
+
+        Raises NonFiniteError if a value is not finite; each unit is checked once.
+        """
         start, stop = self.unit_bounds(u)
         X = read_dense_rows(self._X, start, stop).astype(self.dtype, copy=False)
         y = self._targets(start, stop)
-        if not self._checked[u]:
+        if not self._unit_is_checked[u]:
             check_finite(X, f"X of unit {u}", start)
             if self.classes is None:
                 check_finite(y, f"y of unit {u}", start)
-            self._checked[u] = True
+            self._unit_is_checked[u] = True
         return (X, y) if self._w is None else (X, y, self._w[start:stop])
 
-    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+    def _read_targets(self, u: int, seed: int, epoch: int) -> HostArray:
+        """Return y of unit u; class ids without reading X."""
         if self.classes is None:  # values are checked with X
             return super()._read_targets(u, seed, epoch)
         return self._targets(*self.unit_bounds(u))
 
-    def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Find rows as `BaseSource` does, in one pass over an array in memory, a unit at a time."""
+    def find_rows(self, X: HostArray) -> tuple[Ints, Ints] | None:
+        """Return (row ids, indices into X), (j,) each, of the rows that are equal to rows of X.
+
+        None if the array is not in memory, or X has values that its dtype cannot hold.
+        """
         if not _in_memory(self._X):
             return None
-        targets = X.astype(self.dtype)
-        if not np.array_equal(targets, X):
+        wanted = X.astype(self.dtype)
+        if not np.array_equal(wanted, X):
             return None
-        hashes = row_hashes(targets)
-        position = {row.tobytes(): i for i, row in enumerate(targets)}
+        hashes = row_hashes(wanted)
+        index_of_row = {row.tobytes(): i for i, row in enumerate(wanted)}
         matches = []
         for start, stop in pairwise(self._edges):
-            rows = read_dense_rows(self._X, start, stop).astype(self.dtype, copy=False)
-            for i in np.flatnonzero(np.isin(row_hashes(rows), hashes)).tolist():
-                matches.append((start + i, position.get(rows[i].tobytes(), -1)))
+            block = read_dense_rows(self._X, start, stop).astype(self.dtype, copy=False)
+            for i in np.flatnonzero(np.isin(row_hashes(block), hashes)).tolist():
+                # A row may have the hash of a wanted row by chance: its index is then -1.
+                matches.append((start + i, index_of_row.get(block[i].tobytes(), -1)))
         pairs = np.array(matches, np.int64).reshape(-1, 2)
-        rows, index = pairs[pairs[:, 1] >= 0].T
-        return rows, index
+        row_ids, indices = pairs[pairs[:, 1] >= 0].T
+        return row_ids, indices
 
-    def _targets(self, start: int, stop: int) -> np.ndarray:
+    def _targets(self, start: int, stop: int) -> HostArray:
         """Return class ids (k,), or values (k, c), of rows start … stop - 1."""
         if self._y is None:
             return np.empty((stop - start, 0), self.y_dtype)
@@ -215,7 +217,7 @@ class ArraySource(BaseSource):
         return encode_labels(y, self._labels, start)
 
 
-def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:
+def _chunked_edges(X: Any, unit_rows: int) -> Ints:
     """Return unit edges on chunk borders: whole chunks, with at least `unit_rows` if possible."""
     if isinstance(X, zarr.Array):
         chunk = (X.shards or X.chunks)[0]
@@ -256,7 +258,7 @@ def _in_memory(a: Any) -> bool:
     return isinstance(a, np.ndarray) or is_sparse(a) or isinstance(a, PackedRows)
 
 
-def read_dense_rows(a: Any, start: int, stop: int | None) -> np.ndarray:
+def read_dense_rows(a: Any, start: int, stop: int | None) -> HostArray:
     """Return rows start … stop - 1 of an array, read and dense."""
     part = a[start:stop]
     if hasattr(part, "__dask_graph__"):
@@ -285,14 +287,60 @@ def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _labels_of_classes(y: Any, classes: Sequence[str]) -> np.ndarray:
+def _target_form(y: Any, classes: Sequence[str] | None, edges: Ints) -> ArrayTargets:
+    """Return the form of the targets y: labels, values or none.
+
+    edges : (n_units + 1,) edges of the units in which y is read.
+
+    Raises ConfigError if classes are given for values, and DataError for too many labels.
+    """
+    if y is None:
+        return ArrayTargets()
+    dtype = np.dtype(y.dtype)
+    if y.ndim == 1 and dtype.kind in LABEL_KINDS:
+        if classes is not None:
+            labels = _labels_of_classes(y, classes)
+            return ArrayTargets(labels, tuple(map(str, classes)), len(classes), np.dtype(np.int64))
+        labels = _find_labels(y, edges)
+        label_dtype = dtype.str if dtype.kind in INTEGER_LABEL_KINDS else TEXT
+        names = tuple(str(label) for label in labels)
+        return ArrayTargets(labels, names, len(names), np.dtype(np.int64), label_dtype)
+    if classes is not None:
+        raise ConfigError(
+            f"classes= needs labels in y, but y {y.shape} {y.dtype} holds values",
+            "leave classes= out, or give the labels in y",
+        )
+    n_outputs = 1 if y.ndim == 1 else int(y.shape[1])
+    y_dtype = np.dtype(y.dtype if dtype.kind == "f" else np.float64).newbyteorder("=")
+    return ArrayTargets(n_outputs=n_outputs, y_dtype=y_dtype)
+
+
+def _find_labels(y: Any, edges: Ints) -> HostArray:
+    """Return the sorted distinct labels in y, (c,). edges : see `_target_form`."""
+    dtype = np.dtype(y.dtype)
+    labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
+    for start, stop in pairwise(edges):
+        labels = np.union1d(labels, read_dense_rows(y, start, stop))
+        if len(labels) > MAX_LABELS:
+            raise DataError(
+                f"y has over {MAX_LABELS} different labels",
+                "convert it to floats for a regression, or give classes=",
+            )
+    return labels
+
+
+def _labels_of_classes(y: Any, classes: Sequence[str]) -> HostArray:
     """Return the label in y of each class: ids for integers, else the names."""
     if len(set(classes)) != len(classes) or not classes:
         raise ConfigError(
             f"classes={tuple(classes)!r} must be distinct names, at least one",
             "give each class one name",
         )
-    return np.arange(len(classes)) if np.dtype(y.dtype).kind in "iub" else np.array(classes)
+    return (
+        np.arange(len(classes))
+        if np.dtype(y.dtype).kind in INTEGER_LABEL_KINDS
+        else np.array(classes)
+    )
 
 
 def _array_fingerprint(*arrays: Any) -> str:

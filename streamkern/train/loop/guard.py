@@ -191,7 +191,7 @@ class Watch:
         else:
             is_bad = not math.isfinite(loss)
         if is_bad:
-            self.solver.backed_off(self.state, self.good, BACK_OFF_FACTOR)
+            self.solver.back_off(self.state, self.good, BACK_OFF_FACTOR)
             fields = {"loss": user_loss, "zero_loss": user_zero, "scale": self.state.scale}
             self._report("back-off", fields)
         elif self.guard.may_keep_weights(window[:, :2].tolist()):

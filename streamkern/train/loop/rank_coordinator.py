@@ -100,7 +100,7 @@ class RankCoordinator:
         )
         if between_syncs and not now:
             return False
-        solver.gather(state)
+        solver.reduce_to_rank_0(state)
         return True
 
     def rank0_holds_state(self, steps: StepLoop) -> bool:

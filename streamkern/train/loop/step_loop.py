@@ -210,7 +210,7 @@ class StepLoop:
         """Return the arrays with the rows of all ranks on rank 0, and {} on others. Collective."""
         backend, solver, on_rank0 = self.run.backend, self.solver, {}
         for name, a in arrays.items():
-            n = self.state.n_pending if name in solver.growing else self.share.p
+            n = self.state.n_pending if name in solver.temporary_center_arrays else self.share.p
             ids = self.run.method.rows_of(name, n, self.share)
             if ids is None:
                 host = None if self.ranks.rank else backend.copy_to_host(a)

@@ -371,12 +371,12 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
         raise ConfigError(
             f"{mention('solver', method.name)} takes the training rows themselves as centers and "
             "cannot be used with random transforms, copies, weights or class_sampling",
-            f"use {method.instead}",
+            f"use {method.alternative}",
         )
     model, n = config.model, data.base.n_rows
     if origin not in ("random", "all") or model.n_centers not in ("auto", n):
         count = "" if model.n_centers == "auto" else f"{mention('n_centers', model.n_centers)}: "
         raise ConfigError(
             f"{count}{mention('solver', method.name)} takes all {n} training rows as centers",
-            f"leave centers and n_centers out, or use {method.instead}",
+            f"leave centers and n_centers out, or use {method.alternative}",
         )

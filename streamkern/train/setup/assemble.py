@@ -247,13 +247,13 @@ def _estimate_noise(
     ridges (c,). Otherwise the number of rows and the ridges are None.
     """
     method, options, n_eff, ridges = run.method, run.config.solver, None, None
-    if not method.asks_noise(run.problem):
+    if not method.estimates_noise(run.problem):
         return NO_NOISE, n_eff, options, ridges
     with_each, rows = method.ridge_each and run.problem.several_targets, read_rows()
-    asks_ridge = method.asks_ridge(run.problem) or (
+    estimates_ridge = method.estimates_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
-    if not (asks_ridge or method.uses_center_targets or run.loss is not None):
+    if not (estimates_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n_eff, options, ridges
     noise_rows = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
     noise = find_noise(op, points, noise_rows, each=with_each)
@@ -261,7 +261,7 @@ def _estimate_noise(
     if len(rows.X) > NOISE_ROWS:
         noise = noise_of_more_rows(op, points, rows, noise)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
-    if asks_ridge:
+    if estimates_ridge:
         n_eff = n_effective(run, op, op.dtype, targets)
         options = options.with_ridge(noise.penalty(n_eff))
         if noise.each:

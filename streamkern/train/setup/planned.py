@@ -44,7 +44,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     if problem.selection is not None:
         counts["centers"] = OpCounts(products=problem.selection.flops)
     counts["setup"], counts["training"] = method.op_counts(problem, run.sizes)
-    if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
+    if method.uses_center_targets or not problem.squares or method.estimates_ridge(problem):
         counts["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_RIDGES)
         n = noise_rows(problem)
         counts["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
