@@ -73,7 +73,7 @@ def compress_command(
     inputs_and_model = rows_and_model(run_dir, inputs, device, options, reading, targets=False)
     with inputs_and_model as (rows, kernel_model):
         compress = on_demand(_COMPRESS_MODULE)
-        compressed_model = compress.compressed(model, kernel_model, rows, n_centers, tolerance)
+        compressed_model = compress.compress_model(model, kernel_model, rows, n_centers, tolerance)
     compressed_model.save(out, storage_options=options_for(options, out))
     report = compressed_model.report_["compressed"]
     if as_json:
