@@ -53,6 +53,8 @@ class DenseAlgebra(ABC):
     """Dtype of the operand that is multiplied by a float16 matrix; its values fit in float16."""
     mirror_block = 256
     """Rows and columns of a block in `mirror_lower`."""
+    _row_numbers: Array = ()
+    """The numbers 0 to n - 1 on the device, for `one_hot`."""
 
     @abstractmethod
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
@@ -74,8 +76,11 @@ class DenseAlgebra(ABC):
 
     def one_hot(self, ids: Array, out: Array) -> None:
         """Set row i of `out` (m, c) to 1 in column ids[i], and to 0 elsewhere. ids : (m,)."""
+        rows = self._row_numbers
+        if len(rows) < len(ids):
+            rows = self._row_numbers = self.xp.arange(len(ids))
         out[...] = 0
-        out[self.xp.arange(len(ids)), ids] = 1
+        out[rows[: len(ids)], ids] = 1
 
     def sum_squares(
         self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,

@@ -111,8 +111,8 @@ def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
     row, *columns = index
     raise NotNumbersError(
         f"X holds {str(X[index])[:40]!r} in row "
-        f"{row}{', column ' if columns else ''}{', '.join(map(str, columns))}, but each cell "
-        "must be a number, not a string or another object",
+        f"{row}{', column ' if columns else ''}{', '.join(map(str, columns))}, but a cell of "
+        "this argument must be neither a string nor another object, but a number",
         "if the table contains words, give a data frame, such as "
         'pandas.DataFrame(X).infer_objects().add_prefix("x")',
     )

@@ -356,7 +356,7 @@ stop._GRACE_S = 0.2
 lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 request = stop.StopRequest(install=True)
 explain = functools.partial(console.explain, vocabulary=str)
-with stop.watched(request, explain), request, {inside}:
+with stop.end_on_signal(request, explain), request, {inside}:
     libc.pthread_mutex_lock(lock)
     print("here", flush=True)
     print("buffered", end="")
@@ -417,7 +417,7 @@ class Half:
     def __del__(self): raise AttributeError("_ssock")
 request = stop.StopRequest(install=True)
 try:
-    with stop.watched(request, lambda error: 1), request:
+    with stop.end_on_signal(request, lambda error: 1), request:
         Half()  # nothing came yet: this is shown
         try:
             os.kill(os.getpid(), signal.SIGTERM)

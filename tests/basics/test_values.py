@@ -55,7 +55,9 @@ def test_checked_int_accepts_integers(number: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [0, np.int8(-1), 2.0, np.float32(2), "3", None])
 def test_checked_int_refuses_other_values(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^copies=.* must be a whole number, at least 1$"):
+    with pytest.raises(
+        ConfigError, match=r"^copies=.* must be a whole number, at least 1; correct it"
+    ):
         checked_int("copies", wrong)
 
 

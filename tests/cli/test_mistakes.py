@@ -66,7 +66,7 @@ ANSWERS = {
     "help train": "did you mean streamkern train --help?",
     "-v": "did you mean --version?",
     "train -v": "streamkern train --help lists the options",
-    "trian": "streamkern --help lists the commands",
+    "trian": "did you mean streamkern train?",
     "ingest rides.csv o.zarr --y": "--y needs a value; streamkern ingest --help",
     "info runs/a --importances": "--importances needs a value; streamkern info --help",
     "train --train rides.zarr --epochs abc": '--epochs abc must be "auto" or a whole number',

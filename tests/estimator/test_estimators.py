@@ -579,7 +579,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"warm_start": True, "solver": "direct"}, "^warm_start=True is not defined for solver 'd"),
     ({"centers": np.ones((5, 3))}, r"centers have rows of shape \(3,\)"),
     ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
-    ({"centers": X[:5], "n_centers": 6}, "n_centers=6 but centers holds 5 rows"),
+    ({"centers": X[:5], "n_centers": 6}, "n_centers=6 differs from the 5 rows in centers"),
     ({"centers": "all", "n_centers": 6}, "n_centers=6 contradicts centers='all'"),
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),

@@ -153,7 +153,7 @@ def test_partial_fit_refuses_changed_parameters(tmp_path: Path) -> None:
     for name, value in changes.items():
         model = started_model().set_params(**{name: value})
         before = model.predict(X)
-        with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}=.*set it back"):
+        with pytest.raises(ConfigError, match=f"{name}=.*trained with {name}=.*set it back"):
             model.partial_fit(X, y)
         np.testing.assert_array_equal(model.predict(X), before)
         assert model.set_params(**{name: block.get(name, getattr(started_model(), name))}) is model
@@ -199,7 +199,7 @@ def test_partial_fit_compares_parameters_by_value() -> None:
         for same in equal:
             KernelRegressor(**{name: same})._check_unchanged(started)
         for other in others:
-            with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}="):
+            with pytest.raises(ConfigError, match=f"{name}=.*trained with {name}="):
                 KernelRegressor(**{name: other})._check_unchanged(started)
     model = KernelRegressor(transforms=[shift])
     model.begun = model._model_parameters()  # type: ignore[attr-defined]

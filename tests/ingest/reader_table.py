@@ -57,7 +57,10 @@ def outcome(read: Callable[[], Any], expected: Sequence[Any]) -> str:
         except StreamkernError as error:
             text = str(error)
             has_remedy = "\n" not in text and max(map(len, text.split(";")[1:]), default=0) > 8
-            has_remedy |= any(f": {word} " in text for word in ("drop", "call", "say", "write"))
+            has_remedy |= any(
+                f": {word} " in text
+                for word in ("decide", "drop", "give", "make", "rename", "write")
+            )
             return REFUSED if has_remedy else f"refused without a remedy: {text}"
         except Exception as error:
             return f"raised {type(error).__name__}: {error}"

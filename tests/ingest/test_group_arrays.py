@@ -162,7 +162,7 @@ def test_damaged_sparse_groups_are_refused(tmp_path: Path) -> None:
 def test_fit_refuses_sparse_groups_and_suggests_ingest(tmp_path: Path, write_group: Any) -> None:
     url = write_group(tmp_path, fill)
     if url.suffix == ".zarr":
-        with pytest.raises(DataError, match=r"'X' of .* is a group of .*; ingest it"):
+        with pytest.raises(DataError, match=r"'X' of .* is a group .*; ingest it"):
             streamkern.KernelRegressor().fit(url)
     streamkern.ingest_store(url, tmp_path / "out")
     assert streamkern.open_store(tmp_path / "out").spec.n_rows == N

@@ -47,7 +47,7 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
     events: list[dict[str, Any]] = []
     computed(
         case.op, case.Z, case.X_s, case.probe, case.sizes, case.options,
-        report=lambda event, fields: events.append(fields),
+        report=lambda event, fields: events.extend([fields] if event == "block" else []),
     )  # fmt: skip
     ids = np.arange(len(case.Z))
     blocks = [ids[b] for b in solver.preconditioner.blocks]

@@ -67,6 +67,6 @@ def test_unsupported_dtypes_suggest_ingest(tmp_path: Path) -> None:
         group.create_array("X", data=np.arange(20).reshape(10, 2).astype(dtype) + (dtype != "?"))
         group.create_array("y", data=Y[:10])
         for entry_point in (open_store, streamkern.KernelRegressor().fit):
-            with pytest.raises(DataError, match=r"has dtype .*; ingest it"):
+            with pytest.raises(DataError, match=r"has dtype .*; ingest the data"):
                 entry_point(path)
         assert streamkern.ingest_store(path, f"{path}.out").n_rows == 10

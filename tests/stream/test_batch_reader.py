@@ -409,7 +409,7 @@ class Liar(Faulty):
 def test_source_that_returns_wrong_blocks_is_named() -> None:
     with (
         BatchReader(Liar(OSError, set(), 0), batch_size=10, seed=0) as loader,
-        pytest.raises(DataError, match=r"gave X \(8, 3\) float64; .* float32"),
+        pytest.raises(DataError, match=r"has X of shape \(8, 3\) and dtype float64; .* float32"),
     ):
         copies_of(loader.epoch(0))
 

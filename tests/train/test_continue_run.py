@@ -260,12 +260,12 @@ def test_invalid_run_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is the run that is continued.*such as run_dir=.*a-2"):
         finished(config(tmp_path, "a"), continues=a)
     finished(config(tmp_path, "other"))
-    with pytest.raises(ResumeMismatchError, match="continues no other run, and not"):
+    with pytest.raises(ResumeMismatchError, match="continues no other run, not"):
         finished(config(tmp_path, "other"), continues=a)
     finished(config(tmp_path, "b"), continues=a)
     with pytest.raises(ResumeMismatchError, match=r"holds a run that continues .*a; repeat"):
         finished(config(tmp_path, "b"))
-    with pytest.raises(ResumeMismatchError, match=r"continues .*a, and not .*other"):
+    with pytest.raises(ResumeMismatchError, match=r"continues .*a, not .*other"):
         finished(config(tmp_path, "b"), continues=tmp_path / "other")
     with pytest.raises(RunError, match="there is no run in"):
         finished(config(tmp_path, "c"), continues=tmp_path / "nothing")
@@ -280,7 +280,7 @@ def test_given_arrays_without_run_directory_are_sufficient(tmp_path: Path) -> No
     finished(settings(tmp_path / "a"), source=array_source())
     result = finished(settings(), source=array_source(60, 3), continues=tmp_path / "a")
     np.testing.assert_array_equal(result.Z, saved(tmp_path / "a")[0].arrays["Z"])
-    with pytest.raises(ConfigError, match="centers are those of the run that is continued"):
+    with pytest.raises(ConfigError, match="because the run that is continued determines them"):
         finished(settings(), source=array_source(), centers=arrays(5)[0], continues=tmp_path / "a")
 
 

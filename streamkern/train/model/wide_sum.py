@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, Backend
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -65,13 +65,14 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
     """Return whether the rounding errors of float32 are visible in predictions.
 
     Sums in float32 and in float64 are compared at up to 128 points between centers, which takes
-    128 p kernel values in each precision. The result depends on the model alone, so that a row has
-    the same prediction in every call.
+    128 p kernel values in each precision. NumPy computes them for every backend, because each
+    rounds in its own way: the result depends on the model alone, so that a row has the same
+    prediction after `fit` and after `load`, which may compile the kernel.
 
     narrow : the function in float32.
     centers : (p, d) on the host, scaled.
     """
-    op, xp = narrow.op, narrow.op.backend.xp
+    op = narrow.op
     is_feature_map = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
     if (
         op.precision != "exact"
@@ -80,11 +81,14 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
         or 8 * centers.size > MAX_FLOAT64_CENTER_BYTES
     ):
         return False
-    with op.backend.active(), np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
-        probes = op.backend.asarray(_probes(centers, op.categorical_columns), op.dtype)
+    on_host = KernelOperator(op.kernel, Backend(), op.precision, op.origin)
+    Z = on_host.points(np.asarray(centers, op.dtype), right=True)
+    narrow = KernelSum(on_host, Z, op.backend.to_host(narrow.weights))
+    with np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
+        probes = np.asarray(_probes(centers, op.categorical_columns), op.dtype)
         F, rounded = wide_sum(narrow, centers)(probes), narrow(probes)
-        spread = xp.square(F - F.mean(axis=0)).mean()
-        return bool(xp.square(F - rounded).mean() > MAX_RELATIVE_ROUNDING**2 * spread)
+        spread = np.square(F - F.mean(axis=0)).mean()
+        return bool(np.square(F - rounded).mean() > MAX_RELATIVE_ROUNDING**2 * spread)
 
 
 def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[Any]:

@@ -233,7 +233,7 @@ def test_infinite_constant_and_empty_columns_are_encoded() -> None:
     ("cells", "message"),
     [
         (["1", "2", "3+"], r"'a' mixes numbers \(1 in row 0\) and words \('3\+' in row 2\)"),
-        (["1/2/2024", "13/2/2024"], r"dates like '1/2/2024'.*\(a=%d/%m/%Y, say\)"),
+        (["1/2/2024", "13/2/2024"], r"dates like '1/2/2024'.*\(a=%d/%m/%Y, for example\)"),
         ([f"name {k}" for k in range(50)], "50 different words in 50 rows"),
         (
             ["1,5", "20,25"],

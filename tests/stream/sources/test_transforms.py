@@ -235,7 +235,7 @@ def test_failure_of_user_function_names_the_function(batch: Any) -> None:
     def drops(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X[1:], Y[1:]
 
-    with pytest.raises(DataError, match=r'"test_failures.*typo" failed in epoch 1: NameError'):
+    with pytest.raises(DataError, match=r'"test_failure_.*typo" failed in epoch 1: NameError'):
         run(typo, X, Y, rows)
     with pytest.raises(DataError, match=r'typo" failed in the setup sample: NameError'):
         run(typo, X, Y, rows, epoch=SETUP_EPOCH)

@@ -31,7 +31,7 @@ def messages(
     clock, ranks = [0.0], Counting()
     monkeypatch.setattr(rank_coordinator.time, "perf_counter", lambda: clock[0])
     agreement = RankCoordinator(ranks, StopRequest(install=False))
-    solver = SimpleNamespace(sums_of_rows=lambda state: (), gather=lambda state: None)
+    solver = SimpleNamespace(sums_of_rows=lambda state: (), reduce_to_rank_0=lambda state: None)
     for step in range(1, n + 1):
         clock[0] += step_s
         position = SimpleNamespace(batch=step, step=step)

@@ -349,7 +349,7 @@ def test_workers_with_a_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(RankCluster, "_wait_for", lambda self, question: known)
     assert list(cluster.workers()) == ["tcp://w:1"]
     worker["memory_limit"] = 3 << 30
-    with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):
+    with pytest.raises(ConfigError, match=r"tcp://w:1 of .* limit of 3 GiB, .*--memory-limit 0"):
         cluster.workers()
     worker["nanny"] = ""
     with pytest.raises(ConfigError, match="has no nanny"):

@@ -253,7 +253,7 @@ def test_invalid_settings_leave_no_files(name: str, tmp_path: Path) -> None:
     ("shape", "n_centers", "message"),
     [
         ((7, D + 1), "auto", r"rows of shape \(6,\), the data has rows of shape \(5,\)"),
-        ((7, D), 8, "n_centers=8 but model.centers holds 7 rows"),
+        ((7, D), 8, "n_centers=8 differs from the 7 rows in model.centers"),
     ],
 )
 @pytest.mark.parametrize("kind", ["npy", "zarr"])
