@@ -231,6 +231,12 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
         with mock.patch.dict(os.environ, environment):
             opened(url, storage_options=endpoint)
 
+    def without_environment(**options: Any) -> None:
+        with mock.patch.dict(os.environ):  # fixtures of other tests may have set the keys
+            for name in environment:
+                os.environ.pop(name, None)
+            opened(url, storage_options=endpoint | options)
+
     def without(package: str, installed: bool, **options: Any) -> None:
         with mock.patch.dict(sys.modules, {} if installed else {package: None}):
             opened(url, storage_options=plain | options)
@@ -280,10 +286,9 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
         ("needs a package that is not installed", Do(without, "s3fs", False, engine="s3fs"),
          Do(without, "s3fs", True, engine="s3fs")),
         ("correct the storage options, the environment", given(profile="none-such"), good),
-        ("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", optioned(url, **endpoint),
-         with_environment),
-        ("or storage_options anon = true for a public bucket", optioned(url, **endpoint),
-         optioned(url, **endpoint, anon=True)),
+        ("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", without_environment, with_environment),
+        ("or storage_options anon = true for a public bucket", without_environment,
+         Do(without_environment, anon=True)),
         ("there is no such bucket .*check its name", given("s3://bucket-9/rows.zarr"), good),
         ("was refused: .*check the URL and its storage options",
          given(endpoint_url=f"https://{home}"), good),

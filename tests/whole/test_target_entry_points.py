@@ -199,9 +199,9 @@ def test_unusual_targets_are_accepted_or_refused_in_one_sentence(tmp_path: Path)
     pairs = pd.Series([(1, 2)] * N)
     out = tmp_path / "made.zarr"
     for message, call in (
-        ("give them", lambda: regressor().fit(np.c_[X, Y], 3)),
-        ("give them", lambda: regressor().fit(X, 5.0)),
-        ("give them", lambda: sk.ingest_store(X, out, y=5.0)),
+        ("give a target for each row", lambda: regressor().fit(np.c_[X, Y], 3)),
+        ("give a target for each row", lambda: regressor().fit(X, 5.0)),
+        ("give a target for each row", lambda: sk.ingest_store(X, out, y=5.0)),
         ("no order", lambda: regressor().fit(X, set(Y))),
         ("compute_chunk_sizes", lambda: sk.ingest_store(unknown, out, y=Y)),
         ("compute_chunk_sizes", lambda: regressor().fit(unknown, Y)),
