@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.train.model.wide_sum import MAX_RELATIVE_ROUNDING
+from streamkern.backend.base import Backend
+from streamkern.kernels.builtin import Gaussian
+from streamkern.kernels.products import KernelOperator
+from streamkern.train.model.wide_sum import MAX_RELATIVE_ROUNDING, KernelSum, rounding_shows
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((1200, 4))
@@ -66,6 +69,25 @@ def test_loaded_model_and_single_row_have_same_bits(tmp_path: Path) -> None:
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(sk.load(tmp_path / "saved").predict(NEW), full)
     assert model.score(NEW, full) == 1
+
+
+class InaccurateBackend(Backend):
+    """A backend whose products have large errors in float32."""
+
+    def gemm(self, A: Any, B: Any, out: Any) -> None:
+        super().gemm(A, B, out)
+        if out.dtype == np.float32:
+            out *= 1.01
+
+
+@pytest.mark.parametrize(("bandwidth", "shows"), [(0.5, False), (6.0, True)])
+def test_rounding_is_measured_alike_for_all_backends(bandwidth: float, shows: bool) -> None:
+    model = trained(bandwidth=bandwidth)
+    centers = np.float32(model.centers_)
+    for backend in (Backend(), InaccurateBackend()):
+        op = KernelOperator(Gaussian(bandwidth), backend, "exact")
+        f = KernelSum(op, op.points(centers, right=True), np.float32(model.dual_coef_))
+        assert rounding_shows(f, centers) is shows
 
 
 def test_class_scores_keep_their_dtype() -> None:
