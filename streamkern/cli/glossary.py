@@ -112,7 +112,7 @@ SETUP_MEANINGS: Final = {
     "projection",
     "projection_level": "number of directions that the preconditioner of the projection damps",
     "projection_batch": "number of centers in a step of the projection",
-    "leverage": "largest influence of a row on a step, which bounds the step size",
+    "leverage": "largest leverage of a row, which bounds the step size",
     "lambda_1": "largest eigenvalue after preconditioning, which bounds the step size",
     "mu": "damping of the preconditioner",
     "jitter": "number added to the diagonal of the kernel matrix so that its Cholesky "

@@ -9,7 +9,7 @@ than predictions of new rows, and probabilities that are fitted to it would be w
 
 With the rows k_i of K(X, Z), scaled by sqrt(w_i / n), the fit of `direct_step` is A alpha = B / n,
 A = sum_i k_i k_i^T + ridge K(Z, Z) = L L^T. For a group of rows g with the scaled residuals
-r_g = y_g - f_g,
+r_g = y_g - f_g (of the opposite sign to docs/terms.md),
 
     V = L^-1 K_g^T,    H = V^T V,
 

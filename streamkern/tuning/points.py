@@ -4,7 +4,7 @@ Each round of refinement adds two bandwidths for the best point: on a log scale,
 next smaller and to the next larger bandwidth tried. If the best bandwidth is the smallest or the
 largest one tried, a bandwidth beyond it is added, at the distance of its neighbour on the other
 side. If the best ridge is the smallest or the largest one tried, a ridge beyond it is added in the
-same way, but none below 0.
+same way. If a ridge of 0 was tried, it counts as the smallest, and none is added below the others.
 
 Optuna's sampler is deterministic: it makes the same proposals for the same seed and results. So a
 resumed search requests all proposals again, and does not repeat recorded trainings.
