@@ -144,6 +144,8 @@ def no_leaked_threads() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     leaked = [t for t in threading.enumerate() if t not in before and _is_ours(t)]
+    if leaked:
+        gc.collect()
     # A thread that was told to stop may still be on its last lines.
     give_up = time.monotonic() + 2.0
     for thread in leaked:
