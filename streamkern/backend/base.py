@@ -253,10 +253,10 @@ class Backend(DenseAlgebra):
         self._multiply(A, B.T, out)
 
     def _multiply(self, A: Array, B: Array, out: Array) -> None:
-        """Compute out = A @ B, such that a row's result does not depend on the number of rows.
+        """Compute out = A @ B; a single row is multiplied as two equal rows.
 
-        A product of a single row would be a matrix-vector product, which adds in another order than
-        a matrix product. A single row is therefore multiplied as two equal rows.
+        A product of a single row would be a matrix-vector product, which adds in another order.
+        Some kernels of OpenBLAS, as for Haswell, also do so for other numbers of rows.
         """
         if len(A) > 1:
             np.matmul(A, B, out=out)

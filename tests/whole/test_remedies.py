@@ -1,7 +1,8 @@
 """Apply the remedy of each error, and check that the error is gone.
 
-A module of `tests.remedies` may cover whole rooms: then every place of them that raises an error is
-reached by one of its remedies, or stands in its table of those not tried, with the reason.
+A module of `tests.remedies` may cover whole packages of streamkern. Each place in them that raises
+an error must then be reached by a case of the module, or be listed in its `NOT_TRIED` with a
+reason.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ ERRORS = {name for name, kind in vars(errors).items()
 
 @cache
 def raise_sites(path: Path) -> dict[int, str]:
-    """Return the name of each place of a file that makes an error of ours, by its lines.
+    """Map each line of a file that constructs a StreamkernError to the name of its place.
 
-    The name is the path in the package, the function, and the how-manieth error of it this is:
-    `cli/files.py:read:2`.
+    The name consists of the path in the package, the function, and the number of the error within
+    the function, such as `cli/files.py:read:2`.
     """
     found: dict[int, str] = {}
 
@@ -69,35 +70,37 @@ def raise_sites(path: Path) -> dict[int, str]:
 
 @pytest.fixture
 def sites_reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
-    """Yield the files and lines that raise an error of the package meanwhile."""
+    """Return a set that collects (file, line) of each StreamkernError of the test."""
     lines: set[tuple[str, int]] = set()
+    original_init = StreamkernError.__init__
 
-    make = StreamkernError.__init__
-
-    def noted(self: StreamkernError, *args: Any) -> None:
+    def record_and_call(self: StreamkernError, *args: Any) -> None:
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == errors.__file__:
             frame = frame.f_back
         lines.add((frame.f_code.co_filename, frame.f_lineno))
-        make(self, *args)
+        original_init(self, *args)
 
-    monkeypatch.setattr(StreamkernError, "__init__", noted)
+    monkeypatch.setattr(StreamkernError, "__init__", record_and_call)
     return lines
 
 
-def places_of(lines: set[tuple[str, int]]) -> set[str]:
-    """Return the names of the places at these lines. Not as they are reached, on many threads:
-    `ast` is not for several of them at once."""
+def site_names(lines: set[tuple[str, int]]) -> set[str]:
+    """Return the names of the places at these lines.
+
+    It is called after the test, and not by the threads that raise the errors, because `ast` is not
+    thread-safe.
+    """
     ours = {path for path, _ in lines if Path(path).is_relative_to(PACKAGE)}
     sites = {path: raise_sites(Path(path)) for path in ours}
     return {sites[path].get(line, "") for path, line in lines if path in ours}
 
 
-def error_of(wrong: Do, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the sentence that the mistake is answered with; "" where nothing fails."""
+def error_message(mistake: Do, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the error message of a mistake; "" if there is no error."""
     capsys.readouterr()
     try:
-        wrong()
+        mistake()
     except SystemExit:
         return capsys.readouterr().err
     except (StreamkernError, AttributeError, TypeError) as error:
@@ -105,19 +108,28 @@ def error_of(wrong: Do, capsys: pytest.CaptureFixture[str]) -> str:
     return ""
 
 
-def covered(kind: ModuleType) -> set[str]:
-    """Return the places of the rooms and modules that a module of remedies covers."""
-    places: set[str] = set()
+def covered_sites(kind: ModuleType) -> set[str]:
+    """Return the names of all places in the packages and modules that a module covers."""
+    sites: set[str] = set()
     for part in getattr(kind, "COVERED", ()):
         files = [PACKAGE / part] if part.endswith(".py") else sorted((PACKAGE / part).rglob("*.py"))
         for path in files:
-            places.update(raise_sites(path).values())
-    return places
+            sites.update(raise_sites(path).values())
+    return sites
+
+
+def check_coverage(kind: ModuleType, reached: set[str]) -> None:
+    """Check that the cases of a module reach all covered places but those in `NOT_TRIED`."""
+    sites, not_tried = covered_sites(kind), set(getattr(kind, "NOT_TRIED", ()))
+    assert not_tried <= sites, f"no such places: {sorted(not_tried - sites)}"
+    assert not not_tried & reached, f"tried after all: {sorted(not_tried & reached)}"
+    missing = sites - reached - not_tried
+    assert not missing, f"{len(missing)} of {len(sites)} in no table: {sorted(missing)}"
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of the stores and runs with which every module of remedies begins."""
+    """Return a folder with the stores and runs that the cases of all modules use."""
     folder = tmp_path_factory.mktemp("prepared")
     with contextlib.chdir(folder), warnings.catch_warnings(action="ignore"):
         remedies.prepare()
@@ -131,39 +143,36 @@ def test_every_remedy_works(
     capsys: pytest.CaptureFixture[str], sites_reached: set[tuple[str, int]],
     pytestconfig: pytest.Config,
 ) -> None:  # fmt: skip
-    """Check the answer to each mistake. The remedies of every fourth are applied, and at night all;
-    the tests of a room show that it works."""
-    every = 1 if pytestconfig.getoption("--full") or getattr(kind, "DO_ALL", False) else 4
+    """Check the error message of each mistake.
+
+    Every fourth case applies its remedies. With --full, or if the module sets `DO_ALL`, every case
+    does.
+    """
+    step = 1 if pytestconfig.getoption("--full") or getattr(kind, "DO_ALL", False) else 4
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     warnings.simplefilter("ignore")
-    faults = []
+    failures = []
     cases = (case for table in kind.TABLES for case in table())
-    for number, (message, wrong, *remedies_of_it) in enumerate(cases):
-        text = error_of(wrong, capsys)
-        if not re.search(message, text, re.DOTALL):
-            faults.append(f"wants {message!r}, says {text!r}")
+    for number, (pattern, mistake, *case_remedies) in enumerate(cases):
+        message = error_message(mistake, capsys)
+        if not re.search(pattern, message, re.DOTALL):
+            failures.append(f"wants {pattern!r}, says {message!r}")
             continue
-        for right in () if number % every else remedies_of_it:
+        for remedy in () if number % step else case_remedies:
             try:
-                right()
+                remedy()
             except (Exception, SystemExit) as error:
-                said_too = capsys.readouterr().err
-                faults.append(f"{text!r}: {type(error).__name__}: {error} {said_too}")
-    assert not faults, "\n".join(faults)
-    not_tried, met = set(getattr(kind, "NOT_TRIED", ())), places_of(sites_reached)
-    places = covered(kind)
-    assert not_tried <= places, f"no such places: {sorted(not_tried - places)}"
-    assert not not_tried & met, f"tried after all: {sorted(not_tried & met)}"
-    missing = places - met - not_tried
-    assert not missing, f"{len(missing)} of {len(places)} in no table: {sorted(missing)}"
+                output = capsys.readouterr().err
+                failures.append(f"{message!r}: {type(error).__name__}: {error} {output}")
+    assert not failures, "\n".join(failures)
+    check_coverage(kind, site_names(sites_reached))
 
 
 @pytest.mark.slow
 def test_every_module_with_errors_is_covered() -> None:
-    """Check that each file with errors has a module of remedies, and that no place is counted
-    twice."""
-    counts = Counter(location for kind in KINDS for location in covered(kind))
-    every = {location for path in PACKAGE.rglob("*.py") for location in raise_sites(path).values()}
-    assert not every - set(counts), f"in no module of remedies: {sorted(every - set(counts))}"
+    """Check that exactly one module of remedies covers each place that raises an error."""
+    counts = Counter(site for kind in KINDS for site in covered_sites(kind))
+    sites = {site for path in PACKAGE.rglob("*.py") for site in raise_sites(path).values()}
+    assert not sites - set(counts), f"in no module of remedies: {sorted(sites - set(counts))}"
     assert max(counts.values()) == 1
