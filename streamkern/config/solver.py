@@ -105,8 +105,9 @@ class SolverConfig(Table):
     block_size : centers in a block of the preconditioner, for "block"; "auto": as many as the
         memory and the length of the run justify.
     factor_dtype : dtype of the factors of the preconditioner, for "block"; "auto": the dtype of the
-        run's arithmetic. "float16" takes half of the memory of float32. The setup rounds such that
-        steps are as accurate, and measures step sizes on the rounded factors. Not for float64.
+        run's arithmetic. "float16" takes half of the memory of float32. The setup compensates the
+        rounding errors, measures step sizes on the rounded factors, and warns if the errors stay
+        large. Not for float64.
     ridge : weight of the squared norm of f in the objective; "auto": estimated from the data. The
         objective is half the mean squared error plus ridge * tr(alpha^T K(Z, Z) alpha) / 2, with
         |w|^2 in place of the trace for Fourier features; 0 means no ridge. "direct" estimates it on
