@@ -197,8 +197,8 @@ class ExecutionConfig(Table):
         return Every(None, None if every == "auto" else parse_seconds(every))
 
 
-LOG_LINK_SOLVERS: Final = ("auto", "block", "direct")
-"""Values of solver.name with which a loss with a log link can be minimised."""
+NEWTON_SOLVERS: Final = ("direct", "falkon")
+"""Values of solver.name with which losses other than squares are minimised by Newton steps."""
 
 
 class RunConfig(Table):
@@ -223,12 +223,10 @@ class RunConfig(Table):
         """Require settings with which the loss can be minimised."""
         loss, obstacles = self.model.loss, []
         log_link = loss != SQUARES and loss_class(loss).log_link
-        if log_link and self.solver.name not in LOG_LINK_SOLVERS:
-            obstacles.append(mention("solver.name", self.solver.name))
         obstacles += [mention("solver.posterior", True)] if self.solver.posterior else []
-        if log_link and self.solver.name == "direct" and not self.model.fit_intercept:
-            # Newton steps would take |log mean| epochs from f = 0 to the mean.
-            obstacles.append(f"{mention('solver.name', 'direct')} and no intercept")
+        if log_link and self.solver.name in NEWTON_SOLVERS and not self.model.fit_intercept:
+            # Newton steps would take about |log mean| epochs from f = 0 to the mean.
+            obstacles.append(f"{mention('solver.name', self.solver.name)} and no intercept")
         if loss != SQUARES and obstacles:
             raise ConfigError(
                 f"{mention('model.loss', loss)} cannot be minimised with {obstacles[0]}",

@@ -126,6 +126,14 @@ class ScaledLoss:
         gradient *= self._asarray(1 / (loss.curvature * self._host_gain))
         return gradient, None
 
+    def curvatures_at(self, Y: Array) -> Array:
+        """Return the second derivatives of a log link (m, c) float64, in units of gain^2 L.
+
+        Y : (m, c) targets of the last call of `errors`, whose f is used.
+        """
+        z = self._predictions.astype(np.float64)
+        return self._second_derivative(self._xp.log(z, out=z), Y)
+
     def largest_curvatures(self, moves: Array, Y: Array) -> Array:
         """Return the largest curvatures of a log link on the path from f to f - moves.
 

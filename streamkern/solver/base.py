@@ -29,6 +29,7 @@ from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import DivergenceError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.scaled import ScaledLoss
@@ -96,7 +97,7 @@ class Solver:
     temporary_center_arrays: tuple[str, ...] = ()
     """Names of the pending arrays that have one row for each temporary center."""
     remedy = "a larger bandwidth"
-    """Setting to change if even very short steps diverge, for the error message."""
+    """Setting to change if even very short steps diverge, with any loss."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, max_batch: int,
@@ -143,6 +144,13 @@ class Solver:
     def _pending(self) -> dict[str, Array]:
         """Return the arrays of `State.pending` at the start, by the names of a checkpoint."""
         return {}
+
+    @property
+    def remedies(self) -> str:
+        """Settings to change if even very short steps diverge, for the error message."""
+        if self.loss is not None and self.loss.limits:  # `direct` tests the length of its steps
+            return f"{mention('solver.name', 'direct')}, {self.remedy}"
+        return self.remedy
 
     def rules(self) -> list[StepRule]:
         """Return the step rules in use, one per block; none for solvers without a step size."""

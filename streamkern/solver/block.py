@@ -12,7 +12,6 @@ from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds, count_products
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
@@ -219,16 +218,10 @@ class BlockMethod(Method[BlockSizes]):
         return BlockSolver(
             work.op, work.Z.each(share.part), pre, seed=work.seed, ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled,
-            center_partition=share, remedy=_remedy(work.loss), **shared,
+            center_partition=share,
+            remedy=f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth",
+            **shared,
         )  # fmt: skip
-
-
-def _remedy(loss: ScaledLoss | None) -> str:
-    """Return the settings to change if even very short steps diverge."""
-    remedy = f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth"
-    if loss is not None and loss.limits:  # `direct` tests the length of its steps
-        return f"{mention('solver.name', 'direct')}, {remedy}"
-    return remedy
 
 
 def training_op_counts(

@@ -22,6 +22,15 @@ Differences from the paper: one iteration of conjugate gradient for each Newton 
 directions that stay conjugate from step to step; the M of squares, with all curvatures 1; and no
 path of decreasing ridges. None of them takes more epochs (docs/explanation/losses-measured.md).
 
+For a loss with a log link, the curvatures h are not bounded, so three things differ:
+
+- The first step is 0, as M alone does not say how long v may be.
+- An epoch also finds the largest move of a row, max |K v|. The step a v is shortened so that no
+  output z moves by more than `LARGEST_STEP`.
+- B is a^2 (K v)^T w l'' (K v) / n times exp(largest move), plus the term of the ridge, with the
+  second derivatives l'' at the start of the step. As |l'''| <= l'', the second derivative of a row
+  grows by at most this factor along the step (self-concordance; Bach 2010, Electron. J. Stat. 4).
+
 The run ends when sqrt(g . M g) is at most the tolerance times its value in the first epoch.
 
 Cost per epoch 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
@@ -31,8 +40,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
+from streamkern.losses.scaled import LARGEST_STEP
 from streamkern.solver.base import State
 from streamkern.solver.falkon_step import PreconditionedSolver, ratio
 from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, SafeguardedNewton
@@ -41,16 +53,30 @@ from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, Safe
 class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     """FALKON for losses other than squares, as in the module docstring."""
 
+    @property
+    def _has_log_link(self) -> bool:
+        return self.loss is not None and self.loss.limits
+
     def _pending(self) -> dict[str, Array]:
         """Return the arrays of `NewtonArrays`, and the arrays of conjugate gradient.
 
         product : (p, c) sum of K^T (w h (K v)).
         squares : (2, c) g . M g after the last step that passed the test, and of the first epoch.
         bound : (1,) B of the step.
+        move : (1,) largest |K v| of a row, in units of z; only for a log link.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         arrays = {"product": zeros((p, c)), "squares": zeros((2, c)), "bound": zeros(1)}
+        if self._has_log_link:
+            arrays["move"] = zeros(1, self.op.dtype)
         return super()._pending() | arrays
+
+    def _row_curvatures(self, state: State, Kv: Array, Y: Array) -> Array:
+        """Return the curvatures at the weights of the epoch, and update the largest move by v."""
+        assert self.loss is not None
+        move = state.pending["move"]
+        self.backend.xp.maximum(move, self.loss.largest_move(Kv.copy()), out=move)
+        return self.loss.curvatures_at(Y)
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums and return its losses with the weights of the epoch, (2, c)."""
@@ -75,6 +101,8 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one."""
         facts = super().end_epoch(state)
+        if self._has_log_link:
+            state.pending["move"][...] = 0
         return {"iteration": state.passes - 1, "residual": self._residual(state)} | facts
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
@@ -86,7 +114,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     def _set_direction(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         """Set D = a v, and the next v, for the gradient g, (p, c), and return -g^T D.
 
-        Before the first step there is no v: D is then the next v.
+        Before the first step there is no v: D is then the next v or, for a log link, 0.
         """
         pending, c, xp = state.pending, self.n_outputs, self.backend.xp
         arrays = NewtonArrays.of(state)
@@ -96,7 +124,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         Mg, MAv = preconditioned[:, :c], preconditioned[:, c:]
         pending["squares"][0] = self._dot(g, Mg)
         vAv = self._dot(v, Av)
-        a = -ratio(xp, self._dot(g, v), vAv)
+        a, growth = self._step_length(state, -ratio(xp, self._dot(g, v), vAv))
         z = Mg + a * MAv
         next_v = self._without_common(ratio(xp, self._dot(z, Av), vAv) * v - z)
         arrays.weights_and_direction[:, c:] = next_v
@@ -104,11 +132,25 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         # B of the step. The term of the rows is for a v, for which it is at least as large as for D
         # without the common part.
         norm_term = (D * self._without_common(a * penalty[:, c:])).sum()
-        pending["bound"][0] = (a * a * arrays.curvature_along_step).sum() / state.rows + norm_term
+        from_rows = (growth * a * a * arrays.curvature_along_step).sum() / state.rows
+        pending["bound"][0] = from_rows + norm_term
         if not state.passes:
-            D, pending["squares"][1] = next_v, pending["squares"][0]
+            pending["squares"][1] = pending["squares"][0]
+            D = next_v * 0 if self._has_log_link else next_v
         arrays.direction[...] = D
         return -float((g * D).sum())
+
+    def _step_length(self, state: State, a: Array) -> tuple[Array, Array | float]:
+        """Return the lengths a (c,) of a step, shortened for a log link, and the growth of l''.
+
+        The growth is the factor (c,) by which second derivatives may grow along the step, or 1 for
+        a loss whose curvatures are bounded.
+        """
+        if not self._has_log_link:
+            return a, 1.0
+        assert self.loss is not None
+        xp, moves = self.backend.xp, state.pending["move"].astype(np.float64) * abs(a)
+        return a * self.loss.limit(moves), xp.exp(xp.minimum(moves, LARGEST_STEP))
 
     def why_finished(self, state: State) -> str | None:
         """Return a reason if the gradient of the final loss is within the tolerance, else None."""

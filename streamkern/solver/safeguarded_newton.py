@@ -19,8 +19,8 @@ objective at the end is not above the objective at the start if
 Otherwise the new length is the larger of a / B, with which the majorant descends, and
 s a / (a + b), where linear interpolation of the slopes is 0.
 
-The curvature of a loss with a log link has no bound. For such a loss, B is summed with the largest
-curvature of each row between the start and the end of the step (`ScaledLoss.largest_curvatures`).
+The curvature of a loss with a log link has no bound. For such a loss, B is summed with a bound for
+the curvature of each row between the start and the end of the step (`_row_curvatures`).
 
 The weights of the model are the last that passed the test. The first epoch begins at f = 0. The
 ramps of quantiles become narrower from epoch to epoch; a step between two different ramps is not
@@ -156,8 +156,7 @@ class SafeguardedNewton(Solver):
         losses = self._measure(state, batch, errors, scratch)
         curvature = self.backend.xp.multiply(Kv, Kv, out=scratch)
         if self.loss.limits:
-            change = Kv * self._line_search(state).step_length
-            curvature = curvature * self.loss.largest_curvatures(change, batch.Y)
+            curvature = curvature * self._row_curvatures(state, Kv, batch.Y)
         curvature_along_step = NewtonArrays.of(state).curvature_along_step
         curvature_along_step += self._weigh(curvature, batch.w).sum(axis=0, dtype=np.float64)
         curvatures = self.loss.curvatures(errors, batch.Y, epochs)
@@ -165,6 +164,16 @@ class SafeguardedNewton(Solver):
         if row_weights is not None:
             r *= row_weights[:, None]
         return self._weigh(r, batch.w), curvatures, losses
+
+    def _row_curvatures(self, state: State, Kv: Array, Y: Array) -> Array:
+        """Return the curvatures of a log link that `curvature_along_step` sums, (m, c) float64.
+
+        Here they are the largest along the step that is tested, whose direction is v.
+
+        Kv, Y : (m, c), K times v, and the targets.
+        """
+        assert self.loss is not None
+        return self.loss.largest_curvatures(Kv * self._line_search(state).step_length, Y)
 
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.

@@ -34,27 +34,65 @@ def test_full_batches_reach_minimum_of_penalised_loss(
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(("ridge", "several"), [(1e-2, True), (1e-4, False)])
+@pytest.mark.parametrize(("solver", "epochs"), [("direct", 20), ("falkon", 50)])
 def test_newton_steps_reach_minimum_of_penalised_loss(
-    name: str, ridge: float, several: bool
+    name: str, ridge: float, several: bool, solver: str, epochs: int
 ) -> None:
     """Check steps whose sums are taken over batches."""
-    overrides = {"solver.name": "direct", "data.epochs": 20, "data.batch_size": 64}
+    overrides = {"solver.name": solver, "data.epochs": epochs, "data.batch_size": 64}
     assert -1e-7 <= _excess(name, targets(name, several), ridge, overrides) <= 1e-5
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_newton_steps_descend_for_skewed_targets(name: str) -> None:
+@pytest.mark.parametrize(("solver", "epochs"), [("direct", 40), ("falkon", 100)])
+def test_newton_steps_descend_for_skewed_targets(name: str, solver: str, epochs: int) -> None:
     """Check targets for which a first step without limits would raise the largest means to e^20."""
     Y = np.where(np.arange(N) % 20, 1e-3 if name == "gamma" else 0.0, 500.0)[:, None]
-    overrides = {"solver.name": "direct", "data.epochs": 40, "data.batch_size": N}
+    overrides = {"solver.name": solver, "data.epochs": epochs, "data.batch_size": N}
     assert -1e-7 <= _excess(name, Y, 1e-4, overrides) <= 1e-4
 
 
 @pytest.mark.parametrize("solver", ["falkon", "direct"])
-def test_slowly_converging_solvers_are_refused(solver: str) -> None:
+def test_newton_steps_from_zero_to_mean_are_refused(solver: str) -> None:
     model = sk.KernelRegressor(loss="poisson", solver=solver, fit_intercept=False, n_centers=P)
     with pytest.raises(sk.ConfigError, match=f"cannot be minimised with solver='{solver}'"):
         model.fit(X, TARGETS["poisson"])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("solver", "epochs", "largest"), [("sgd", 150, 5e-3), ("eigenpro1", 60, 1e-3)]
+)
+def test_steps_on_nystrom_features_reach_minimum_of_penalised_loss(
+    name: str, solver: str, epochs: int, largest: float
+) -> None:
+    overrides = {
+        "solver.name": solver, "model.features": "nystrom", "solver.average": False,
+        "data.epochs": epochs, "data.batch_size": N,
+    }  # fmt: skip
+    excess = _excess(name, targets(name, several=True), 1e-2, overrides)
+    assert -1e-9 <= excess <= largest
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("solver", ["eigenpro1", "eigenpro2", "eigenpro3"])
+def test_eigenpro_approaches_true_means(name: str, solver: str) -> None:
+    """Check methods without a ridge, of which ten epochs are far from the minimum of the loss."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((1000, 3)).astype(np.float32)
+    means = np.exp(np.sin(2 * inputs[:, 0]) + inputs[:, 1])
+    y = (rng.poisson(means) if name == "poisson" else means * rng.gamma(2.0, size=1000) / 2) * 1.0
+    train, test = slice(600), slice(600, None)
+    model = sk.KernelRegressor(
+        loss=name, solver=solver, epochs=10, metric="none", kernel="laplace", bandwidth=3.0,
+        n_centers=200 if solver == "eigenpro3" else "auto",
+    )  # fmt: skip
+    predicted = model.fit(inputs[train], y[train]).predict(inputs[test]).astype(float)
+    constant = np.full(400, y[train].mean())
+    reached, of_mean, of_truth = (
+        DEVIANCES[name](y[test], values) for values in (predicted, constant, means[test])
+    )
+    assert of_truth < reached < of_truth + 0.4 * (of_mean - of_truth)
 
 
 def targets(name: str, several: bool) -> np.ndarray:
@@ -85,7 +123,7 @@ def test_rates_are_predicted_better_than_by_boosting(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("solver", ["block", "direct"])
+@pytest.mark.parametrize("solver", ["block", "direct", "falkon", "eigenpro4"])
 def test_resumed_run_ends_with_same_bits(name: str, solver: str, tmp_path: Path) -> None:
     source, overrides = sk.ArraySource(X, TARGETS[name]), of_loss(name, **{"solver.name": solver})
     result = assert_resume_gives_same_bits(tmp_path, (5,), overrides, source)

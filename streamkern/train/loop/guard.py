@@ -187,7 +187,7 @@ class Watch:
             loss = user_loss = math.nan
         self._window = self._window[:0]
         if self.solver.rules():
-            is_bad = self.guard.judge(loss, zero, self.solver.remedy)
+            is_bad = self.guard.judge(loss, zero, self.solver.remedies)
         else:
             is_bad = not math.isfinite(loss)
         if is_bad:
@@ -228,7 +228,7 @@ class Watch:
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g})",
                 f"check the data for outliers, lower {mention('solver.step_scale')} or set "
-                f"{self.solver.remedy}",
+                f"{self.solver.remedies}",
             )
 
 

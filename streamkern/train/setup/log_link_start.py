@@ -8,8 +8,8 @@ of the setup have
     the weights h_i,  and the targets f_i - l'_i / (g h_i),
 
 where l'_i is the derivative of the loss, h_i its curvature as in a step (`LogLink.row_curvature`)
-and g the gain. The preconditioner then fits the curvature of the loss, and its start is a Newton
-step on the setup sample.
+and g the gain. The preconditioner of `block` then fits the curvature of the loss, and its start is
+a Newton step on the setup sample. EigenPro and SGD measure their step size with these weights.
 """
 
 from __future__ import annotations

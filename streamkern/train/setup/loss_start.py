@@ -132,7 +132,7 @@ def fit_loss(
         first = None
         with run.backend.single_threaded_blas():
             noise = noise_for(loss, rows, noise)
-            if run.method.uses_center_targets:  # the setup is made with targets and their weights
+            if run.sizes.n_sample + run.sizes.n_probe > 0:  # the setup draws rows
                 first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
