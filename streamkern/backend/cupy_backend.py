@@ -251,6 +251,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             pin=pin,
             empty=lambda nbytes: self.xp.empty(nbytes, np.uint8),
             send=lambda host, device: device.set(host, stream=copying),
+            device=self.device,
         )
 
     def synchronize(self) -> None:

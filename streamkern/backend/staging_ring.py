@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class Transfers(NamedTuple):
         MemoryError if the driver refuses it.
     empty : function of a number of bytes that returns an uninitialised uint8 array on the device.
     send : function (host, device) that queues a copy on `copying`.
+    device : context manager that makes the device the thread's current one.
     """
 
     computing: Any
@@ -44,6 +46,24 @@ class Transfers(NamedTuple):
     pin: Callable[[int], Any]
     empty: Callable[[int], Array]
     send: Callable[[npt.NDArray[Any], Array], None]
+    device: AbstractContextManager[Any] = nullcontext()
+
+
+@dataclass(frozen=True)
+class CopyEvent:
+    """The event of the last copy from pinned memory, for which any thread may wait.
+
+    A thread that has chosen no device would open a context on GPU 0, with some 500 MB, if it waited
+    for an event of another GPU without choosing this one.
+    """
+
+    event: Any
+    device: AbstractContextManager[Any]
+
+    def synchronize(self) -> None:
+        """Wait until the copy has ended."""
+        with self.device:
+            self.event.synchronize()
 
 
 class PinnedMemory(HostMemory):
@@ -77,7 +97,7 @@ class PinnedMemory(HostMemory):
     def last_copy(self) -> Any:
         event = self.transfers.event()
         self.transfers.copying.record(event)
-        return event
+        return CopyEvent(event, self.transfers.device)
 
 
 @dataclass

@@ -604,6 +604,34 @@ def test_host_memory_that_cannot_be_pinned_is_pageable(
 
 
 @needs_compiler
+def test_waiting_thread_chooses_the_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a thread of the loader, whose current device is GPU 0 until it chooses one."""
+    depth = threading.local()
+
+    def enter(device: Any) -> Any:
+        depth.value = getattr(depth, "value", 0) + 1
+        return device
+
+    def leave(*args: Any) -> None:
+        depth.value -= 1
+
+    depths: list[int] = []
+    monkeypatch.setattr(fake_cupy.Device, "__enter__", enter)
+    monkeypatch.setattr(fake_cupy.Device, "__exit__", leave)
+
+    def synchronize(event: Any) -> None:
+        depths.append(getattr(depth, "value", 0))
+
+    monkeypatch.setattr(fake_cupy.Event, "synchronize", synchronize, raising=False)
+    with get_backend("gpu") as backend:
+        last_copy = backend.host_memory.last_copy()
+        thread = threading.Thread(target=last_copy.synchronize)
+        thread.start()
+        thread.join()
+    assert depths == [1]
+
+
+@needs_compiler
 def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that CUPY_TF32 is refused, because CuPy's own products in the setup obey it."""
     monkeypatch.setenv("CUPY_TF32", "1")
