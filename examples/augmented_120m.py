@@ -6,18 +6,19 @@
     python examples/augmented_120m.py --centers 5000           a smaller model
     python examples/augmented_120m.py --block-size 15000       less setup and memory
 
-Every training image is a center. The samples are 2000 replicas of the images with Gaussian noise,
-each drawn when it is used and never stored: the images go to the device as uint8, scaling and
-noise are applied there. EP3 gives neither the bandwidth nor the noise of its figure; here pixels
-are scaled to mean 0 and deviation 1, and `--sigma` and `--bandwidth` are in those units.
+Every training image is a center. The samples are 2000 replicas of the images with Gaussian noise.
+No replica is stored: the images are sent to the device as uint8, which scales them and draws the
+noise. EP3 states neither the bandwidth nor the noise of its figure. Here pixels are scaled to mean
+0 and standard deviation 1, and `--sigma` and `--bandwidth` are in these units.
 
-`--data` is a folder with the four files of MNIST or a data set like it, under their usual names;
-they are written to Zarr stores once. All centers train within 1 GiB, in blocks of 469; memory for
-larger blocks (`streamkern plan`; one block of all takes 56 GiB) makes each sample count for more,
-and setup and each step take longer.
-On a CPU the time is estimated first, from short runs on the test images, and a run above
-`--max-minutes` is refused with what would fit. The same command goes on with a run that was
-stopped or killed.
+`--data` is a folder with the four files of MNIST or a similar data set, under their usual names.
+They are written to Zarr stores once. All centers train within 1 GiB, in blocks of 469. Larger
+blocks need more memory (`streamkern plan`; 56 GiB for a single block). The run then needs fewer
+samples, but setup and each step take longer.
+
+On a CPU the time is first estimated by short runs on the test images. If it exceeds
+`--max-minutes`, the script ends with an error that suggests options that fit. The same command
+resumes a run that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Stores = tuple[Path, Path]
 
 
 def idx_file(folder: Path, name: str) -> Path:
-    """The file `name` or `name`.gz in a folder; `?` in the name is a hyphen or a dot."""
+    """Return the file `name` or `name`.gz in a folder; `?` in the name is a hyphen or a dot."""
     found = [path for ending in ("", ".gz") for path in folder.glob(name + ending)]
     if not found:
         name = name.replace("?", "-")
@@ -53,10 +54,13 @@ def idx_file(folder: Path, name: str) -> Path:
 
 
 def stand_in(n: int, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (n, 28, 28) uint8 and labels (n,) uint8, the same in every call. part : which.
+    """Return images (n, 28, 28) uint8 and labels (n,) uint8, the same in every call.
 
-    An image mixes six smooth patterns of its class and 24 that all classes share, at one of 25
-    places, with pixel noise. Linear regression gets three quarters of the test images right.
+    An image is a mixture of six smooth patterns of its class and 24 patterns of all classes,
+    shifted to one of 25 positions, with pixel noise. Linear regression classifies three quarters of
+    the test images correctly.
+
+    part : number of the part, such as training or test; it is a part of the seed.
     """
     coarse = np.random.default_rng([0, 0]).standard_normal((84, 7, 7))
     smooth = zoom(coarse, (1, 32 / 7, 32 / 7), order=3).astype(np.float32).reshape(84, -1)
@@ -78,7 +82,7 @@ def stand_in(n: int, part: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_stores(folder: Path, data: Path | None) -> Stores:
-    """The stores of training and test images; one that is whole already is kept."""
+    """Return the stores of training and test images, and write those that are not complete."""
     name = "stand-in" if data is None else f"{data.name}-{crc32(bytes(data.resolve())):08x}"
     stores = folder / name / "train.zarr", folder / name / "test.zarr"
     for part, (store, prefix) in enumerate(zip(stores, ("train", "t10k"), strict=True)):
@@ -99,14 +103,14 @@ def write_stores(folder: Path, data: Path | None) -> Stores:
 
 
 def run_directory(options: argparse.Namespace) -> Path:
-    """One for each size, so that a smaller run is not in the way of the large one."""
+    """Return the run directory. Each size has its own, so that runs do not exclude each other."""
     folder: Path = options.folder
     blocks = f"-in-{options.block_size}s" if options.block_size else ""
     return folder / f"run-{options.replicas}-replicas-{options.centers or 'all'}-centers{blocks}"
 
 
 def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
-    """The run; what is not named here is chosen by the program."""
+    """Return the settings of the run; streamkern chooses all other settings."""
     centers = {"centers": "all"} if options.centers is None else {"n_centers": options.centers}
     blocks = {} if options.block_size is None else {"block_size": options.block_size}
     return sk.RunConfig.from_tables(
@@ -138,7 +142,7 @@ def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
 
 
 def make_plan(config: sk.RunConfig) -> dict[str, Any]:
-    """What `streamkern plan` shows: sizes, memory, FLOPs."""
+    """Return the plan of the run, as `streamkern plan` shows it: sizes, memory, FLOPs."""
     run = open_run(config)
     try:
         test = open_test(config, run.data)
@@ -148,9 +152,9 @@ def make_plan(config: sk.RunConfig) -> dict[str, Any]:
 
 
 def measure(config: sk.RunConfig) -> tuple[float, float]:
-    """Seconds that a sample costs with next to no centers, and the FLOP/s with many.
+    """Measure the seconds per sample with hardly any centers, and the FLOP/s with many.
 
-    Each is from a run over one noisy replica of the test images; a first run warms up.
+    Each measurement is a run over one noisy replica of the test images, after a run to warm up.
     """
     n, rates = make_plan(config)["n_test"], []
     for n_centers in (min(100, n), min(100, n), min(8000, n)):
@@ -167,7 +171,7 @@ def measure(config: sk.RunConfig) -> tuple[float, float]:
 
 
 def estimate(config: sk.RunConfig, rates: tuple[float, float]) -> timedelta:
-    """Time for setup, making the samples, 2 p (d + 3 c) FLOPs for each, and evaluations."""
+    """Estimate the time of setup, samples (2 p (d + 3 c) FLOPs each) and evaluations."""
     plan = make_plan(config)
     problem, flops = plan["problem"], sum(plan["flops"].values())
     row = 2 * problem["centers"] * (problem["features"] + problem["outputs"])
@@ -176,12 +180,12 @@ def estimate(config: sk.RunConfig, rates: tuple[float, float]) -> timedelta:
 
 
 def shown_at(n_images: int, replicas: int) -> list[int]:
-    """Samples in 1, 10, 100, ... replicas, short of all: where the curve of Fig. 6 is shown."""
+    """Return the samples in 1, 10, 100, ... replicas, below all: the points of Fig. 6."""
     return [n_images * 10**k for k in range(9) if 10**k < replicas]
 
 
 def check_time(options: argparse.Namespace, stores: Stores, plan: dict[str, Any]) -> None:
-    """Say how long the run takes; raise where that is too long, naming what would fit."""
+    """Print the expected time; raise an error if it is too long, with options that fit."""
     n, p = plan["problem"]["rows_per_epoch"], plan["problem"]["centers"]
     rates = measure(make_config(options, stores))
     takes = estimate(make_config(options, stores), rates)
@@ -205,9 +209,9 @@ def check_time(options: argparse.Namespace, stores: Stores, plan: dict[str, Any]
 
 
 def results(run_dir: Path, n_images: int) -> list[dict[str, Any]]:
-    """One row for each evaluation.
+    """Return one row for each evaluation.
 
-    seconds : of the training loop in all lives of the run, evaluations included.
+    seconds : time in the training loop, evaluations included, over all resumes of the run.
     """
     rows: dict[int, dict[str, Any]] = {}
     spent, last = 0.0, 0.0
@@ -231,7 +235,7 @@ def results(run_dir: Path, n_images: int) -> list[dict[str, Any]]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Stores, estimate, training, table."""
+    """Write the stores, estimate the time, train, and print the table."""
     stores = write_stores(options.folder, options.data)
     config, run_dir = make_config(options, stores), run_directory(options)
     plan = make_plan(config)
@@ -245,7 +249,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the example; 0 when it is done, else the exit code of the command line."""
+    """Run the example; return 0 at its end, or the exit code of a failed command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,21 +1,23 @@
 """Train on a million noisy digits that are never stored, stop half-way, resume, compare.
 
-    tools/demo                        the whole of it, below three minutes on two idle cores
+    tools/demo                        all of it, in less than three minutes on two idle cores
     python examples/digits.py --quick                a short stream, some seconds
     python examples/digits.py --samples 200000       another length
     python examples/digits.py --folder runs/mine     another place; --fresh starts over
 
-What it does, in `runs/digits`:
+The script, in the folder `runs/digits`,
 
-1. writes scikit-learn's digits to Zarr stores: 1437 images to train on, as uint8 pixels, and 20
-   noisy copies of each of the other 360 to test on;
-2. solves the problem exactly, in float64, as the yardstick;
-3. trains with the default solver on fresh noisy copies of the 1437, made while streaming. The
-   process gets a SIGTERM on the way, exits with code 75, and the same command resumes it;
-4. trains with EigenPro 3.0 on the same kind of stream, a quarter as long, as its steps cost more;
-5. draws the test error of both against the samples seen, and prints a table.
+1. writes scikit-learn's digits to Zarr stores: 1437 training images, as uint8 pixels, and 20 noisy
+   copies of each of the other 360 images as test rows;
+2. solves the problem exactly, in float64, for comparison;
+3. trains with the default solver on new noisy copies of the 1437 images, which are drawn while they
+   are streamed. The process is interrupted by a SIGTERM and ends with exit code 75; the same
+   command resumes it;
+4. trains with EigenPro 3.0 on the same kind of stream, a quarter as long, because its steps take
+   more time;
+5. draws the test error of both solvers against the number of samples, and prints a table.
 
-Calling it again goes on where it was, or shows the results once more.
+If the script is called again, it continues where it was interrupted, or shows the results again.
 """
 
 from __future__ import annotations
@@ -56,10 +58,12 @@ OURS = (
 
 @dataclass(frozen=True)
 class Task:
-    """The digits, split once and for all.
+    """The digits, split into training and test images in a fixed way.
 
-    X : (1437, 64) uint8 and y : (1437,) to train on. X_test : (7200, 64) float32, 20 noisy copies
-    of 360 other digits, in pixel units; y_test : (7200,). mean, std : of all training pixels.
+    X, y : (1437, 64) uint8 and (1437,), the training rows.
+    X_test, y_test : (7200, 64) float32, in pixel units, and (7200,): 20 noisy copies of each of 360
+        other digits.
+    mean, std : mean and standard deviation of all training pixels.
     """
 
     X: np.ndarray
@@ -70,12 +74,12 @@ class Task:
     std: float
 
     def scaled(self, X: np.ndarray) -> np.ndarray:
-        """float64 pixels with the training pixels' mean taken to 0 and deviation to 1."""
+        """Return float64 pixels, standardised by the mean and deviation of the training pixels."""
         return (X.astype(np.float64) - self.mean) / self.std
 
 
 def make_task() -> Task:
-    """The split and the noisy test set; the same in every call."""
+    """Return the split and the noisy test set, the same in every call."""
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
@@ -91,7 +95,7 @@ def make_task() -> Task:
 def noisy_rows(
     task: Task, n_samples: int, draw: int = 0, block_rows: int = 20_000
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Blocks of scaled digits with noise, (rows, 64) float64, and their labels; `draw` : which."""
+    """Yield blocks of scaled digits with noise, (rows, 64) float64, and labels. draw : seed."""
     rng = np.random.default_rng([0, 2, draw])
     Z = task.scaled(task.X)
     # Every digit equally often, as in the stream; in the last round some are left out.
@@ -102,10 +106,10 @@ def noisy_rows(
 
 
 def exact_values(task: Task, n_samples: int, draw: int = 0) -> np.ndarray:
-    """Values (7200, 10) on the test set of least squares over all training digits as centers.
+    """Return the values (7200, 10) of least squares on the test set, with all digits as centers.
 
-    In float64 with NumPy and SciPy alone, nothing of streamkern: K^T K and K^T Y summed over
-    `n_samples` of the `noisy_rows`, distances taken by differences. Cost n p^2.
+    The computation uses NumPy and SciPy in float64, and nothing of streamkern: K^T K and K^T Y are
+    summed over `n_samples` of the `noisy_rows`, with distances from differences. Cost n p^2.
     """
     one_hot, Z = np.eye(N_CLASSES), task.scaled(task.X)
 
@@ -123,7 +127,7 @@ def exact_values(task: Task, n_samples: int, draw: int = 0) -> np.ndarray:
 
 
 def exact_error(task: Task, n_samples: int, draw: int = 0) -> float:
-    """Test MSE of `exact_values`; it moves by about 0.3 % from one draw of 200 000 to another."""
+    """Return the test MSE of `exact_values`; draws of 200 000 samples differ by about 0.3 %."""
     F = exact_values(task, n_samples, draw)
     return float(((F - np.eye(N_CLASSES)[task.y_test]) ** 2).mean())
 
@@ -132,7 +136,7 @@ def exact_error(task: Task, n_samples: int, draw: int = 0) -> float:
 
 
 class Stop(Exception):
-    """Ends the demo with a sentence and an exit code."""
+    """The end of the demo, with a sentence and an exit code."""
 
     def __init__(self, sentence: str, code: int = 2) -> None:
         super().__init__(sentence)
@@ -141,9 +145,9 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long the runs are: samples, at least, by solver; steps from one evaluation to the next.
+    """The lengths of the runs: samples of each solver, and steps between evaluations.
 
-    quick : with smaller preconditioners, which take no time to set up.
+    quick : whether the preconditioners are smaller, so that their setup takes hardly any time.
     """
 
     samples: dict[str, int]
@@ -152,16 +156,16 @@ class Plan:
     quick: bool
 
     def copies(self, solver: str) -> int:
-        """Whole copies of the training set in the stream."""
+        """Return the number of complete copies of the training set in the stream."""
         return -(-self.samples[solver] // N_TRAIN)
 
     def as_json(self) -> dict[str, Any]:
-        """What has to stay the same when the demo is called again."""
+        """Return the values that must be the same when the demo is called again."""
         return {"samples": self.samples, "quick": self.quick}
 
 
 def make_plan(samples: int | None, quick: bool) -> Plan:
-    """From the command line's wishes."""
+    """Return the plan for the options of the command line."""
     n = samples or (20_000 if quick else 1_000_000)
     short = max(n // 4, min(n, 10_000))
     return Plan(
@@ -173,7 +177,7 @@ def make_plan(samples: int | None, quick: bool) -> Plan:
 
 
 def open_folder(folder: Path, plan: Plan, fresh: bool) -> None:
-    """Make the folder, or check that it is a demo of this length; never touch anything else's."""
+    """Create the folder, or check that it holds a demo of this length; change no other files."""
     marker = folder / MARKER
     if folder.exists() and not folder.is_dir():
         raise Stop(f"{folder} is not a folder; give another --folder")
@@ -196,7 +200,7 @@ def open_folder(folder: Path, plan: Plan, fresh: bool) -> None:
 
 
 def write_stores(folder: Path, task: Task) -> None:
-    """The two stores; one that is whole already is kept."""
+    """Write the two stores, unless they are complete."""
     for name, X, y in (("train", task.X, task.y), ("test", task.X_test, task.y_test)):
         url = folder / f"{name}.zarr"
         try:
@@ -235,7 +239,7 @@ SMALLER = {"block": "block_size = 360\n", "eigenpro3": "n_nystrom = 500\n"}
 
 
 def write_run_file(folder: Path, solver: str, plan: Plan) -> Path:
-    """The run file of one solver; nothing but the solver's name and the length differ."""
+    """Write the run file of a solver; only the name of the solver and the length differ."""
     path = folder / f"{solver}.toml"
     path.write_text(
         RUN_FILE.format(
@@ -258,14 +262,14 @@ def write_run_file(folder: Path, solver: str, plan: Plan) -> Path:
 
 
 def evaluations(folder: Path, solver: str) -> list[dict[str, Any]]:
-    """The evaluations a run has logged, one per step, by samples."""
+    """Return the evaluations in the log of a run, one per step, by samples."""
     records = read_log(folder / solver / "log.jsonl")
     seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
     return [seen[step] for step in sorted(seen)]
 
 
 def seconds(folder: Path, solver: str) -> float:
-    """Time in the training loop, evaluations included, of all lives of a run."""
+    """Return the seconds in the training loop, evaluations included, over all resumes of a run."""
     total, began, last = 0.0, None, 0.0
     for record in read_log(folder / solver / "log.jsonl"):
         now = datetime.fromisoformat(record["time"]).timestamp()
@@ -277,13 +281,14 @@ def seconds(folder: Path, solver: str) -> float:
 
 
 def was_resumed(folder: Path, solver: str) -> bool:
-    """Whether a run was stopped on the way and went on."""
+    """Return whether a run was interrupted and resumed."""
     return any(r["event"] == "resume" for r in read_log(folder / solver / "log.jsonl"))
 
 
 def train(folder: Path, solver: str, plan: Plan, *, interrupt_at: int | None = None) -> int:
-    """`streamkern train` in a process of its own, with a SIGTERM once it has seen `interrupt_at`
-    samples. Its exit code.
+    """Run `streamkern train` in a new process, and return its exit code.
+
+    interrupt_at : number of samples after which the process gets a SIGTERM; None: it gets none.
     """
     command = [sys.executable, "-m", "streamkern", "train", str(folder / f"{solver}.toml")]
     total = plan.copies(solver) * N_TRAIN
@@ -312,7 +317,7 @@ def train(folder: Path, solver: str, plan: Plan, *, interrupt_at: int | None = N
 
 
 def train_to_end(folder: Path, solver: str, plan: Plan, *, interrupt: bool = False) -> None:
-    """One solver's run, interrupted on the way if asked to and not done already."""
+    """Train with one solver to the end; interrupt the run once if requested and not done yet."""
     total = plan.copies(solver) * N_TRAIN
     write_run_file(folder, solver, plan)
     done = evaluations(folder, solver)
@@ -332,7 +337,7 @@ def train_to_end(folder: Path, solver: str, plan: Plan, *, interrupt: bool = Fal
 
 
 def exact(folder: Path, task: Task, plan: Plan) -> float:
-    """The yardstick, computed once."""
+    """Return the error of the exact model, which is computed once."""
     path = folder / "exact.json"
     if not path.exists():
         began = time.perf_counter()
@@ -347,7 +352,7 @@ def exact(folder: Path, task: Task, plan: Plan) -> float:
 
 
 def draw(folder: Path, reference: float, plan: Plan) -> Path:
-    """The curves of both solvers in one picture."""
+    """Draw the curves of both solvers into one picture."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -396,7 +401,7 @@ def draw(folder: Path, reference: float, plan: Plan) -> Path:
 
 
 def rows_of_table(folder: Path, reference: float) -> list[dict[str, Any]]:
-    """One row per solver: what it saw, what it reached, what it took."""
+    """Return one row per solver: its samples, its error and its time."""
     rows, shortest = [], min(evaluations(folder, solver)[-1]["samples"] for solver in SOLVERS)
     for solver, name in SOLVERS.items():
         records = evaluations(folder, solver)
@@ -420,7 +425,7 @@ def rows_of_table(folder: Path, reference: float) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; 0 when it is done."""
+    """Run the demo; return 0 at its end."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -446,7 +451,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(folder: Path, plan: Plan, fresh: bool) -> None:
-    """The five parts."""
+    """Run the five parts of the demo."""
     open_folder(folder, plan, fresh)
     print("1. stores")
     task = make_task()

@@ -1,13 +1,13 @@
-"""A million centers in 16 GiB: two million rows, one pass, and EigenPro 4 for as many seconds.
+"""Train a million centers within 16 GiB: two million rows, one epoch, and EigenPro 4 for as long.
 
     python examples/million_centers.py       hours on a CPU; the same command resumes
     python examples/million_centers.py --centers 10000 --rows 100000 --memory "500 MiB"
 
-Rows are normal, d = 16; the target is the sum of three sines along random directions, of variance
-1, with noise of deviation 0.5; test targets have none, so that the test MSE is the excess risk. The
-Laplace kernel has bandwidth 6. Everything else is chosen by the program, for both solvers. EigenPro
-4 makes passes until it has had the time of the block solver, setup included, and is stopped then,
-as by `kill`; what it has saved is evaluated.
+Rows are normal, with 16 features. The target is the sum of three sines along random directions,
+with variance 1 and noise of standard deviation 0.5. Test targets have no noise, so the test MSE is
+the excess risk. The Laplace kernel has bandwidth 6; all other settings are "auto", for both
+solvers. EigenPro 4 trains until it has taken as long as the block solver, setup included. It is
+then stopped by a SIGTERM, saves a checkpoint, and this checkpoint is evaluated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROGRAM = [sys.executable, "-m", "streamkern"]
 
 
 def blocks(rows: int, part: int, noise: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """X (m, 16) and y (m,), float32, the same in every call. part : training 0, test 1."""
+    """Yield X (m, 16) and y (m,), float32, the same in every call. part : 0 training, 1 test."""
     directions = np.random.default_rng(33).standard_normal((D, 3)) / np.sqrt(D)
 
     def truth(X: np.ndarray) -> np.ndarray:
@@ -50,7 +50,7 @@ def blocks(rows: int, part: int, noise: float) -> Iterator[tuple[np.ndarray, np.
 
 
 def stores(folder: Path, rows: int) -> tuple[Path, Path]:
-    """Of training and test rows; one that is whole is kept."""
+    """Return the stores of training and test rows, and write those that are not complete."""
     paths = folder / f"train-{rows}.zarr", folder / "test.zarr"
     for part, (path, n, noise) in enumerate(zip(paths, (rows, 10_000), (NOISE, 0.0), strict=True)):
         try:
@@ -77,7 +77,7 @@ def command(options: argparse.Namespace, solver: str, run: Path) -> list[str]:
 
 
 def trained(given: list[str], run: Path, seconds: float | None) -> float:
-    """Train, for so long at most since the log has begun; the largest memory it had, in GiB."""
+    """Train for a limited time since the first line of the log; return the peak memory in GiB."""
     process, began, peak = subprocess.Popen(given), time.monotonic(), 0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):  # it may just have ended
@@ -96,7 +96,7 @@ def trained(given: list[str], run: Path, seconds: float | None) -> float:
 
 
 def seconds_of(run: Path) -> float:
-    """From the log: of the setup and the steps, not between the lives of a run."""
+    """Return the seconds of setup and steps, from the log, without the time between resumes."""
     spent, last = 0.0, None
     for record in read_log(run / "log.jsonl") if (run / "log.jsonl").exists() else []:
         now = datetime.fromisoformat(record["time"]).timestamp()
@@ -109,7 +109,7 @@ def seconds_of(run: Path) -> float:
 
 
 def figures(run: Path, test: Path) -> dict[str, Any]:
-    """What the saved model is worth, and of how many samples it is."""
+    """Return the test error of the saved model, and the number of its samples."""
     info = subprocess.run(
         [*PROGRAM, "info", run, "--json"], check=True, capture_output=True, text=True
     )
@@ -123,7 +123,7 @@ def figures(run: Path, test: Path) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Both solvers, one after the other."""
+    """Train with both solvers, one after the other."""
     rows, allowed = [], None
     for solver in ("block", "eigenpro4"):
         folder = options.folder / f"{solver}-{options.centers}-{options.rows}"

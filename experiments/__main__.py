@@ -25,7 +25,7 @@ QUICK = Sizes(rows=300, repetitions=2, epochs=3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one experiment or all; return 0 when it is done, whatever was seen."""
+    """Run one experiment or all; return 0 at the end, for any verdict."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(__doc__, "\n")
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def one(name: str, arguments: Sequence[str], of_all: bool = False) -> int:
-    """Run one experiment from its command line. of_all : whether that is one for all of them."""
+    """Run one experiment with its options. of_all : whether the options are for all experiments."""
     experiment = experiment_named(name)
     options = parsed(name, experiment, arguments, of_all)
     try:
@@ -72,9 +72,9 @@ def make_folder(folder: Path) -> None:
 def parsed(
     name: str, experiment: Experiment, arguments: Sequence[str], of_all: bool = False
 ) -> argparse.Namespace:
-    """Return the options; sizes that are not given are the paper's with `--data`.
+    """Return the options; with `--data`, the default sizes are the sizes of the paper.
 
-    of_all : whether options of data may be given to an experiment that has none.
+    of_all : whether options of data are accepted for an experiment without data.
     """
     module = inspect.getmodule(experiment.points)
     parser = argparse.ArgumentParser(

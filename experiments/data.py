@@ -23,7 +23,7 @@ from experiments.results import Array
 
 DIGITS, MIN_ROWS, TEST_ROWS = "digits", 200, 10_000
 MEASURED = ("test error, %", "test mean squared error")
-"""What a run is judged by, for classes and for values."""
+"""Names of the figures by which a run is judged, for classes and for values."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Split:
 
     @cached_property
     def scaled(self) -> tuple[Array, Array]:
-        """Training and test rows, float64, flat, scaled and divided by the bandwidth."""
+        """Return training and test rows, float64, flat, scaled and divided by the bandwidth."""
 
         def prepared(A: Array) -> Array:
             flat = A.reshape(len(A), -1).astype(np.float64)
@@ -70,14 +70,14 @@ class Split:
 
     @cached_property
     def targets(self) -> Array:
-        """(n, c) targets, float64: 0 and 1 for classes, or the values less their mean."""
+        """Return (n, c) targets, float64: 0 and 1 for classes, or the values minus their mean."""
         if self.classes is None:
             return centred(self.y)
         return np.asarray(np.eye(len(self.classes))[self.y])
 
     @cached_property
     def test_targets(self) -> Array:
-        """(m, c) targets of the test rows, as `targets`: values less the mean of the training."""
+        """Return (m, c) targets of the test rows, minus the mean of the training rows."""
         if self.classes is None:
             values = np.asarray(self.y_test, np.float64).reshape(len(self.y_test), -1)
             return np.asarray(values - np.asarray(self.y, np.float64).mean())
@@ -92,7 +92,7 @@ class Split:
 
 
 def centred(y: Array) -> Array:
-    """Return values (n,) or (n, c) less their mean, (n, c) float64."""
+    """Return values (n,) or (n, c) minus their mean, (n, c) float64."""
     values = np.asarray(y, np.float64).reshape(len(y), -1)
     return np.asarray(values - values.mean())
 
@@ -101,7 +101,7 @@ def centred(y: Array) -> Array:
 class Data:
     """All rows in memory. held_out : the rows of a test set, if there is one.
 
-    own : whether the user gave them; the built-in rows stand in for the paper's.
+    own : whether the user gave the rows; otherwise built-in rows replace the paper's data.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Data:
 
     @property
     def measured(self) -> str:
-        """The figure that a run is judged by."""
+        """Return the name of the figure by which a run is judged."""
         return MEASURED[self.classes is None]
 
     def checksum(self) -> int:
@@ -142,7 +142,7 @@ class Data:
 
 
 def scale_of(X: Array) -> sk.Scale:
-    """Return one mean and deviation for images, and those of each feature for other rows."""
+    """Return one mean and deviation for images, and one of each feature for other rows."""
     if X.ndim > 2:
         return sk.Scale(mean=float(X.mean()), scale=float(X.std()) or 1.0)
     deviation = X.std(axis=0, dtype=np.float64)
@@ -175,7 +175,7 @@ class Fitted:
     outputs: Array
 
     def after(self, samples: float) -> float:
-        """Return the error of the first evaluation at or after so many samples."""
+        """Return the error of the first evaluation at or after a number of samples."""
         return next(error for seen, error in self.history if seen >= samples)
 
 
@@ -189,7 +189,7 @@ def fit(
 
     settings : as `RunConfig.with_overrides` takes them; by default a Laplace kernel for one epoch,
         without an intercept for classes, as in the papers; values, such as years, have a mean.
-    centers : (p, ...) rows as stored; None lets `model.centers` choose.
+    centers : (p, ...) rows as stored; None: `model.centers` chooses them.
     """
     config = sk.RunConfig.from_tables(
         {
@@ -229,7 +229,7 @@ def error_of(split: Split, metrics: Mapping[str, Any]) -> float:
 
 
 def work_of_fit(split: Split, rows: int, p: int, epochs: float) -> float:
-    """Return the multiplications and additions of a run, about: `epochs` passes over `rows`."""
+    """Return the approximate multiplications and additions of `epochs` epochs over `rows`."""
     d, c = int(np.prod(split.X.shape[1:])), len(split.classes or " ")
     passes = epochs * rows * p * (2 * d + 4 * c + 60)
     # A run of few rows is bound by its beginning, and kernel values are slower than products.
@@ -237,5 +237,5 @@ def work_of_fit(split: Split, rows: int, p: int, epochs: float) -> float:
 
 
 def percent_wrong(accuracy: float) -> float:
-    """Return the error in percent, rounded so that equally many wrong rows are equal errors."""
+    """Return the error in percent, rounded so that equal numbers of wrong rows are equal errors."""
     return round(100 * (1 - accuracy), 9)

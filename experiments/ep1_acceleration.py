@@ -1,10 +1,10 @@
 """EigenPro against plain SGD (Pegasos): epochs to the exact model's error, for three kernels.
 
 The table "Acceleration for different kernels" in section 6 of EP1. All rows are centers. The exact
-model is the interpolant K(X, X)^-1 Y, solved in float64 with NumPy alone; its error on the test
-rows is the aim. Both methods step with batches of 256, as in the paper, and without averaging.
-`--epochs` is where they are stopped. The paper has 50 000 to 70 000 rows, whose exact model takes
-days on one core; with `--data` 10 000 are the default.
+model is the interpolant K(X, X)^-1 Y, computed in float64 with NumPy alone. Both methods train
+until they reach its test error, with batches of 256, as in the paper, and without averaging. They
+stop after `--epochs` epochs. The paper has 50 000 to 70 000 rows, for which the exact model takes
+days on one core; with `--data`, 10 000 rows are the default.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def interpolant_error(split: Split, name: str) -> float:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against epochs, and the epoch in which each run reaches the exact model's error."""
+    """Yield points of the error, and of the epoch that reaches the exact model's error."""
     epochs = options.epochs
 
     def run(split: Split, kernel: str, label: str, aim: float) -> Iterator[Measurement]:
@@ -98,7 +98,7 @@ def draw(results: Results, title: str, figure: Figure) -> None:
 
 
 def judge(results: Results) -> Verdict:
-    """Medians over the repetitions; a run that does not get there takes more than all epochs."""
+    """Judge medians over the repetitions; a run that does not reach the error counts as longest."""
     seen, numbers = True, []
     figure = next(name for name in results.values if name != EPOCHS_NEEDED)
     epochs = max(results.places(f"EigenPro, {next(iter(KERNELS))}", figure))

@@ -38,7 +38,7 @@ def settings_of(label: str, n: int, features: int) -> dict[str, Any]:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error after some epochs of one run of each method."""
+    """Yield points of the error after some epochs of one run of each method."""
     places = [k for k in PLACES if k <= options.epochs] or [options.epochs]
 
     def features_of(n: int) -> int:

@@ -8,10 +8,10 @@ readme of the paper's code. No iteration is run: with K = V L V^T, t iterations 
 
 which is exact in float64 for any t and costs one eigendecomposition. The L2 loss is the squared
 error of a row, summed over the classes. The paper calls the training loss "roughly inverse to the
-number of iterations"; between the paper's numbers of iterations the exponents of its fall are said,
-where 1 / t has -1. The dashed curves are EigenPro's iteration with the exact
-preconditioner of 160 eigenvectors (of an eighth of the rows, if these are fewer), where
-lambda_1, ..., lambda_q are lowered to lambda_q+1 and eta = 1.5 / lambda_q+1.
+number of iterations", an exponent of -1; the exponents between the paper's numbers of iterations
+are printed. The dashed curves are EigenPro's iteration with the exact preconditioner of q = 160
+eigenvectors (at most an eighth of the rows): lambda_1, ..., lambda_q are lowered to lambda_q+1, and
+eta = 1.5 / lambda_q+1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from experiments.results import Array, Measurement, Results, exponent
 
 ITERATIONS = (1, 80, 1280, 10_240, 81_920)
 LEVEL, STEP, LEAST = 160, 1.5, 1e-6
-"""Eigenvectors and step size of EigenPro, and the least training loss that is told apart."""
+"""Eigenvectors and step size of EigenPro, and the smallest training loss that counts as nonzero."""
 TRAIN, TEST, WRONG = "L2 loss on the training rows", "L2 loss on the test rows", "test error, %"
 DESCENT = "gradient descent"
 ROUGHLY = 0.33
@@ -38,7 +38,7 @@ ROUGHLY = 0.33
 
 
 def learned_fraction(eigenvalues: Array, eta: Array | float, t: int) -> Array:
-    """Return the part 1 - (1 - eta lambda)^t of each direction that t iterations learn."""
+    """Return the share 1 - (1 - eta lambda)^t of each direction that t iterations learn."""
     x = np.maximum(eta * eigenvalues, 0)
     small = np.minimum(x, 0.5)
     return np.where(x < 0.5, -np.expm1(t * np.log1p(-small)), 1 - (1 - x) ** t)
@@ -58,7 +58,7 @@ def places(options: argparse.Namespace) -> list[int]:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Losses of a repetition after all numbers of iterations."""
+    """Yield points of the losses of a repetition after all numbers of iterations."""
 
     def run(split: Split) -> Iterator[Measurement]:
         X, X_test = split.scaled

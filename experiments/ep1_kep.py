@@ -72,7 +72,7 @@ def features(kernel: Kernel, X: Array, rows: Array) -> Array:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Spectra, predictions and errors of a repetition."""
+    """Yield points of the spectra, predictions and errors of a repetition."""
 
     def run(split: Split) -> Iterator[Measurement]:
         X, X_test = split.scaled

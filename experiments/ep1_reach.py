@@ -2,16 +2,16 @@
 
 The heat kernel on the circle has the harmonics sin jx and cos jx as eigenfunctions, with the
 eigenvalues exp(-s j^2); gradient descent with eta = 1 leaves the part (1 - lambda_j)^t of harmonic
-j. For a target with known coefficients the iterations to a relative error eps in L2 therefore
-follow from a sum, for numbers of iterations far beyond those that anyone could run. Three cases:
+j. For a target with known coefficients, the number of iterations to a relative error eps in L2
+therefore follows from a sum, even if it is far too large to run. There are three cases:
 
     step, heat kernel      a_j = 4 / (pi j) for odd j: the paper's Heaviside function
     smooth, heat kernel    a_j = exp(-s j^2): a function in the range of the kernel operator
-    step, rough kernel     eigenvalues 1 / (1 + j^2), those of a kernel that is not differentiable
+    step, rough kernel     eigenvalues 1 / (1 + j^2), of a kernel that is not differentiable
 
 Theorem 2 says that only targets like the second are reached with polynomially many iterations in
-1 / eps. For the first, harmonics up to J = sqrt(ln t / s) are learned after t iterations, and those
-above have the share 4 / (pi^2 J) of the square norm, so that ln t is about s (4 / pi^2)^2 / eps^4:
+1 / eps. For the first, harmonics up to J = sqrt(ln t / s) are learned after t iterations. Higher
+harmonics have the share 4 / (pi^2 J) of the squared norm, so ln t is about s (4 / pi^2)^2 / eps^4,
 the dashed line. The lower figure shows eigenvalues of Gaussian kernel matrices of random points on
 a line and in a square, as the exponent of their decay between i / 2 and i, which Theorem 1 says to
 grow without bound.
@@ -50,7 +50,7 @@ def log_rates(eigenvalues: Array, logs: Array) -> Array:
 
 
 def relative_error(log_t: float, a: Array, rates: Array) -> float:
-    """Return the L2 norm of what exp(log_t) iterations leave, over that of the target."""
+    """Return the L2 norm of the error after exp(log_t) iterations, relative to the target."""
     left = np.exp(-2 * np.exp(np.minimum(log_t + rates, 700)))
     return math.sqrt(float((a**2 * left).sum() / (a**2).sum()))
 
@@ -76,12 +76,12 @@ def cases(harmonics: int = HARMONICS) -> dict[str, tuple[Array, Array]]:
 
 
 def law(eps: float) -> float:
-    """Return the ln t that the harmonics above sqrt(ln t / s) allow, about."""
+    """Return the approximate ln t that follows from the harmonics above sqrt(ln t / s)."""
     return HEAT * (4 / np.pi**2) ** 2 / eps**4
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Iterations needed in each case, and decay in each dimension."""
+    """Yield points of the iterations needed in each case, and decay in each dimension."""
     ratio = 2.0 if options.quick else 2**0.25
     accuracies = [0.4 / ratio**k for k in range(round(math.log(40, ratio)) + 1)]
 
@@ -125,7 +125,7 @@ def last_exponent(results: Results, label: str) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """Exponents of the iterations in 1/eps at high accuracy, and the law of the step function."""
+    """Judge the exponents in 1/eps at high accuracy, and the law of the step function."""
     exponents = {label: last_exponent(results, label) for label in results.labels(NEEDED)}
     x = results.places(STEP_HEAT, NEEDED)[-1]
     needed, expected = float(results.at(STEP_HEAT, x, NEEDED).mean()), law(1 / x)

@@ -7,10 +7,10 @@
 E and Lambda are the top q eigenpairs of K(X, X); 1 / eta is the top eigenvalue of the projected
 step, K(Z, Z)^-1 K(Z, X) P K(X, Z). The stochastic form, Algorithm 2, is streamkern's solver
 "eigenpro3" on the same rows, centers and bandwidth, with all rows as its sample, the same q and the
-exact projection, so that both have one fixed point. Lemma 6 says which: K(Z, X) P (K(X, Z) alpha -
-y) = 0 with the preconditioner P, which is not the least-squares solution unless P commutes with the
-projection. Algorithm 2 takes steps of constant size on batches, so it comes near that point and
-does not settle there. All but the solver is float64 and NumPy.
+exact projection, so both have the same fixed point. By Lemma 6 it is the solution of K(Z, X) P
+(K(X, Z) alpha - y) = 0 with the preconditioner P. It is not the least-squares solution unless P
+commutes with the projection. Algorithm 2 takes steps of constant size on batches, so it comes near
+this point, but does not converge to it. Everything except the solver is NumPy in float64.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Projected:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Distance to the fixed point and test error against steps and epochs."""
+    """Yield points of the distance to the fixed point and test error against steps and epochs."""
 
     def run(split: Split) -> Iterator[Measurement]:
         X, X_test = split.scaled

@@ -1,9 +1,9 @@
 """Model size and number of samples, each on its own: Fig. 1 of EP3.
 
-A grid of p centers, the first p rows, and n training rows. At a fixed p the error saturates in n,
-at a level that only a larger p lowers; and saturation comes when n exceeds p by far. The models are
-trained by EigenPro 3. Its fixed point is not the least-squares solution, so that the error of very
-small models can even rise with n; `--solver direct` shows the least-squares ones.
+The experiment has a grid of p centers, the first p rows, and n training rows. At a fixed p the
+error saturates in n, at a level that only a larger p lowers; it saturates when n far exceeds p. The
+models are trained by EigenPro 3. Its fixed point is not the least-squares solution, so the error of
+very small models can even rise with n; `--solver direct` trains least-squares models.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SATURATED = 1.05
-"""Error, relative to that of all rows, at which a model counts as saturated."""
+"""Error at which a model counts as saturated, relative to its error with all rows."""
 FAR = 4
-"""Rows a center that count as significantly more rows than centers."""
+"""Rows per center that count as significantly more rows than centers."""
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error on the grid with n >= p."""
+    """Yield points of the error on the grid with n >= p."""
 
     settings = {"solver.name": options.solver, "data.epochs": options.epochs}
 
@@ -49,7 +49,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def saturation(results: Results, label: str, figure: str) -> float:
-    """Return the least n from which on the mean error is within `SATURATED` of that of all rows."""
+    """Return the smallest n from which on the mean error is within `SATURATED` of the last one."""
     places = results.places(label, figure)
     errors = [float(results.at(label, n, figure).mean()) for n in places]
     above = [k for k, error in enumerate(errors) if error > SATURATED * errors[-1]]
@@ -57,7 +57,7 @@ def saturation(results: Results, label: str, figure: str) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """Small models with all rows against larger ones, and where small ones saturate."""
+    """Judge small models with all rows against larger ones, and where small ones saturate."""
     (figure,) = results.values
     labels = results.labels(figure)
     ends = [results.at(label, results.places(label, figure)[-1], figure) for label in labels]

@@ -17,7 +17,7 @@ from experiments.results import Measurement, Results, clearly, doubled, shown
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against n, for two p."""
+    """Yield points of the error against n, for two p."""
 
     def machine(split: Split, p: int, places: list[int]) -> Iterator[Measurement]:
         settings = {"solver.name": "eigenpro2", "data.epochs": 50}

@@ -16,7 +16,7 @@ from experiments.results import Measurement, Results, clearly, doubled, shown
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against p, for a quarter of the rows and for all."""
+    """Yield points of the error against p, for a quarter of the rows and for all."""
 
     settings = {"solver.name": options.solver, "data.epochs": options.epochs}
 

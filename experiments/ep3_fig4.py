@@ -1,14 +1,15 @@
 """Augmented samples, the original rows as centers: Fig. 4 of EP3.
 
-Every run sees as many samples: `--copies` of each row, all alike or each augmented anew. Noise has
-a deviation of `--noise` times that of the pixels; crops shift by up to `--padding` pixels. Crops of
-colour images are also mirrored, as in the paper for CIFAR-10; crops of other images only with
-`--flip`, because mirrored digits are not digits. Rows that are not images are not cropped. The
-solver is EigenPro 3.
+Every run sees equally many samples: `--copies` of each row, unchanged or each augmented by new
+draws. The standard deviation of the noise is `--noise` times the standard deviation of the pixels.
+Crops shift by up to `--padding` pixels. Crops of colour images are also mirrored, as in the paper
+for CIFAR-10; crops of other images only with `--flip`, because mirrored digits are not digits. Rows
+that are not images are not cropped. The solver is EigenPro 3.
 
-The paper augments CIFAR-10 by mix-up and by crop and flip, MNIST and FashionMNIST by noise. So the
-verdict goes by the former where images have colours, and else by the latter. 400 of the digits are
-trained on: all of them leave 1 % of errors, and nothing to gain (`--rows 2000` shows it).
+The paper augments CIFAR-10 by mix-up and by crop and flip, MNIST and FashionMNIST by noise. The
+verdict therefore depends on mix-up and crops for colour images, and on noise for other images. Only
+400 of the digits are training rows: with all of them, the error is 1 % without augmentation
+(`--rows 2000`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def ways(split: Split, options: argparse.Namespace) -> dict[str, list[object]]:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against the samples seen, in one run of each kind."""
+    """Yield points of the error against the samples seen, in one run of each kind."""
     copies = 2 if options.quick else options.copies
     seen = doubled(1, copies, options.quick)
 
@@ -63,7 +64,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """Each augmentation against none, at the end; the paper's for such data decide."""
+    """Judge each augmentation against none, at the end; the paper's for such data decide."""
     (figure,) = results.values
     copies = results.places("none", figure)[-1]
     none = results.at("none", copies, figure)

@@ -1,12 +1,12 @@
 """The default solver and EigenPro 3 against FALKON and EigenPro 2: Fig. 5 of EP3.
 
-For each p all methods have the same centers, the first p rows. EigenPro 2 can train on these alone;
-the others train on all rows. In the paper FALKON stops at the model size whose p^2 numbers fill the
-memory, and EigenPro 3 wins by going on to larger ones. Here FALKON's limit is half of the largest
-p. The default solver runs with blocks of p / 4, so that at twice FALKON's p it holds as many
-numbers. The picture also shows FALKON beyond its limit, as more memory would give it.
+For each p all methods have the same centers, the first p rows. EigenPro 2 can train on these rows
+only; the other methods train on all rows. In the paper, FALKON stops at the model size whose p^2
+numbers fill the memory, and EigenPro 3 is better because it trains larger models. Here FALKON's
+limit is half of the largest p. The default solver has blocks of p / 4, so at twice FALKON's p it
+holds as many numbers. The picture also shows FALKON beyond its limit, as with more memory.
 
-The paper takes 50 epochs; `--epochs` are those of each method, FALKON's passes included.
+The paper has 50 epochs; `--epochs` is the number for each method, FALKON's passes included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECONDS = "seconds of setup and training"
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error and seconds against p."""
+    """Yield points of the error and seconds against p."""
 
     def run(split: Split, label: str, p: int, settings: dict[str, Any]) -> Iterator[Measurement]:
         alone = label == EP2

@@ -30,7 +30,7 @@ IMAGES, REPLICAS, SHAPE, CLASSES = 60_000, 2000, (28, 28, 1), 10
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against samples, with and without noise."""
+    """Yield points of the error against samples, with and without noise."""
     copies = 8 if options.quick else options.copies
     seen = doubled(1, copies, options.quick)
 
@@ -51,7 +51,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """Noisy replicas at the end against the first pass, and against plain ones."""
+    """Judge noisy replicas at the end against the first pass, and against plain copies."""
     (figure,) = results.values
     places = results.places(NOISY, figure)
     first, last = (results.at(NOISY, x, figure) for x in (places[0], places[-1]))

@@ -2,11 +2,11 @@
 
 After each step, Algorithm 2 of EP3 projects onto the centers by T steps of EigenPro 2 on K(Z, Z),
 here T = passes * p / batch; the paper runs one pass "in practice". Its Remark 3 leaves the sample s
-and the level q of that inner EigenPro free: the curves are levels, of a sample of all centers. Two
-more figures have the batch, from a 16th of the centers to all of them, with the default level. Else
-it is the critical batch of the inner EigenPro, and at most that of the steps. The dashed line is
-the exact projection by a Cholesky factor. All runs have the same centers, a quarter of the rows,
-and the same steps.
+and the level q of that inner EigenPro open: each curve has a level, with all centers as the sample.
+Two more figures vary the batch, from a 16th of the centers to all of them, at the default level.
+Otherwise the batch is the critical batch of the inner EigenPro, and at most the batch of the steps.
+The dashed line is the exact projection by a Cholesky factor. All runs have the same centers, a
+quarter of the rows, and the same steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def settings_of(
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error and seconds against passes and batch, and those of the exact projection."""
+    """Yield points of the error and seconds, for inexact projections and the exact one."""
     all_passes = PASSES[:2] if options.quick else PASSES
 
     def run(split: Split, p: int, passes: int | None, share: int) -> Iterator[Measurement]:

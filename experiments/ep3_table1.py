@@ -1,14 +1,15 @@
 """Cost laws of EigenPro 3 and of FALKON, measured: Table 1 of EP3.
 
 One number grows, p or n, and the exponent of a power law is fitted to the operations and the memory
-that `plan` counts, and to measured seconds. The memory is that of the methods, without interpreter,
-compiler and the reading of rows, which has room for more rows if there are more, up to a bound.
+that `plan` counts, and to measured seconds. The memory excludes the interpreter, the compiler and
+the buffers for reading rows, which grow with n up to a bound.
+
 EigenPro 3 runs with the inexact projection, which keeps no p x p matrix. The exponents of its
-operations and memory are compared with those of the table's formulas for steps of 256 rows. The
-table's row of the exact projection is Algorithm 1 with all rows in a step and n^2 numbers, which is
-no solver here. Of it the p^3 operations are compared, with the setup of Algorithm 2 with that
-projection. The rows are normal; nothing is learned. Seconds grow less than operations at these
-sizes, as larger matrices are multiplied faster.
+operations and memory are compared with the exponents of the table's formulas for steps of 256 rows.
+The table's row of the exact projection is Algorithm 1, with all rows in a step and n^2 numbers; no
+solver here works like this. Only its p^3 operations are compared, with the setup of Algorithm 2
+with the exact projection. The rows are normal, and nothing is learned. At these sizes, seconds grow
+more slowly than operations, because larger matrices are multiplied faster.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 CENTERS, ROWS, FEATURES, CLASSES, BATCH = 2000, 8000, 20, 10, 256
 GROWING = {"p": (1000, 2000, 4000, 8000), "n": (4000, 8000, 16_000, 32_000)}
 QUICK_SHARE = 8
-"""By which a quick run divides rows, centers and the sizes of a preconditioner."""
+"""Divisor of the rows, the centers and the sizes of a preconditioner in a quick run."""
 
 
 def step_cost(p: int, m: int = BATCH, s: int = 1000, q: int = 100) -> float:
@@ -107,7 +108,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
 def costs(solver: dict[str, Any], p: int, n: int, device: str) -> dict[str, float]:
     """Return the measured costs by figure. solver : settings of the method.
 
-    One epoch is run, and with FALKON a second one, as its first is not a step yet.
+    One epoch is run, and with FALKON a second one, because its first epoch is no step yet.
     """
     epochs = {"epochs": 2 if solver["name"] == "falkon" else 1}
     rng = np.random.default_rng(0)
@@ -185,7 +186,7 @@ def fitted(results: Results, figure: str, label: str, grows: str) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """Fitted exponents of operations and memory against the table's laws, seconds beside them."""
+    """Judge the fitted exponents of operations and memory against the laws of the table."""
     numbers, near = [], True
     for (figure, label, grows), law in LAWS.items():
         found = fitted(results, figure, label, grows)

@@ -21,7 +21,7 @@ FashionMNIST   k-means 78.66 85.55 88.13   random 76.24 84.59 87.84"""
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against p <= n / 6, as in the paper, for both ways of choosing centers."""
+    """Yield points of the error against p <= n / 6, as in the paper, for both kinds of centers."""
 
     def model(split: Split, way: str, p: int) -> Iterator[Measurement]:
         settings = {

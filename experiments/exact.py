@@ -1,4 +1,4 @@
-"""Kernels and exact solutions in float64, with NumPy alone: the truth that methods are held to."""
+"""Kernels and exact solutions in float64, with NumPy alone: the references of the experiments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An experiment consists of points, and it finds results and a verdict.
 
 A point is one measurement that can be repeated alone, such as one training run; the runner measures
-the points one after the other and keeps each in a file, so that the same command goes on after a
+the points one after the other and records each in a file, so that the same command resumes after a
 kill.
 """
 
@@ -25,7 +25,7 @@ class Point:
     """One measurement to make.
 
     key : names the point among those of the experiment.
-    work : multiplications and additions of one measurement, about; for the estimate of the time.
+    work : approximate number of multiplications and additions, for the estimate of the time.
     measure : returns the numbers.
     """
 
@@ -38,8 +38,8 @@ class Point:
 class Verdict:
     """A verdict says whether the claim was confirmed.
 
-    criterion : the rule by which this run judges it.
-    confirmed : the outcome; None where the experiment shows numbers and judges nothing.
+    criterion : the rule by which this run judges the claim.
+    confirmed : the outcome; None if the experiment shows numbers without a verdict.
     numbers : the numbers that decided.
     """
 
@@ -55,7 +55,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows to train on at most, repetitions, and epochs of a run."""
+    """Largest number of training rows, repetitions, and epochs of a run."""
 
     rows: int = 10_000
     repetitions: int = 3
@@ -66,19 +66,19 @@ class Sizes:
 class Experiment:
     """One figure, table or claim of a paper.
 
-    source : where it stands, such as "EP3, Fig. 2".
+    source : its place, such as "EP3, Fig. 2".
     claim : the sentence that is judged.
     x : the horizontal axis.
-    x_of : the horizontal axis of figures that have another one.
+    x_of : the horizontal axis of figures with a different one.
     points, judge : make the measurements and the verdict.
-    stand_in, paper : the sizes on built-in data, and those of the paper.
+    stand_in, paper : the sizes on built-in data, and the sizes of the paper.
     published : the paper's numbers, as lines of text.
-    needs : "rows" where `--data` is used, "images" where the rows must be images, "nothing" where
-        the problem is made.
-    stand_in_is : the data that take the place of the paper's.
-    make : makes these data, where they are not the digits.
+    needs : "rows" if `--data` is used, "images" if the rows must be images, "nothing" if the
+        problem is generated.
+    stand_in_is : the data that replace the paper's data.
+    make : generates these data, if they are not the digits.
     options : adds options of its own to the command.
-    draw : draws the picture, where curves are not enough.
+    draw : draws the picture, if curves are not enough.
     full_run : returns the plan of the paper's own run, on this machine, as text.
     """
 

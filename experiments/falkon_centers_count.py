@@ -24,7 +24,7 @@ WITHIN = 1.05
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against M for growing n, and the least M that is enough."""
+    """Yield points of the error against M for growing n, and the least M that is enough."""
 
     def run(split: Split, n: int) -> Iterator[Measurement]:
         X, X_test = split.scaled

@@ -26,7 +26,7 @@ RIDGE = 1e-4
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against the number of parts."""
+    """Yield points of the error against the number of parts."""
 
     def run(split: Split, m: int) -> Iterator[Measurement]:
         X, X_test = split.scaled

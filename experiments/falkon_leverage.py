@@ -4,13 +4,14 @@ The ridge leverage score of row i is (K (K + lambda n I)^-1)_ii. Rows of rare re
 scores, and uniform centers miss them. The scores are approximated in two passes, as BLESS does
 (Rudi, Calandriello, Carratino and Rosasco 2018): scores for a larger lambda are computed with
 uniform centers, centers are drawn by these, and give the scores for the wanted lambda. The made
-problem has rows in clusters of very different sizes. Judged is the error that counts every cluster
-alike; the mean over rows, in which large clusters count most, stands beside it. The theory asks
-for about as many centers as the scores' sum, here 190, where uniform ones need n times the largest
-score, 1650.
-The ridge is the power of ten with the least error of all rows as centers; with smaller ridges that
-model overfits, and few centers are no loss. Beside them stands streamkern's `centers="rpcholesky"`,
-pivots among 8 M random rows. float64 and NumPy.
+problem has rows in clusters of very different sizes. The verdict uses the error that
+counts all clusters equally; the mean over rows, in which large clusters count most, is printed as
+well. By the theory, centers drawn by leverage scores need about as many centers as the sum of the
+scores, here 190, and uniform centers n times the largest score, 1650.
+
+The ridge is the power of ten with the lowest error of all rows as centers; with smaller ridges that
+model overfits, so few centers cost nothing. streamkern's `centers="rpcholesky"`, pivots among 8 M
+random rows, is shown for comparison. The rest is NumPy in float64.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """Leverage scores against uniform centers at every M."""
+    """Judge leverage scores against uniform centers at every M."""
     clear = [
         M for M in SIZES
         if clearly(

@@ -22,11 +22,11 @@ from experiments.results import Measurement, Results, clearly, shown
 STRENGTHS = np.geomspace(1, 1e8, 25)
 NYTRO, RIDGE = "NYTRO: t steps, strength t", "ridge: strength 1 / lambda"
 NOISE = 0.3
-"""Share of the training labels that are drawn anew: without noise nothing needs regularisation."""
+"""Share of the training labels that are drawn at random; without noise no ridge is needed."""
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error along both paths."""
+    """Yield points of the error along both paths."""
 
     def run(split: Split) -> Iterator[Measurement]:
         X, X_test = split.scaled

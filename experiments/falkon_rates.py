@@ -1,11 +1,11 @@
 """Learning rates under source and capacity conditions: the theorem of the FALKON slides.
 
-The made problem has known exponents. On the circle, k(x, z) = 1 + 2 sum_i i^(-2 s) cos(2 pi i (x -
-z)) has the eigenvalues i^(-2 s) of the uniform distribution, so gamma = 1 / (2 s); the target
-sum_i i^(-2 s r - 1/2 - .01) cos(2 pi i x) lies in the range of L^r and hardly better. Noise has
-deviation `--noise`. Theory: with lambda of about n^(-1 / (2 r + gamma)) and M of about 1 / lambda
-centers, the excess risk falls as n^(-2 r / (2 r + gamma)). Nystrom's ridge regression is exact, in
-float64; the excess risk is a sum over a fine grid of the circle.
+The exponents of the synthetic problem are known. On the circle, k(x, z) = 1 + 2 sum_i i^(-2 s)
+cos(2 pi i (x - z)) has the eigenvalues i^(-2 s) of the uniform distribution, so gamma = 1 / (2 s);
+the target sum_i i^(-2 s r - 1/2 - .01) cos(2 pi i x) lies in the range of L^r and hardly better.
+Noise has deviation `--noise`. Theory: with lambda of about n^(-1 / (2 r + gamma)) and M of about 1
+/ lambda centers, the excess risk falls as n^(-2 r / (2 r + gamma)). Nystrom's ridge regression is
+exact, in float64; the excess risk is a sum over a fine grid of the circle.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def theory(s: int, r: float) -> float:
 
 
 def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
-    """Excess risk against n, for three problems."""
+    """Yield points of the excess risk against n, for three problems."""
     grid = (np.arange(1000) + 0.5) / 1000
 
     def run(s: int, r: float, n: int, seed: int) -> Iterator[Measurement]:

@@ -1,11 +1,11 @@
 """FALKON's preconditioner with gradient descent and with conjugate gradient. FALKON slides.
 
-The slides precondition H = K_nM^T K_nM + lambda n K_MM by B = T^-1 A^-1 / sqrt(n), with K_MM =
-T^T T and A^T A = T T^T / M + lambda I, so that B^T H B is near the identity. Gradient descent on it
-is "Baby FALKON"; conjugate gradient is FALKON. Without B both need as many steps as the condition
-number of H asks for. The slides' lemma: with M = 2 log(1 / delta) / lambda centers the condition
-number of B^T H B is below 4 with probability 1 - delta; here delta is 1 / n, and lambda follows
-from M. Then t of about log n steps suffice, which is tried at a smaller lambda, 0.1 / sqrt(n).
+The slides precondition H = K_nM^T K_nM + lambda n K_MM by B = T^-1 A^-1 / sqrt(n), with K_MM = T^T
+T and A^T A = T T^T / M + lambda I, so that B^T H B is near the identity. Gradient descent on it is
+"Baby FALKON"; conjugate gradient is FALKON. Without B, the number of steps of both methods depends
+on the condition number of H. The slides' lemma: with M = 2 log(1 / delta) / lambda centers the
+condition number of B^T H B is below 4 with probability 1 - delta; here delta is 1 / n, and lambda
+follows from M. Then about log n steps suffice, which is tested at a smaller lambda, 0.1 / sqrt(n).
 float64 and NumPy; streamkern's solver "falkon" is the last of these, streamed.
 """
 
@@ -84,7 +84,7 @@ def condition(H: Array) -> float:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Distance to the exact model against steps, and condition numbers against M."""
+    """Yield points of the distance to the exact model, and of condition numbers against M."""
 
     def run(split: Split) -> Iterator[Measurement]:
         X, X_test = split.scaled

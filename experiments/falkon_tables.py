@@ -2,10 +2,10 @@
 
 Run it with a folder of SUSY, HIGGS or YearPredictionMSD (MillionSongs): see `--data`. The slides
 have M = 50 000 centers for HIGGS, and name no number for the others. `--centers` is the number of
-all methods here, random features included, and at most half of the rows. The kernel is Gaussian;
-its bandwidth is `--bandwidth` times the median distance, ridges are found by streamkern. At most 10
-000 test rows are used. Without data a made problem of SUSY's shape is trained on: 18 features, two
-classes, and a best possible error of 20 %.
+centers or random features of all methods, and at most half of the rows. The kernel is Gaussian. Its
+bandwidth is `--bandwidth` times the median distance, and streamkern chooses the ridges. At most 10
+000 test rows are used. Without `--data`, a synthetic problem of SUSY's shape is used: 18 features,
+two classes, and a lowest possible error of 20 %.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def settings_of(label: str, p: int) -> dict[str, Any]:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error, AUC and seconds of four methods, for growing n."""
+    """Yield points of error, AUC and seconds of four methods, for growing n."""
 
     def run(split: Split, label: str, n: int, p: int) -> Iterator[Measurement]:
         settings = {"model.kernel": "gaussian", "data.epochs": options.epochs}

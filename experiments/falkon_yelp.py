@@ -2,10 +2,11 @@
 
 The features of a review are its words and the sequences of two and three words: about a hundred of
 65 million. The rows stay sparse from the source to the kernel. `--file` reads a LIBSVM file.
-Without it, reviews are made: words drawn by Zipf's law, and stars that are the mean sentiment of
-the words, with noise. `--centers` is FALKON's number of centers; the slides name none, and no
-kernel. The linear one is that of ridge regression on all features, which scikit-learn computes
-beside it. A dense row would take 260 MB, a sparse one takes 1 kB.
+Without it, reviews are generated: words drawn by Zipf's law, and stars that are the mean sentiment
+of the words, with noise. `--centers` is FALKON's number of centers; the slides state neither this
+number nor the kernel. With the linear kernel, the model of all rows is ridge regression on all
+features, which scikit-learn computes for comparison. A dense row would take 260 MB, a sparse row
+takes 1 kB.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Averages of models that shards train on random features, without exchange. Beyond the lecture.
 
 m shards hold n / m rows each. Each solves ridge regression on D Fourier features of its rows, with
-the ridge of all n rows, and the models are averaged. Shards that share their frequencies send D
-weights, which are averaged; shards with frequencies of their own send weights and seed, and their
-predictions are averaged: m D features in all, which also lowers the error of the features. The
-references are one model of all rows, and one shard. float64 and NumPy.
+the ridge of all n rows, and the models are averaged. Shards with the same frequencies send D
+weights, which are averaged. Shards with different frequencies send weights and seed, and their
+predictions are averaged; with m D features in all, the error of the features is lower, too. The
+references are one model of all rows, and the model of one shard. The computation is NumPy in
+float64.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHARDS, RIDGE, D = (1, 2, 4, 8, 16, 32), 1e-4, 400
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against the number of shards."""
+    """Yield points of the error against the number of shards."""
 
     size = D // 4 if options.quick else D
 
@@ -64,7 +65,7 @@ def weights(F: Array, Y: Array) -> Array:
 
 
 def judge(results: Results) -> Verdict:
-    """Both averages against one shard."""
+    """Judge both averages against one shard."""
     (figure,) = results.values
     seen, numbers = True, []
     for m in SHARDS[2:]:

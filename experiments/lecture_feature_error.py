@@ -1,12 +1,12 @@
 """Error of random features against their number, for four ways to draw them. The lecture.
 
 k(x, z) of a Gaussian kernel is approximated by D features, a cosine and a sine of each of D / 2
-frequencies. With independent ones the largest error is O(D^-1/2) (Rahimi, Recht 2007). Orthogonal
-ones (Yu and others 2016) and points of a Sobol sequence (Avron and others 2016), which the lecture
-does not have, lower it at the same cost; Fastfood (Le, Sarlos and Smola 2013) draws frequencies
-whose products take O(D log d) operations in place of O(D d): its features are made by the fast
-Hadamard transform here, and its operations are counted. All are small NumPy; streamkern's own
-Fourier features are the independent ones.
+frequencies. With independent frequencies the largest error is O(D^-1/2) (Rahimi, Recht 2007).
+Orthogonal frequencies (Yu and others 2016) and points of a Sobol sequence (Avron and others 2016),
+which are not in the lecture, lower the error at the same cost. Fastfood (Le, Sarlos and Smola 2013)
+draws frequencies whose products take O(D log d) operations instead of O(D d). Its features are
+computed by the fast Hadamard transform, and its operations are counted. All are computed in NumPy;
+streamkern's Fourier features have independent frequencies.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def features(angles: Array) -> Array:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error and operations against D, for four ways."""
+    """Yield points of the error and operations against D, for four ways."""
 
     def run(split: Split, label: str, D: int) -> Iterator[Measurement]:
         X = split.scaled[0][:ROWS]

@@ -21,7 +21,7 @@ WAYS = {"Nystrom": ("nystrom", "n_centers"), "Fourier": ("fourier", "n_features"
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against D, for two kernels."""
+    """Yield points of the error against D, for two kernels."""
 
     def model(split: Split, kernel: str, label: str, D: int) -> Iterator[Measurement]:
         features, size = WAYS[label]

@@ -114,7 +114,7 @@ def cca(split: Split, c: int) -> Iterator[Measurement]:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Both figures against c."""
+    """Yield points of both figures against c."""
     for split in data.splits(options):
         n = len(split.X)
         for c in [c for c in COLUMNS if c <= n // 2]:
@@ -124,7 +124,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """Streamed PCA at the largest c against all rows, and kernel CCA against linear CCA."""
+    """Judge streamed PCA at the largest c against all rows, and kernel CCA against linear CCA."""
     c = results.places(STREAMED, EXPLAINED)[-1]
     streamed, whole = (results.at(label, c, EXPLAINED) for label in (STREAMED, WHOLE))
     kernel, linear = (results.at(label, c, CORRELATION) for label in (KERNEL, LINEAR))

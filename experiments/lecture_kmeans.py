@@ -50,7 +50,7 @@ def lloyd(K: Array, labels: Array, k: int) -> Array:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Objective and Rand index against c."""
+    """Yield points of the objective and Rand index against c."""
     from sklearn.cluster import KMeans
     from sklearn.metrics import adjusted_rand_score
 

@@ -4,11 +4,12 @@ G is approximated by C W_k^+ C^T with c columns C of G, their rows W and its bes
 rank k. The columns are uniform, those of rows next to k-means means, drawn by RPCholesky (Chen,
 Epperly, Tropp and Webber 2022) or by ridge leverage scores. The reference is the best approximation
 of rank k, from the eigenvalues of G. The theorem of the lecture (Drineas and Mahoney 2005): in the
-Frobenius norm the error exceeds that of the best rank k by O(c^-1/2), k being fixed. With a large
-eigengap it is O(1/c) (Yang and others 2012), which is tried on made rows in ten clusters, with
-k = 10. That the lecture's "uniform sampling tends to work best in practice" (Kumar, Mohri and
-Talwalkar 2009) is counted, and not judged: how often each other way is clearly better, and worse.
-float64 and NumPy; streamkern's `centers` are "random", "kmeans", "rpcholesky".
+Frobenius norm, the error exceeds the error of the best rank k by O(c^-1/2), for fixed k. With a
+large eigengap the excess is O(1/c) (Yang and others 2012), which is tested on generated rows in ten
+clusters, with k = 10. For the lecture's "uniform sampling tends to work best in practice" (Kumar,
+Mohri and Talwalkar 2009), there is no verdict: the experiment counts how often each other method is
+clearly better or worse. It uses NumPy in float64; streamkern's `centers` are "random", "kmeans",
+"rpcholesky".
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ def clustered(n: int, rng: np.random.Generator) -> Array:
 
 
 def nystrom_trace(G: Array, chosen: Array, rank: int) -> float:
-    """Return the trace of G less its approximation, over the trace of G."""
+    """Return the trace of G minus its approximation, divided by the trace of G."""
     return float(1 - (approximation(G, chosen, rank) ** 2).sum() / np.trace(G))
 
 
 def excess(G: Array, chosen: Array, values: Array) -> float:
-    """Return what the Frobenius norm of the error exceeds that of the best rank, over that of G.
+    """Return the excess of the error over the best rank in the Frobenius norm, relative to G.
 
     values : the eigenvalues of G, largest first.
     """

@@ -2,10 +2,10 @@
 
 streamkern takes rows of numbers. A kernel matrix K of any objects becomes such rows: K = F F^T with
 F = U sqrt(values), new objects are K_test U / sqrt(values), and kernel="linear" on them, with all
-rows as centers, is the model of K. The kernel counts subsequences of three letters, a gap costing a
-factor (Lodhi and others 2002), on made strings whose class is the order of three letters that stand
-apart. References are scikit-learn's KernelRidge(kernel="precomputed") on K, and the same model on
-counts of letters.
+rows as centers, is the model of K. The kernel counts common subsequences of three letters, and
+multiplies them by a factor for each gap (Lodhi and others 2002). The strings are generated; their
+class is the order of three letters that are not adjacent. References are scikit-learn's
+KernelRidge(kernel="precomputed") on K, and the same model on counts of letters.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _subsequences(A: Array, B: Array) -> Array:
 
 
 def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against n, and the difference to scikit-learn's predictions."""
+    """Yield points of the error against n, and the difference to scikit-learn's predictions."""
 
     def run(n: int, seed: int) -> Iterator[Measurement]:
         from sklearn.kernel_ridge import KernelRidge
@@ -82,7 +82,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def root(K: Array, K_test: Array) -> tuple[Array, Array]:
-    """Return rows whose products are K (n, n), and those of new objects, K_test (m, n)."""
+    """Return rows whose products are K (n, n), and rows of new objects for K_test (m, n)."""
     values, U = np.linalg.eigh(K)
     kept = values > 1e-10 * values[-1]
     scale = np.sqrt(values[kept])

@@ -1,4 +1,4 @@
-"""Random features of several kernels, stacked, against those of each alone. The lecture.
+"""Stacked random features of several kernels, against the features of each kernel. The lecture.
 
 D features of one kernel, or D / 3 of each of three, Gaussian, Laplace and Cauchy, with a linear
 ridge model of them. The stacked features are those of the mean of the kernels. The frequencies of
@@ -42,7 +42,7 @@ def features(X: Array, kinds: tuple[str, ...], D: int, seed: int) -> Array:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against D, for each kernel and all."""
+    """Yield points of the error against D, for each kernel and all."""
 
     def run(split: Split, label: str, D: int) -> Iterator[Measurement]:
         kinds = KINDS if label == STACKED else (label,)
@@ -60,7 +60,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """Stacked features against the mean kernel and against the best one."""
+    """Judge stacked features against the mean kernel and against the best one."""
     (figure,) = results.values
     seen, numbers = True, []
     for D in SIZES:

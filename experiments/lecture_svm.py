@@ -23,7 +23,7 @@ LOSSES = {OURS: "squared_hinge", SQUARES: "squared_error"}
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against n, for three classifiers."""
+    """Yield points of the error against n, for three classifiers."""
 
     def run(split: Split, label: str, n: int) -> Iterator[Measurement]:
         X, X_test = split.scaled

@@ -44,7 +44,7 @@ WAYS = {KAR: kar_karnick, SKETCH: tensor_sketch}
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Error against D, for both ways."""
+    """Yield points of the error against D, for both ways."""
 
     def run(split: Split, label: str, D: int) -> Iterator[Measurement]:
         X = split.scaled[0][:ROWS]

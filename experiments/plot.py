@@ -1,6 +1,6 @@
 """The picture of an experiment: one panel for each figure, curves with bars over the repetitions.
 
-A label in brackets is a reference: black or grey, dashed or dotted, without bars.
+A label in brackets marks a reference, drawn in black or grey, dashed or dotted, without bars.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Files that `--data` may name, and how they become rows.
+"""Files that `--data` accepts, and how they are read.
 
     FOLDER with train-images-idx3-ubyte[.gz], ...   MNIST, FashionMNIST and the like (IDX)
     FOLDER with data_batch_1.bin, ..., test_batch.bin   CIFAR-10, its binary version
-    FOLDER with SUSY.csv or HIGGS.csv [.gz]         label first; the last 500 000 rows are tested
-    FOLDER with YearPredictionMSD.txt               year first; the last 51 630 rows are tested
+    FOLDER with SUSY.csv or HIGGS.csv [.gz]         label first; the last 500 000 rows: testing
+    FOLDER with YearPredictionMSD.txt               year first; the last 51 630 rows: testing
     FOLDER with train.X and test.X                  X: npz, h5, csv, parquet, svm, libsvm or zarr
     FOLDER with X_train.npy, y_train.npy, X_test.npy, y_test.npy
-    a Zarr store                                    a quarter is tested without `--test`
+    a Zarr store                                    a quarter for testing without `--test`
 
-npz and h5 files hold the arrays `X` and `y`; csv and parquet files a column `y`. Everything but
-stores is written to Zarr stores in the folder of the results, once for each state of the files.
+npz and h5 files hold the arrays `X` and `y`; csv and parquet files have a column `y`. All files are
+written to Zarr stores in the folder of the results, once for each state of the files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Part = tuple[Any, Any]
 CIFAR_SHAPE = (3, 32, 32)
 LAST_TESTED = {"SUSY.csv": 500_000, "HIGGS.csv": 500_000, "YearPredictionMSD.txt": 51_630}
 MOST_UNEVEN = 10.0
-"""Chi-square over its degrees of freedom, about 1 in mixed rows, of rows that are not mixed."""
+"""Chi-square per degree of freedom above which rows count as not mixed; mixed rows have about 1."""
 KINDS = ("npz", "h5", "csv", "parquet", "svm", "libsvm")
 
 
@@ -57,8 +57,8 @@ def read_data(path: str, test: str | None, rows: int, folder: Path) -> Data:
 def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...] | None]:
     """Return at most n rows of a store, their targets and its classes.
 
-    Rows of a store are in random order, so that the first are a sample. Raises DataError if they
-    were ingested in another order, and have other shares of the classes than all rows.
+    Rows of a store are in random order, so the first rows are a sample. Raises DataError if they
+    were ingested in another order and their shares of the classes differ from those of all rows.
     """
     store = sk.open_store(path)
     spec = store.spec
@@ -78,7 +78,7 @@ def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...] 
 def as_classes(
     y: Array, names: tuple[str, ...] | None, classes: tuple[str, ...] | None, wrong: str
 ) -> Array:
-    """Return class ids of some names as those of `classes`, of which a test set may lack some."""
+    """Convert class ids of some names to ids of `classes`; a test set may lack some classes."""
     if names is None or classes is None or not set(names) <= set(classes):
         raise sk.DataError(f"{wrong}; use data with the same")
     return np.asarray(np.array([classes.index(name) for name in names], y.dtype)[y])
@@ -123,7 +123,7 @@ def parts_of(path: Path) -> tuple[tuple[Part, Part], str]:
 
 
 def idx(path: Path) -> tuple[tuple[Part, Part], str] | None:
-    """Files of MNIST's form."""
+    """Read files in the format of MNIST."""
     if not any(path.glob("train-images*")):
         return None
 

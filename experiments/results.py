@@ -1,4 +1,4 @@
-"""The numbers that an experiment found, and functions that judge them."""
+"""The results of an experiment, and functions to judge them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Results:
     """The numbers of an experiment.
 
     values : by figure, label and place on the axis, one number for each repetition.
-    seconds : that all points took to measure.
+    seconds : time in which all points were measured.
     """
 
     values: dict[str, dict[str, dict[float, list[float]]]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Results:
         return sorted(self.values[figure][label])
 
     def labels(self, figure: str = ERROR) -> list[str]:
-        """Return the curves of a figure but the references, whose labels stand in brackets."""
+        """Return the curves of a figure without references, whose labels are in brackets."""
         return [label for label in self.values[figure] if not label.startswith("(")]
 
     def rows(self, figure: str, x: str) -> list[dict[str, Any]]:

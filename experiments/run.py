@@ -1,8 +1,8 @@
 """Measure the points of an experiment, keep each, and report.
 
 The numbers are appended to a journal as they are measured: NAME-CHECKSUM.jsonl, with a checksum of
-the settings, the data and the code, which its first line holds. A later call with the same ones
-measures only the points that are missing. One with others has a journal of its own.
+the settings, the data and the code, which are in its first line. A later call with the same
+settings, data and code measures only the missing points. Any other call has another journal.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from experiments.results import Measurement, Results
 from streamkern.basics.text import text_table
 
 DECIDING = ("data", "exact", "readers")
-"""Modules, besides its own, by which an experiment gets its numbers."""
+"""Modules, besides its own, that determine the numbers of an experiment."""
 NOT_COMPARED = ("folder", "name", "device")
 
 
 class Journal:
     """The measured points of an experiment with some settings, in a file of the folder.
 
-    settings : JSON values that decide the numbers.
+    settings : JSON values that determine the numbers.
     """
 
     def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def duration(seconds: float) -> str:
 
 
 def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str, Any]:
-    """Return, as JSON values, all that decides the numbers of an experiment."""
+    """Return all values that determine the numbers of an experiment, as JSON values."""
     chosen = {
         k: v if v is None or isinstance(v, int | float | str) else str(v)
         for k, v in vars(options).items()
@@ -136,9 +136,9 @@ def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str,
 
 
 def code_of(name: str) -> int:
-    """Return a checksum of the files that decide the numbers of an experiment.
+    """Return a checksum of the files that determine the numbers of an experiment.
 
-    They are its module, those of other experiments that it imports, and all of streamkern.
+    They are its module, the modules of other experiments that it imports, and all of streamkern.
     """
     place, names = Path(__file__).parent, [name, *DECIDING]
     for each in names:  # grows
@@ -184,7 +184,7 @@ def report(
 
 
 def described(experiment: Experiment, data: Data) -> str:
-    """Return the name of the data, and whether it stands in for the paper's."""
+    """Return the name of the data, and whether it replaces the paper's data."""
     if experiment.needs == "nothing":
         return "a made problem"
     return data.name if data.own else f"{experiment.stand_in_is}, in place of the paper's data"
