@@ -16,9 +16,9 @@ from streamkern.cli.options import (
     AsJson,
     DeviceName,
     StorageOption,
+    add_options,
     options_for,
     parse_options,
-    sharing,
 )
 from streamkern.cli.run_options import MemoryOption
 from streamkern.filesystem.path_kinds import check_output
@@ -29,7 +29,7 @@ from streamkern.rundir.run_directory import RunDirectory
 _LOAD_MODULE, _COMPRESS_MODULE = "streamkern.estimator.load", "streamkern.estimator.compress"
 
 
-@sharing(reading_options, "reading")
+@add_options(reading_options, "reading")
 def compress_command(
     reading: dict[str, Any],
     run_dir: ModelArgument,

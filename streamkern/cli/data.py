@@ -26,14 +26,14 @@ from streamkern.cli.options import (
     StorageOption,
     XName,
     YName,
+    add_options,
     column_list,
-    file_form,
+    file_form_options,
     number_or_text,
     options_for,
     parse_numbers,
     parse_options,
     parse_transform,
-    sharing,
     target_columns,
 )
 from streamkern.cli.table_options import (
@@ -102,8 +102,8 @@ Compress = Annotated[
 ]
 
 
-@sharing(file_form, "form")
-def _reading(
+@add_options(file_form_options, "form")
+def _reading_options(
     x: FeaturesOption = None,
     y: TargetsOption = None,
     sample_weight: WeightsOption = None,
@@ -128,7 +128,7 @@ def _reading(
     }  # fmt: skip
 
 
-@sharing(_reading, "reading")
+@add_options(_reading_options, "reading")
 def ingest_command(
     context: typer.Context,
     reading: dict[str, Any],
@@ -160,15 +160,16 @@ def ingest_command(
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs, out, **reading,
             targets=targets, chunk_mb=chunk_mb, overwrite=overwrite, progress=line.show,
-            compress=compress, encode=encode, categorical=_names(categorical),
-            numeric=_names(numeric), drop=_names(drop), dates=_dates(dates), na_values=na_values,
+            compress=compress, encode=encode, categorical=_parse_names(categorical),
+            numeric=_parse_names(numeric), drop=_parse_names(drop), dates=_parse_dates(dates),
+            na_values=na_values,
             like=like, scratch=scratch, storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
         )  # fmt: skip
     _show_store(out, options, written=line.shown)
 
 
-@sharing(_reading, "reading")
+@add_options(_reading_options, "reading")
 def append_command(
     context: typer.Context,
     reading: dict[str, Any],
@@ -217,12 +218,12 @@ def _storage_options(out: str, texts: list[str] | None, pattern_option: str) -> 
     )
 
 
-def _names(columns: str | None) -> list[str] | None:
+def _parse_names(columns: str | None) -> list[str] | None:
     """Return column names as in the first line of a CSV; numbers are names, not positions."""
     return None if columns is None else [str(k) for k in as_list(column_list(columns))]
 
 
-def _dates(texts: list[str] | None) -> dict[str, str | None] | None:
+def _parse_dates(texts: list[str] | None) -> dict[str, str | None] | None:
     """Return {column of dates: format of its text, or None}; None without columns."""
     pairs = (text.partition("=") for text in texts or ())
     return {name: date_format or None for name, _, date_format in pairs} or None
@@ -266,7 +267,7 @@ def augment_command(
 ) -> None:
     """Write augmented copies of the rows of one store, or of several, to a new store."""
     options = parse_options(storage_option)
-    data = _data_config(
+    data = _checked_config(
         train=inputs, copies=copies, x=x, y=y, sample_weight=sample_weight, foreign=foreign,
         transforms=[parse_transform(text) for text in transform or ()],
         weights=None if weights is None else parse_numbers(weights, "--weights"),
@@ -291,7 +292,7 @@ _AUGMENT_OPTIONS = {
 """Arguments of `augment_command` by the settings of a run."""
 
 
-def _data_config(**settings: Any) -> DataConfig:
+def _checked_config(**settings: Any) -> DataConfig:
     """Return the settings as those of a run, which checks them and raises the same errors."""
     try:
         return DataConfig(**settings)
@@ -301,7 +302,7 @@ def _data_config(**settings: Any) -> DataConfig:
 
 def _augment_vocabulary(mention: Mention) -> str:
     """Return a setting of a run as an argument of `augment_command`; a `Vocabulary`."""
-    if transform := re.match(r"data\.transforms\[(\d+)\](.*)", mention.name):
+    if transform := re.match(r"data\.transforms\[(\d+)\](.*)", mention.name):  # counted from 0
         name = f"--transform number {int(transform[1]) + 1}{transform[2]}"
     else:
         name = _AUGMENT_OPTIONS.get(mention.name, mention.name)
@@ -349,9 +350,7 @@ def _show_store(out: str, options: Mapping[str, Any], *, written: bool) -> None:
     try:
         store = open_store(out, storage_options=options_for(options, out))
         text = store_text(describe_store(store))
-    except (
-        OSError,
-        MemoryError,
-    ) as error:  # the store is written; an error would ask for the command again
+    except (OSError, MemoryError) as error:
+        # The store is written; an error would suggest to run the command again.
         text = f"{redact(out)} is complete, but could not be read back: {error}"
     typer.echo(text)

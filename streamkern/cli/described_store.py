@@ -1,4 +1,4 @@
-"""The description of a store by `streamkern info`, as text."""
+"""Describe a store as text, for `streamkern info`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
 def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name in the glossary, text) of each line."""
     shape = row_shape_text(store["row_shape"], store.get("sparse_features"))
-    targets = (
-        store["targets"]
-        if store["targets"] != "classes"
-        else "classes: " + _class_names_text(store)
-    )
+    targets = store["targets"]
+    if targets == "classes":
+        targets = f"classes: {_class_names_text(store)}"
     facts = [
         ("rows", f"{store['n_rows']:,} rows of {shape} {store['dtype']}, "
          f"{store['n_outputs']} {targets}"),
@@ -52,14 +50,15 @@ def encoder_facts(encoder: Mapping[str, Any] | None, location: str) -> list[tupl
     """Return ("encoder", text) lines on the encoding of each column of a table."""
     if encoder is None:
         return []
-    fitted = Encoder.from_json(encoder, location)
-    lines = fitted.lines()
+    fitted_encoder = Encoder.from_json(encoder, location)
+    lines = fitted_encoder.lines()  # (name, kind, detail) of each column
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = [
         f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {detail}".rstrip()
         for name, kind, detail in lines
     ]
-    heading = f"made of {len(fitted.columns)} columns of a table, {len(fitted.features)} features:"
+    n_columns, n_features = len(fitted_encoder.columns), len(fitted_encoder.features)
+    heading = f"made of {n_columns} columns of a table, {n_features} features:"
     return [("encoder", heading), *(("encoder", f"  {line}") for line in rows)]
 
 
@@ -67,7 +66,7 @@ def _unfinished_facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name in the glossary, text) of each line on an unfinished store."""
     rows, chunks, n_written = store["n_rows"], store["n_chunks"], store["chunks_written"]
     of_chunks = "" if chunks is None else f" of {chunks:,}"
-    share = "" if not chunks else f", {n_written / chunks:.0%}"
+    share = f", {n_written / chunks:.0%}" if chunks else ""
     of_rows = "" if rows is None else f"; {rows:,} rows in all"
     return [
         ("unfinished", f"unfinished: {n_written:,}{of_chunks} chunks are written{share}{of_rows}"),

@@ -114,7 +114,7 @@ SETUP_MEANINGS: Final = {
     "projection_batch": "number of centers in a step of the projection",
     "leverage": "largest leverage of a row, which bounds the step size",
     "lambda_1": "largest eigenvalue after preconditioning, which bounds the step size",
-    "mu": "damping of the preconditioner",
+    "mu": "penalty of the block preconditioner, or μ of FALKON's preconditioner",
     "jitter": "number added to the diagonal of the kernel matrix so that its Cholesky "
     "factorisation succeeds",
     "start_rows": "number of sampled rows from which the first weights were learned",
@@ -159,7 +159,8 @@ STORE_MEANINGS: Final = {
     "weights": "the rows have sample weights",
     "chunks": "size of a chunk, the part that is read, verified and decompressed at once",
     "size": "size of the decoded arrays, and of the stored files",
-    "fingerprint": "fingerprint of all contents; stores with the same fingerprint are equal",
+    "fingerprint": "SHA-256 of the layout and of all digests; stores with the same fingerprint are "
+    "equal",
     "verified": "every byte was read, and agrees with its checksum",
     "note": "a property of the store that matters for training, such as rows sorted by class",
 }

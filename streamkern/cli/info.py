@@ -57,6 +57,7 @@ def info_command(
     """Describe a store, finished or not, or the state of a run."""
     all_options = parse_options(storage_option)
     options = options_for(all_options, location)
+    # A run
     if not is_icechunk(location) and is_run_directory(location, options):
         if plot is not None:
             _draw_metric(location, options, plot)
@@ -64,9 +65,10 @@ def info_command(
         if importances is not None:
             columns = measured_importances(location, importances, all_options)
         _show_run(
-            location, options, verified=verify, explain=explain, as_json=as_json, columns=columns
+            location, options, verify=verify, explain=explain, as_json=as_json, columns=columns
         )
         return
+    # A store, which has none of the properties of a run
     if importances is not None:
         raise ConfigError(
             f"--importances {redact(importances)} needs the model of a run, but {redact(location)} "
@@ -104,11 +106,11 @@ def _not_found_error(location: str, error: DataError) -> DataError:
             "give the path of a store or of a run directory",
         )
     if kind == "runs":
-        first = runs_below(Path(location))[0]
+        first_run = runs_below(Path(location))[0]
         return StoreNotFoundError(
             f"{redact(location)} is a folder of runs",
             f"list them with streamkern runs {location}, or describe one with streamkern info "
-            f"{first}",
+            f"{first_run}",
         )
     return error
 
@@ -134,7 +136,12 @@ def _draw_metric(location: str, options: Mapping[str, Any] | None, path: Path) -
 
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:
-    """Return the output of `describe_metric` as PNG; MissingDependencyError without Matplotlib."""
+    """Return a PNG with bars of the importances and top eigenvectors of a metric, and its spectrum.
+
+    metric : the result of `describe_metric`
+
+    Raises MissingDependencyError without Matplotlib.
+    """
     bars = [("share of the metric\n(of its gradients)", metric["importances"])]
     for k, terms in enumerate(metric["first"], 1):
         share = metric["spectrum"][k - 1]
@@ -157,28 +164,41 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
 
 
 def _show_run(
-    location: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json:
+    location: str, options: Mapping[str, Any] | None, *, verify: bool, explain: bool, as_json:
     bool, columns: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Print the overview of a run; if it is damaged, only the verification, and raise an error."""
-    extra: dict[str, Any] = {"verified": verify_run(location, options)} if verified else {}
-    damaged = [name for name, result in extra.get("verified", {}).items() if result != WHOLE_CHECK]
+    """Print the overview of a run; if it is damaged, only the verification, and raise an error.
+
+    verify : whether to read every byte and compare it with its digest
+    explain : whether to add the meaning of each entry
+    columns : the result of `measured_importances`, if requested
+    """
+    results: Mapping[str, str] = verify_run(location, options) if verify else {}
+    damaged = [name for name, result in results.items() if result != WHOLE_CHECK]
     run = {} if damaged else run_overview(location, options)
-    extra |= {"meanings": FACT_MEANINGS} if explain and as_json else {}
-    extra |= {} if columns is None else {"permutation_importances": columns}
+    if verify:
+        run["verified"] = results
+    if explain and as_json:
+        run["meanings"] = FACT_MEANINGS
+    if columns is not None:
+        run["permutation_importances"] = columns
     with checkpoint_errors(redact(location)):
-        text = json_text(run | extra) if as_json else run_text(run | extra, explain=explain)
+        text = json_text(run) if as_json else run_text(run, explain=explain)
     typer.echo(text if as_json or columns is None else f"{text}\n\n{_columns_text(columns)}")
     if damaged:
         raise CheckpointError(
-            f"{len(damaged)} of the {len(extra['verified'])} groups in {redact(location)} are "
-            f"damaged ({', '.join(damaged)})",
-            _repair_text(redact(location), extra["verified"], damaged),
+            f"{len(damaged)} of the {len(results)} groups in {redact(location)} are damaged "
+            f"({', '.join(damaged)})",
+            _repair_text(redact(location), results, damaged),
         )
 
 
 def _repair_text(location: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
-    """Return the remedy for a damaged run, for the message."""
+    """Return the remedy for a damaged run.
+
+    verified : result of the check of each group of files
+    damaged : names of the damaged groups
+    """
     checkpoints = {name for name in verified if name.startswith("checkpoints/")}
     if checkpoints and checkpoints <= set(damaged):
         return "restore a checkpoint from a copy, or train in a new run directory"

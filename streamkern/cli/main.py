@@ -24,8 +24,8 @@ from streamkern.basics.stop import Stopped, StopRequest, end_on_signal
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import with_usage
-from streamkern.cli.redaction import protected_output, refuse_credentials
-from streamkern.cli.vocabulary import CommandWords
+from streamkern.cli.redaction import protect_output, refuse_credentials
+from streamkern.cli.vocabulary import CommandVocabulary
 from streamkern.filesystem.abandoned import remove_abandoned
 
 _load_command, _, _LOADED_NAMES = lazy_loader.attach(  # importing all commands would be slow
@@ -44,11 +44,11 @@ _load_command, _, _LOADED_NAMES = lazy_loader.attach(  # importing all commands 
     },
 )
 _load_option, _, _ = lazy_loader.attach(
-    "streamkern.cli", submod_attrs={"options": ["import_modules", "sharing"]}
+    "streamkern.cli", submod_attrs={"options": ["import_modules", "add_options"]}
 )
 DEBUG = "--debug"
-# Commands whose only result is the text that they print.
 PRINTING_COMMANDS = ("plan", "info", "runs", "evaluate")
+"""Commands whose only result is the text that they print."""
 MODEL_COMMANDS = ("plan", "train", "evaluate", "predict", "compress", "export", "info", "report")
 """Commands that may load a model with user-defined classes, and therefore have --import."""
 COMMANDS = {  # in the order of `--help`, with the descriptions that it prints
@@ -88,7 +88,7 @@ class Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        return _command(name) if name in COMMANDS else None
+        return _load_named_command(name) if name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -96,12 +96,12 @@ class Commands(TyperGroup):
 
 
 @functools.cache
-def _command(name: str) -> Any:
+def _load_named_command(name: str) -> Any:
     """Import the command of this name and return it."""
     single = typer.Typer(**TYPER_SETTINGS)
     command = _load_command(f"{name.replace('-', '_')}_command")
     if name in MODEL_COMMANDS:
-        command = _load_option("sharing")(_load_option("import_modules"))(command)
+        command = _load_option("add_options")(_load_option("import_modules"))(command)
     single.command(name)(command)
     return with_usage(typer.main.get_command(single), name)
 
@@ -114,9 +114,9 @@ app = typer.Typer(
 )
 
 
-def _version(requested: bool) -> None:
+def _print_version(is_requested: bool) -> None:
     """Print the version and exit, if requested."""
-    if requested:
+    if is_requested:
         typer.echo(f"streamkern {__version__}")
         raise typer.Exit
 
@@ -125,7 +125,10 @@ def _version(requested: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option(DEBUG, help="Show tracebacks.")] = False,
 ) -> None:
@@ -141,7 +144,7 @@ def _options(
 def _options_of(arguments: Sequence[str]) -> dict[str, str]:
     """Return the options ("--run-dir") of the command in `arguments`, by parameter ("run_dir")."""
     name = next((word for word in arguments if word in COMMANDS), None)
-    params = [] if name is None else _command(name).params
+    params = [] if name is None else _load_named_command(name).params
     options = {str(param.name): param.opts[0] for param in params}
     return {name: word for name, word in options.items() if word.startswith("--")}
 
@@ -155,9 +158,14 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     debug = DEBUG in arguments
     arguments = [word for word in arguments if word != DEBUG]
     stop = StopRequest(install=True)
-    vocabulary = CommandWords(_options_of(arguments), arguments)
-    explained = functools.partial(explain, vocabulary=vocabulary, words=arguments)
-    with protected_output() as out, warnings.catch_warnings(), end_on_signal(stop, explained), stop:
+    vocabulary = CommandVocabulary(_options_of(arguments), arguments)
+    explain_error = functools.partial(explain, vocabulary=vocabulary, words=arguments)
+    with (
+        protect_output() as out,
+        warnings.catch_warnings(),
+        end_on_signal(stop, explain_error),
+        stop,
+    ):
         # Show equal warnings once: a search trains many models.
         warnings.simplefilter("default", UserWarning)
         # A signal may arrive between the creation of a request and its start.
@@ -170,12 +178,13 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:
                 traceback.print_exc()
-            return explained(error)
+            return explain_error(error)
         if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
             write_stderr("interrupted")
         out.flush()
-        if out.lost is not None and arguments[:1] and arguments[0] in PRINTING_COMMANDS:
-            write_stderr(f"the output of {arguments[0]} could not be written: {out.lost.strerror}")
+        command, write_error = "".join(arguments[:1]), out.write_error
+        if write_error is not None and command in PRINTING_COMMANDS:
+            write_stderr(f"the output of {command} could not be written: {write_error.strerror}")
             return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_DONE
 

@@ -11,7 +11,7 @@ import lazy_loader
 from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import PARAMETER_PATHS
 
-# Imported at its first use, since that is slow.
+# RunConfig is imported at its first use, because its import is slow.
 _load, _, _ = lazy_loader.attach("streamkern.config", submod_attrs={"run_config": ["RunConfig"]})
 _COMMAND_ALIASES: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
@@ -55,10 +55,12 @@ _SETTING_ALIASES: Final = {
 def usage_text(error: Any, words: Sequence[str]) -> str:
     """Return the message for a usage error of click.
 
+    error : an instance of `click.UsageError`, or of the copy of click in typer
     words : words of the command line
     """
     context, message = error.ctx, str(error.format_message())
     command = getattr(context, "command", None)
+    # Most kinds of errors can be told apart only by the beginning of their text.
     if command is None:
         return _missing_value_text(message, words)
     if message.startswith("Invalid value for"):
@@ -92,7 +94,8 @@ def _invalid_number_text(error: Any, message: str, words: Sequence[str]) -> str:
     if expected is None or not values:
         return message
     rule = "a whole number" if expected[1] == "integer" else "a number"
-    return f"{' '.join(values[0])} must be {rule}; correct it, or leave {values[0][0]} out"
+    option, value = values[0]
+    return f"{option} {value} must be {rule}; correct it, or leave {option} out"
 
 
 def _unknown_command_text(name: str, message: str, words: Sequence[str]) -> str:
@@ -112,21 +115,22 @@ def _unknown_command_text(name: str, message: str, words: Sequence[str]) -> str:
 def _unknown_option_text(error: Any, command: Any, words: Sequence[str]) -> str:
     """Return the message for an unknown option, with a suggestion."""
     option = error.option_name
-    message, name = f"No such option: {option}", option.lstrip("-").replace("-", "_").lower()
-    known = {word for param in command.params for word in param.opts}
+    message = f"No such option: {option}"
+    name = option.lstrip("-").replace("-", "_").lower()
+    options = {word for param in command.params for word in param.opts}
     path = _SETTING_ALIASES.get(name) or PARAMETER_PATHS.get(name) or _setting_path(name)
     value = _value_of(option, words)
-    if name in _TARGET_WORDS and "--y" not in known:
+    if name in _TARGET_WORDS and "--y" not in options:
         return (
             f"{message}; name the targets when you make a store: streamkern ingest FILE "
             f"STORE --y {value or 'NAME'}"
         )
     suggestion = _OPTION_ALIASES.get(name)
-    if suggestion in known:
+    if suggestion in options:
         return f"{message}; did you mean {suggestion}?"
     if path is not None:
         set_option = f"--set {path}={value or 'VALUE'}"
-        if "--set" in known:
+        if "--set" in options:
             return f"{message}; give this setting as {set_option}"
         return f"{message}; it is a setting of a run: give it to streamkern train as {set_option}"
     if error.possibilities:
@@ -162,9 +166,9 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
 def _missing_arguments_text(command: Any, context: Any, words: Sequence[str]) -> str:
     """Return the message for missing arguments, counted from the left."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    own_words = list(words[words.index(command.name) + 1 :]) if command.name in words else []
-    parsed, _, _ = command.make_parser(context).parse_args(own_words)
-    values = (parsed.get(param.name) for param in arguments)
+    command_words = list(words[words.index(command.name) + 1 :]) if command.name in words else []
+    values_by_name, _, _ = command.make_parser(context).parse_args(command_words)
+    values = (values_by_name.get(param.name) for param in arguments)
     n_given = sum(
         len(value) if isinstance(value, list | tuple) else value is not None for value in values
     )
@@ -172,8 +176,8 @@ def _missing_arguments_text(command: Any, context: Any, words: Sequence[str]) ->
     names = [str(param.metavar or param.name).strip("{}").upper() for param in required]
     missing = names[n_given:] or names[-1:]
     verb = "is" if len(missing) == 1 else "are"
-    listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-    return f"{listed} {verb} missing; {_usage_text(command, context)}"
+    missing_text = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+    return f"{missing_text} {verb} missing; {_usage_text(command, context)}"
 
 
 def _usage_text(command: Any, context: Any) -> str:

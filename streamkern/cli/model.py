@@ -22,12 +22,12 @@ from streamkern.cli.options import (
     Foreign,
     Missing,
     StorageOption,
+    add_options,
     column_list,
-    file_form,
+    file_form_options,
     number_or_text,
     options_for,
     parse_options,
-    sharing,
     target_columns,
 )
 from streamkern.ingest.formats import FileForm
@@ -118,7 +118,7 @@ RowsWeight = Annotated[
 ]
 
 
-@sharing(file_form, "form")
+@add_options(file_form_options, "form")
 def reading_options(
     x: RowsX = None,
     y: RowsY = None,
@@ -141,7 +141,7 @@ def reading_options(
     }
 
 
-@sharing(reading_options, "reading")
+@add_options(reading_options, "reading")
 def evaluate_command(
     reading: dict[str, Any],
     run_dir: ModelArgument,
@@ -167,7 +167,7 @@ def evaluate_command(
         typer.echo(text_table([row], list(row)))
 
 
-@sharing(reading_options, "reading")
+@add_options(reading_options, "reading")
 def predict_command(
     context: typer.Context,
     reading: dict[str, Any],
@@ -234,7 +234,15 @@ def rows_and_model(
     *,
     targets: bool = True,
 ) -> Iterator[tuple[Any, KernelModel]]:
-    """Yield the opened rows and the model; both are closed at the end of the block."""
+    """Yield the opened rows and the model; both are closed at the end of the block.
+
+    run_dir : path or URL of the run
+    inputs : stores, files, folders or patterns of files
+    device : device of the model
+    options : storage options
+    reading : arguments of `open_rows` from the options, see `reading_options`
+    targets : whether the rows must have targets
+    """
     run_options = options_for(options, run_dir)
     model = load_model(run_dir, device=device, storage_options=run_options)
     with model.backend, contextlib.ExitStack() as files:
@@ -262,10 +270,10 @@ def _warn_of_training_store(
     mean_columns = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
     if not mean_columns or not isinstance(rows, BaseSource):
         return
-    recorded = RunDirectory(run_dir, writable=False, storage_options=options).read_record() or {}
-    trained_on = json.dumps(recorded.get("identity", {}).get("data", {}))
+    record = RunDirectory(run_dir, writable=False, storage_options=options).read_record() or {}
+    training_data = json.dumps(record.get("identity", {}).get("data", {}))  # with fingerprints
     for store in stores_in(rows):
-        if store.spec.fingerprint in trained_on:
+        if store.spec.fingerprint in training_data:
             warn(
                 f"{redact(store.url)} was trained on: the words in {some(mean_columns)} are "
                 "encoded by the mean targets of other rows, as in training, so the predictions "

@@ -124,34 +124,33 @@ Thousands = Annotated[
 ]
 
 
-def sharing(
-    shared: Callable[..., Any], name: str | None = None
+def add_options(
+    convert: Callable[..., Any], name: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that gives a command the options of `shared`, in place of one parameter.
+    """Return a decorator that gives a command the options of `convert`, in place of one parameter.
 
-    name : name of the parameter, which receives the value that `shared` returns for the options.
-        With None the options are added, and `shared` is called before the command.
+    convert : function whose parameters are options that several commands share
+    name : name of the parameter, which receives the value that `convert` returns for the options.
+        With None the options are added, and `convert` is called before the command.
     """
-    options = inspect.signature(shared, eval_str=True).parameters
+    options = inspect.signature(convert, eval_str=True).parameters
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own_parameters = inspect.signature(command, eval_str=True).parameters.values()
-        combined = [
-            parameter
-            for own in own_parameters
-            for parameter in (options.values() if own.name == name else [own])
-        ]
-        combined += options.values() if name is None else ()
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            parameters += options.values() if parameter.name == name else [parameter]
+        parameters += options.values() if name is None else ()
 
         def run(**arguments: Any) -> Any:
-            value = shared(**{option: arguments.pop(option) for option in options})
+            value = convert(**{option: arguments.pop(option) for option in options})
             return command(**arguments if name is None else arguments | {name: value})
 
-        parameters = sorted(  # parameters without a default first
-            (parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in combined),
+        # typer reads the options from the signature. Parameters without a default come first.
+        parameters = sorted(
+            (parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters),
             key=lambda parameter: parameter.default is not parameter.empty,
         )
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for typer
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
@@ -159,7 +158,7 @@ def sharing(
     return decorate
 
 
-def file_form(
+def file_form_options(
     format: Format = None,
     names: NamesOption = None,
     header: Header = None,
@@ -183,8 +182,8 @@ def import_modules(modules: ImportOption = None) -> None:
         imported_module(module, f"--import {module}")
 
 
-# Storage options whose values are text, even if they look like numbers.
 _TEXT_OPTIONS = ("key", "secret", "token", "password", "username")
+"""Storage options whose values are text, even if they look like numbers."""
 
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -270,7 +269,9 @@ def column_list(text: str) -> str | list[int | str]:
 def target_columns(names: Sequence[str] | None) -> int | str | list[int | str] | None:
     """Return the target columns: one name or index, a list of several, or None without names."""
     columns = [number_or_text(name) for name in names or ()]
-    return None if not columns else columns[0] if len(columns) == 1 else columns
+    if len(columns) == 1:
+        return columns[0]
+    return columns or None
 
 
 def number_or_text(text: str) -> int | str:

@@ -26,6 +26,7 @@ _URLS_MODULE = "streamkern.filesystem.urls"  # imported on demand: slow to load
 _CLOSED_READER_ERRORS = (errno.EPIPE, errno.EBADF)  # as after `| head` or `>&-`
 _MIN_SECRET_LENGTH = 8  # shorter values occur in any text
 _SECRET_VARIABLE = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
+# A scheme or several ("simplecache::s3:"), and all up to a space, a quote or a bracket.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/[^\s'\",\[\]{}]*")
 _TABLE_KEYS = re.compile(r"[\"']?([\w-]+)[\"']?\s*[=:]")  # names in a table, as JSON or TOML
 _CREDENTIAL_REMEDY = (
@@ -34,17 +35,17 @@ _CREDENTIAL_REMEDY = (
 )
 
 
-class Outlet:
-    """A text stream whose writes never fail.
+class SafeStream:
+    """A text stream whose writes never fail; after an error, further text is discarded.
 
     stream : the stream to write to; None discards all text
     clean : function that is applied to all text
-    lost : the error that stopped the writes; None without one, or if the reader closed the stream
+    write_error : the first error of a write; None without one, or if the reader closed the stream
     """
 
     def __init__(self, stream: TextIO | None, clean: Callable[[str], str] | None = None) -> None:
         self._stream, self._clean = stream, clean
-        self.lost: OSError | None = None
+        self.write_error: OSError | None = None
 
     def write(self, text: str) -> int:
         """Write the text; all of it counts as written."""
@@ -52,7 +53,7 @@ class Outlet:
             try:
                 self._stream.write(text if self._clean is None else self._clean(text))
             except (OSError, ValueError) as error:
-                self._mute(error)
+                self._discard_rest(error)
         return len(text)
 
     def flush(self) -> None:
@@ -61,13 +62,13 @@ class Outlet:
             try:
                 self._stream.flush()
             except (OSError, ValueError) as error:
-                self._mute(error)
+                self._discard_rest(error)
 
-    def _mute(self, error: OSError | ValueError) -> None:
+    def _discard_rest(self, error: OSError | ValueError) -> None:
         """Discard all further text, because flushing the stream would fail again at exit."""
         stream, self._stream = self._stream, None
         if isinstance(error, OSError) and error.errno not in _CLOSED_READER_ERRORS:
-            self.lost = error
+            self.write_error = error
         with contextlib.suppress(OSError, ValueError, AttributeError):
             null_device = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null_device, stream.fileno() if stream is not None else null_device)
@@ -81,18 +82,21 @@ class Outlet:
             return False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("buffer", "detach", "reconfigure"):  # would bypass `write`
+        if name in ("buffer", "detach", "reconfigure"):  # these would bypass `write`
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 @contextlib.contextmanager
-def protected_output() -> Iterator[Outlet]:
-    """Redirect standard output and standard error to outlets; yield the former.
+def protect_output() -> Iterator[SafeStream]:
+    """Redirect standard output and standard error to safe streams; yield the first.
 
-    The outlet of standard error removes secrets.
+    The stream of standard error removes secrets.
     """
-    out, err = Outlet(sys.stdout), Outlet(sys.stderr, lambda text: without_secrets(redact(text)))
+    out, err = (
+        SafeStream(sys.stdout),
+        SafeStream(sys.stderr, lambda text: remove_secrets(redact(text))),
+    )
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             yield out
@@ -101,7 +105,7 @@ def protected_output() -> Iterator[Outlet]:
             err.flush()
 
 
-def without_secrets(text: str) -> str:
+def remove_secrets(text: str) -> str:
     """Return the text with the secrets of the environment replaced, the longest first."""
     secrets = (
         value
@@ -122,6 +126,7 @@ def without_secrets(text: str) -> str:
 def refuse_credentials(words: Sequence[str]) -> None:
     """Raise ConfigError, without the secret, if a word of the command line holds credentials."""
     for previous, word in zip(("", *words), words, strict=False):
+        # "--option=value" is one word, "--option value" are two.
         option, _, value = word.partition("=") if word.startswith("--") else (previous, "", word)
         if any(map(_holds_credentials, _URL.findall(word))):
             raise ConfigError(
@@ -135,11 +140,11 @@ def refuse_credentials(words: Sequence[str]) -> None:
         elif option != "--storage-option":
             continue
         table = _TABLE_KEYS.findall(text) if text.strip()[:1] in ("{", "[") else ()
-        secrets = [key for key in (name, *table) if SECRET_NAME.search(key)]
-        if secrets and text:
+        secret_names = [key for key in (name, *table) if SECRET_NAME.search(key)]
+        if secret_names and text:
+            shown = f"{option} {secret_names[0]}={HIDDEN}"
             raise ConfigError(
-                f"{option} {secrets[0]}={HIDDEN} is a credential, which other users can see in a "
-                "command line",
+                f"{shown} is a credential, which other users can see in a command line",
                 _CREDENTIAL_REMEDY,
             )
 

@@ -17,10 +17,10 @@ from streamkern.basics.message import mention
 from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
-from streamkern.cli.page.facts import Facts, HeldOutPredictions, distinct_names, read_facts
-from streamkern.cli.page.page import MARK, report_page
+from streamkern.cli.page.facts import HeldOutPredictions, RunFacts, distinct_names, read_facts
+from streamkern.cli.page.page import REPORT_MARK, report_page
 from streamkern.cli.page.predictions import held_out_predictions
-from streamkern.cli.redaction import without_secrets
+from streamkern.cli.redaction import remove_secrets
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import check_writable, write_atomically
 from streamkern.filesystem.urls import local_path
@@ -59,7 +59,7 @@ def write_report(
     importances: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write runs, also unfinished ones, to a page of HTML, and return its path.
+    """Write an HTML page about runs, also unfinished ones, and return its path.
 
     Parameters
     ----------
@@ -70,25 +70,28 @@ def write_report(
 
     Raises
     ------
-    ConfigError : `out` is a file of another program, or has no folder.
-    RunError : there is no run.
+    ConfigError
+        `out` is a file of another program, or its folder does not exist.
+    RunError
+        A directory holds no run.
     """
     options, out = dict(storage_options or {}), Path(out)
-    several = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
-    locations = [os.fspath(location) for location in several]
+    run_dirs = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
+    locations = list(dict.fromkeys(os.fspath(location) for location in run_dirs))  # each once
     check_free(out)
+    # All directories are read first, so that an error comes before the long measurements.
     runs = [
-        read_facts(location, options_for(options, location), without_secrets)
-        for location in dict.fromkeys(locations)
+        read_facts(location, options_for(options, location), remove_secrets)
+        for location in locations
     ]
     if importances is not None:
         runs = [
             replace(run, columns=measured_importances(location, importances, options))
-            for run, location in zip(runs, dict.fromkeys(locations), strict=True)
+            for run, location in zip(runs, locations, strict=True)
         ]
     runs = [
         replace(run, predictions=_held_out_predictions(run, location, options))
-        for run, location in zip(runs, dict.fromkeys(locations), strict=True)
+        for run, location in zip(runs, locations, strict=True)
     ]
     with checkpoint_errors(", ".join(run.location for run in runs)):
         text = report_page(distinct_names(runs), _defaults())
@@ -98,7 +101,7 @@ def write_report(
 
 
 def _held_out_predictions(
-    run: Facts, location: str, options: Mapping[str, Any]
+    run: RunFacts, location: str, options: Mapping[str, Any]
 ) -> HeldOutPredictions | None:
     """Return predictions on the test data of the run; None if it is remote or cannot be read."""
     if run.test is None or local_path(run.test) is None or not run.steps:
@@ -124,7 +127,7 @@ def check_free(out: Path) -> None:
         return
     try:
         with out.open(encoding="utf-8", errors="replace") as file:
-            is_report = file.read(len(MARK)) == MARK
+            is_report = file.read(len(REPORT_MARK)) == REPORT_MARK
     except OSError as error:  # a folder, for example
         raise ConfigError(
             f"{mention('out', str(out))} cannot be replaced ({error.strerror})", "name another file"
@@ -138,4 +141,8 @@ def check_free(out: Path) -> None:
 
 def _defaults() -> dict[str, object]:
     """Return the default of each setting, by "section.name"."""
-    return {f"{s}.{k}": v for s, table in RunConfig().identity().items() for k, v in table.items()}
+    return {
+        f"{section}.{name}": value
+        for section, table in RunConfig().identity().items()
+        for name, value in table.items()
+    }

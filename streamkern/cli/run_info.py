@@ -32,7 +32,7 @@ def is_run_directory(
         open_folder(location, storage_options).read("run.json")
     except (FileNotFoundError, NotADirectoryError):
         run = RunDirectory(location, writable=False, storage_options=storage_options)
-        # These errors mean that the path is a file, or that listing is not allowed.
+        # RunError means that the path is a file, StorageAccessError that listing is not allowed.
         with contextlib.suppress(RunError, StorageAccessError):
             return bool(run.steps())  # a run without its run.json
         return False
@@ -41,10 +41,11 @@ def is_run_directory(
     return True
 
 
-# Values of "state". A writer's description follows the second.
+# Values of "state"; the description of a process follows `_WRITTEN_BY`.
 _FINISHED, _WRITTEN_BY = "finished", "being written by "
 _STOPPED = "stopped; the same command again resumes it"
 _START_POSITION = {"step": 0, "epoch": 0, "samples": 0, "done": False}
+"""Position of a run without checkpoints."""
 
 
 def run_overview(
@@ -52,13 +53,16 @@ def run_overview(
 ) -> dict[str, Any]:
     """Return state, position, metrics and settings of a run; verify its newest checkpoint.
 
-    If a process works on the run, position and metrics are the newest in the log. In the result,
-    `live` is the state according to the log, see `train.log_reader`; `ranks` and `center_ranks`
-    are from the last checkpoint; `changed` lists the changes of the environment at each resume;
-    `warnings` names every damaged file.
+    If a process works on the run, position and metrics are the newest in the log. Some entries of
+    the result:
+
+    live : the state according to the log, see `train.log_reader`
+    ranks, center_ranks : from the last checkpoint
+    changed : the changes of the environment at each resume
+    warnings : a message on every damaged file
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
-        config, config_fault = _recorded_config(directory)
+        config, config_fault = _read_config(directory)
         setup, saved = directory.load_setup(discard_target), directory.load_latest(discard_target)
         records, log_fault = directory.read_log()
         writer = directory.holder()
@@ -68,21 +72,20 @@ def run_overview(
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
                 position["step"] = None  # a saved model does not count steps
-            live, evaluated = read_history(records).progress, evaluations_in(records)
+            live, evaluations = read_history(records).progress, evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
-                metrics = _metrics_of(evaluated[-1]) if evaluated else metrics
-            solver = (
-                None
-                if setup is None
-                else solver_facts(setup.meta, {} if saved is None else saved.meta["state"])
-            )
+                metrics = _metrics_in(evaluations[-1]) if evaluations else metrics
+            solver = None
+            if setup is not None:
+                solver = solver_facts(setup.meta, {} if saved is None else saved.meta["state"])
             if position["done"]:
                 state = _FINISHED
             elif writer is not None:
                 state = f"{_WRITTEN_BY}{writer}"
             else:
                 state = _STOPPED
+            identity = config.get("identity", {})
             return {
                 "run_dir": directory.location,
                 "state": state,
@@ -90,8 +93,8 @@ def run_overview(
                 "epoch": position["epoch"],
                 "samples": position["samples"],
                 "metrics": metrics,
-                "live": live | ({"evaluated": evaluated[-1]["step"]} if evaluated else {}),
-                "evaluations": len(evaluated),
+                "live": live | ({"evaluated": evaluations[-1]["step"]} if evaluations else {}),
+                "evaluations": len(evaluations),
                 "ranks": 1 if saved is None else saved.meta.get("ranks", 1),
                 "center_ranks": 1 if saved is None else saved.meta.get("center_ranks", 1),
                 "changed": [
@@ -102,9 +105,9 @@ def run_overview(
                 ],
                 "checkpoints": directory.steps(),
                 "solver": solver,
-                "settings": config.get("identity", {}).get("settings", {}),
-                "data": config.get("identity", {}).get("data", {}),
-                "continues": config.get("identity", {}).get("continues"),
+                "settings": identity.get("settings", {}),
+                "data": identity.get("data", {}),
+                "continues": identity.get("continues"),
                 "versions": config.get("versions", {}),
                 "warnings": [
                     *(() if saved is None else saved.skipped),
@@ -113,22 +116,25 @@ def run_overview(
             }
 
 
-def _recorded_config(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
+def _read_config(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     """Return the configuration of the run, and the fault of run.json, if any.
 
     The manifests of setup and checkpoints hold the configuration; run.json is a copy of it.
     """
-    recorded = directory.read_record()
+    manifest_config = directory.read_record()
     try:
         config = directory.read_config()
     except RunError as error:
-        if recorded is None:
+        if manifest_config is None:
             raise
-        return recorded, str(error)
-    if recorded is None or config == recorded:
+        return manifest_config, str(error)
+    if manifest_config is None or config == manifest_config:
         return config or {}, None
     fault = "missing" if config is None else "of another run"
-    return recorded, f"{directory.location}/run.json is {fault}; the next training writes it again"
+    return (
+        manifest_config,
+        f"{directory.location}/run.json is {fault}; the next training writes it again",
+    )
 
 
 def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
@@ -150,32 +156,34 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
         for section, entries in run["settings"].items()
         for key, value in entries.items()
     }
-    parts = [run["run_dir"], lines(_position(run)), lines(_metrics_and_data(run))]
+    parts = [run["run_dir"], lines(_state_entries(run)), lines(_metric_entries(run))]
     parts += [lines(facts_as_text(run["solver"])), lines(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
 
 
-def _position(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state and position of the run, and its speed if a process works on it."""
+def _state_entries(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries on state and position of the run, and on its speed if it is running."""
     live = run["live"]
-    working = run["state"].startswith(_WRITTEN_BY)
+    is_written = run["state"].startswith(_WRITTEN_BY)
     of_epochs = f" of {live['epochs']}" if "epochs" in live else ""
     of_samples = f" of {live['of_samples']:,}" if "of_samples" in live else ""
     entries = {"state": run["state"]}
-    if working and "doing" in live:
+    if is_written and "doing" in live:
         entries["doing"] = PHASE_DESCRIPTIONS.get(live["doing"], live["doing"])
         if live.get("blocks", 1) > 1:
             entries["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
     epoch = run["epoch"]
-    if working and "epochs" in live:  # the current epoch, counted from 1 as `train` does
+    if is_written and "epochs" in live:  # the current epoch, counted from 1 as `train` does
         epoch = min(epoch + 1, live["epochs"])
-    saved_only = run["step"] is None
-    entries |= ({} if saved_only else {"step": run["step"]}) | {"epoch": f"{epoch}{of_epochs}"}
+    counts_steps = run["step"] is not None
+    if counts_steps:
+        entries["step"] = run["step"]
+    entries["epoch"] = f"{epoch}{of_epochs}"
     if run["state"] == _FINISHED and "why" in live:
         entries["ended"] = live["why"]
     entries["samples"] = f"{run['samples']:,}{of_samples}"
-    if working and "time" in live:
+    if is_written and "time" in live:
         age_s = seconds_since(live["time"])
         if "left_s" in live:
             entries["time_left"] = time_text(max(0.0, live["left_s"] - age_s))
@@ -187,35 +195,39 @@ def _position(run: Mapping[str, Any]) -> dict[str, Any]:
         entries["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
     if run["changed"]:
         entries["changed"] = ", ".join(run["changed"])
-    if not saved_only:
+    if counts_steps:
         if live.get("step", 0) > run["step"]:
             entries["logged_step"] = live["step"]
         steps = ", ".join(str(step) for step in run["checkpoints"])
         entries["checkpoints"] = f"at step {steps}" if steps else "none yet"
-    entries |= {"rows": run["data"]["n_rows"]} if "n_rows" in run["data"] else {}
+    if "n_rows" in run["data"]:
+        entries["rows"] = run["data"]["n_rows"]
     if run["continues"] is not None:
-        earlier_runs = (run["continues"], *run["continues"]["before"])
-        texts = [f"{earlier['run']} at step {earlier['step']}" for earlier in earlier_runs]
+        ancestors = (run["continues"], *run["continues"]["before"])
+        texts = [f"{ancestor['run']} at step {ancestor['step']}" for ancestor in ancestors]
         entries["continues"] = ", which continued ".join(texts)
     return entries
 
 
 def _rank_entries(live: Mapping[str, Any]) -> dict[str, Any]:
     """Return the waiting times of several ranks, the slowest rank, and the dashboard."""
-    workers, entries = live.get("workers", []), {}
+    workers = live.get("workers", [])
+    entries: dict[str, Any] = {}
     if workers:
-        entries["ranks"] = (
-            format_rank_figures(live) or f"{len(workers)} rank{'s'[: len(workers) > 1]}"
-        )
+        plural = "s" if len(workers) > 1 else ""
+        entries["ranks"] = format_rank_figures(live) or f"{len(workers)} rank{plural}"
     if "slowest_rank" in live:
         slowest = live["slowest_rank"]
         entries["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
-    return entries | {name: live[name] for name in ("dashboard",) if name in live}
+    if "dashboard" in live:
+        entries["dashboard"] = live["dashboard"]
+    return entries
 
 
-def _metrics_and_data(run: Mapping[str, Any]) -> dict[str, Any]:
+def _metric_entries(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics, and the data on which they were measured."""
-    live, entries = run["live"], dict[str, Any]()
+    live = run["live"]
+    entries: dict[str, Any] = {}
     if "train_mse" in live:
         note = loss_note({"setup": run["solver"] or {}})
         entries["train_mse"] = f"{value_text(live['train_mse'])}{note}"
@@ -231,7 +243,7 @@ def _metrics_and_data(run: Mapping[str, Any]) -> dict[str, Any]:
     return entries
 
 
-def _metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+def _metrics_in(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics in a record of an evaluation."""
     return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
 

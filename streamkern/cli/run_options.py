@@ -101,7 +101,7 @@ Set = Annotated[
 ]
 
 
-def run_config(
+def config_from_options(
     run_file: RunFile = None,
     train: Train = None,
     test: TestOption = None,
@@ -121,7 +121,10 @@ def run_config(
     settings: Set = None,
     storage_option: StorageOption = None,
 ) -> RunConfig:
-    """Return the settings of the run file with the values of the options."""
+    """Return the settings of the run file with the values of the options.
+
+    Raises ConfigError if there is no training data, or if the run file is a store, a run or data.
+    """
     size = memory if memory in (None, "auto") else parse_bytes(memory, "memory")
     options: dict[str, Any] = {
         "data.train": train, "data.test": test,

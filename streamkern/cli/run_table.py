@@ -13,7 +13,7 @@ from streamkern.basics.log_scale import loss_note
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
-from streamkern.cli.page.facts import Facts, distinct_names, read_facts
+from streamkern.cli.page.facts import RunFacts, distinct_names, read_facts
 from streamkern.cli.run_info import is_run_directory
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.predict.evaluation import format_metrics
@@ -61,14 +61,14 @@ def _entries_of(folder: str, options: Mapping[str, Any] | None) -> list[str]:
         ) from None
 
 
-def _row(run: Facts) -> dict[str, Any]:
+def _row(run: RunFacts) -> dict[str, Any]:
     """Return a run as JSON values."""
     return {
         "name": run.name, "run_dir": run.location, "state": run.state, "writer": run.writer,
-        "solver": run.solver, "centers": run.n_centers, **run.done,
+        "solver": run.solver, "centers": run.n_centers, **run.progress,
         "planned_samples": run.planned_samples, "train_mse": run.loss,
         "log_scale": bool(loss_note(run.setup)), "held_out": run.figures,
-        "started": run.started, "last_seen": run.last_seen, "notes": list(run.notes),
+        "started": run.start_time, "last_seen": run.last_seen, "notes": list(run.notes),
     }  # fmt: skip
 
 

@@ -17,9 +17,10 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, text_table, time_text, utc_now
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped_entry
-from streamkern.cli.options import AsJson, sharing
-from streamkern.cli.overview import plan_overview, plan_text
-from streamkern.cli.run_options import run_config
+from streamkern.cli.options import AsJson, add_options
+from streamkern.cli.overview import plan_overview
+from streamkern.cli.plan_text import plan_text
+from streamkern.cli.run_options import config_from_options
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_summary import glance
@@ -35,11 +36,10 @@ from streamkern.train.train import train as run_training
 
 LONG_RUN_S = 60.0
 """Expected seconds of a run above which it gets a run directory even without --run-dir."""
-MIN_FLOPS_PER_S, MAX_FAST_ROWS = 2e9, 1_000_000
-"""FLOPs per second that any machine reaches, and number of rows that are read in a few seconds.
-
-If a run is short according to these bounds, its time is not measured.
-"""
+MIN_FLOPS_PER_S = 2e9
+"""FLOPs per second that any machine reaches; a run that is short at this speed is not measured."""
+MAX_FAST_ROWS = 1_000_000
+"""Number of rows that are read in a few seconds; a run on more rows is measured."""
 
 Continues = Annotated[
     str | None,
@@ -51,7 +51,7 @@ Continues = Annotated[
 ]
 
 
-@sharing(run_config, "config")
+@add_options(config_from_options, "config")
 def plan_command(
     config: RunConfig,
     continues: Continues = None,
@@ -68,15 +68,15 @@ def plan_command(
     config = with_rank_count(config)
     run = open_run(config) if continues is None else open_continued(config, continues)
     try:
-        held_out = open_test(config, run.data)
-        times = _expected(run, held_out) if measure else None
+        test = open_test(config, run.data)
+        times = _estimate_times(run, test) if measure else None
         overview = plan_overview(run, times)
     finally:
         run.backend.close()
     typer.echo(json_text(overview) if as_json else plan_text(overview, everything=everything))
 
 
-def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
+def _estimate_times(run: ResolvedRun, test: BaseSource | None) -> Times | None:
     """Return the expected times of the run; None, with a message, if rows cannot be read."""
     try:
         return expected_times(run, test)
@@ -85,20 +85,20 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
         return None
 
 
-@sharing(run_config, "config")
+@add_options(config_from_options, "config")
 def train_command(
     config: RunConfig, context: typer.Context, continues: Continues = None, as_json: AsJson = False
 ) -> None:
     """Train a model from a run file or options, or resume its run."""
-    config = _with_run_dir(config, continues)
+    config = _add_run_dir(config, continues)
     start_s, start_time = time.perf_counter(), utc_now()
-    with _cluster(config) as client:
+    with _connect_cluster(config) as client:
         result = run_training(
             config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
             continues=continues, last_line=None,
         )  # fmt: skip
     result.model.backend.close()
-    seconds = time.perf_counter() - start_s + _seconds_before(config, start_time)
+    seconds = time.perf_counter() - start_s + _sum_earlier_seconds(config, start_time)
     if config.run.run_dir is not None and not result.timing["loop_s"]:
         write_stderr(
             f"note: the run in {redact(config.run.run_dir)} was already finished; --continue "
@@ -114,15 +114,15 @@ def train_command(
         typer.echo(f"the model is in {config.run.run_dir}")
 
 
-def _with_run_dir(config: RunConfig, continues: str | None) -> RunConfig:
+def _add_run_dir(config: RunConfig, continues: str | None) -> RunConfig:
     """Return the settings, with a run directory if the run has none and is expected to be long."""
     if config.run.run_dir is not None:
         return config
-    seconds = _expected_seconds(config, continues)
+    seconds = _estimate_seconds(config, continues)
     if seconds <= LONG_RUN_S:
         write_stderr("note: without --run-dir the model is not saved and the run cannot be resumed")
         return config
-    folder = _free_run_dir(redact(config.data.train_urls[0]))
+    folder = _new_run_dir(redact(config.data.train_urls[0]))
     write_stderr(
         f"note: the run is expected to take {time_text(seconds)} and has no --run-dir: it is saved "
         f"in {folder}; after an interruption, add --run-dir {folder} to the command to resume it"
@@ -130,7 +130,7 @@ def _with_run_dir(config: RunConfig, continues: str | None) -> RunConfig:
     return config.with_overrides({"run.run_dir": folder})
 
 
-def _expected_seconds(config: RunConfig, continues: str | None) -> float:
+def _estimate_seconds(config: RunConfig, continues: str | None) -> float:
     """Return the expected seconds of the run; 0 if it is certainly short, or cannot be measured."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns again
@@ -146,15 +146,18 @@ def _expected_seconds(config: RunConfig, continues: str | None) -> float:
         run.backend.close()
 
 
-def _free_run_dir(store: str) -> str:
+def _new_run_dir(store: str) -> str:
     """Return a new folder below `runs`, named after the store."""
     name = PurePosixPath(store.rstrip("/")).name.partition(".")[0] or "run"
     folders = (f"runs/{name}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
     return next(folder for folder in folders if not os.path.lexists(folder))
 
 
-def _seconds_before(config: RunConfig, started: str) -> float:
-    """Return the seconds that earlier calls worked on the run, according to its log."""
+def _sum_earlier_seconds(config: RunConfig, start_time: str) -> float:
+    """Return the seconds that earlier calls worked on the run, according to its log.
+
+    start_time : time in UTC at which this call began
+    """
     if config.run.run_dir is None or not config.run.log:
         return 0.0
     try:
@@ -162,7 +165,7 @@ def _seconds_before(config: RunConfig, started: str) -> float:
     except (StreamkernError, OSError):  # the command must not fail for lack of this time
         return 0.0
     processes = processes_in(summary.records)
-    return sum(process.seconds for process in processes if process.records[0]["time"] < started)
+    return sum(process.seconds for process in processes if process.records[0]["time"] < start_time)
 
 
 def show_evaluation(record: Mapping[str, Any]) -> None:
@@ -172,16 +175,15 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(config: RunConfig) -> Iterator[Any]:
+def _connect_cluster(config: RunConfig) -> Iterator[Any]:
     """Yield a client of the given scheduler, and print its dashboard."""
-    reading_address, training_address = config.data.dask, config.run.cluster
-    address = training_address if reading_address is None else reading_address
-    if address is None:
+    if config.data.dask is not None:
+        address, setting, activity = config.data.dask, "data.dask", "reading"
+    elif config.run.cluster is not None:
+        address, setting, activity = config.run.cluster, "run.cluster", "training"
+    else:
         yield None
         return
-    setting, activity = (
-        ("run.cluster", "training") if reading_address is None else ("data.dask", "reading")
-    )
     with connect(address, setting=setting) as client:
         write_stderr(
             f"note: {activity} on the cluster at {address}, dashboard {dashboard_link(client)}"

@@ -19,7 +19,14 @@ from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, parse_numbers
-from streamkern.cli.run_options import MemoryOption, RunFile, Set, SolverOption, Train, run_config
+from streamkern.cli.run_options import (
+    MemoryOption,
+    RunFile,
+    Set,
+    SolverOption,
+    Train,
+    config_from_options,
+)
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
 from streamkern.filesystem.durable import check_writable, write_durably
@@ -32,6 +39,7 @@ from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import search_settings as run_tuning
 
 PLOT_NAME, WRITTEN_FILES_NAME = "tune.png", "written.json"
+"""Files in the folder of results: the plot, and the digests of the run files written."""
 
 Bandwidths = Annotated[
     str,
@@ -149,22 +157,22 @@ def tune_command(
     continues, and a call with another metric trains nothing again. Use the bandwidth for the run on
     all of the data; the best ridge for all of the data is at most the one that is found.
     """
-    config = run_config(
+    config = config_from_options(
         run_file, train, solver=solver, memory=memory, settings=settings,
         storage_option=storage_option,
     )  # fmt: skip
     options = config.data.storage_options
     folder = out or ("tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune")
-    target = None if write is None else _checked_target(write, open_folder(folder, options))
+    target = None if write is None else _check_target(write, open_folder(folder, options))
     with resumable(context.obj, kept=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # each training repeats the same ones
         tuned = run_tuning(
-            config, metric=metric, bandwidths=_numbers(bandwidths, "--bandwidths"),
-            ridges=_numbers(ridges, "--ridges"),
+            config, metric=metric, bandwidths=_parse_numbers(bandwidths, "--bandwidths"),
+            ridges=_parse_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, sampler=sampler,
             n_trials=n_trials, out=folder,
-            progress=True, report=partial(_report_event, _metric_to_report(metric, config)),
+            progress=True, report=partial(_report_event, _resolve_metric(metric, config)),
             stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
@@ -173,12 +181,12 @@ def tune_command(
     _show_result(tuned, folder, as_json)
 
 
-def _numbers(text: str, option: str) -> Any:
+def _parse_numbers(text: str, option: str) -> Any:
     """Return the numbers of an option, or "auto"."""
     return text if text == "auto" else parse_numbers(text, option)
 
 
-def _checked_target(path: str, folder: RunStorage) -> Path:
+def _check_target(path: str, folder: RunStorage) -> Path:
     """Return the path of the run file; raise ConfigError if it must not be replaced.
 
     Only run files that a search wrote, and that were not edited since, are replaced.
@@ -186,7 +194,7 @@ def _checked_target(path: str, folder: RunStorage) -> Path:
     folder : folder of the results, which records the digests of the run files written
     """
     target = Path(path)
-    if target.exists() and _file_digest(target) not in _written_digests(folder):
+    if target.exists() and _hash_file(target) not in _read_digests(folder):
         raise ConfigError(
             f"--write {path!r} exists and was not written by this search, or was edited",
             "name another file",
@@ -197,12 +205,12 @@ def _checked_target(path: str, folder: RunStorage) -> Path:
     return target
 
 
-def _file_digest(path: Path) -> str | None:
+def _hash_file(path: Path) -> str | None:
     """Return the SHA-256 of a file; None if it is not a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def _written_digests(folder: RunStorage) -> list[str]:
+def _read_digests(folder: RunStorage) -> list[str]:
     """Return the digests of the run files that searches in this folder wrote."""
     try:
         return list(json.loads(folder.read(WRITTEN_FILES_NAME)))
@@ -210,23 +218,25 @@ def _written_digests(folder: RunStorage) -> list[str]:
         return []
 
 
-def _metric_to_report(metric: str, config: RunConfig) -> str:
+def _resolve_metric(metric: str, config: RunConfig) -> str:
     """Return the metric; for "auto", the metric of the loss if it is not the squared error."""
     loss = config.model.loss
-    return metric if metric != "auto" or loss == SQUARES else loss_class(loss).figure
+    if metric != "auto" or loss == SQUARES:
+        return metric
+    return loss_class(loss).figure
 
 
 def _report_event(metric: str, event: str, fields: Mapping[str, Any]) -> None:
-    """Print the size of the search, and every training."""
+    """Print the size of the search, and every training. fields : as `tune` passes to `report`"""
     if event == "search":
         run_centers = fields["run_centers"]
-        open_centers = run_centers == "auto"
+        centers_text = "" if run_centers == "auto" else f" and {run_centers} centers"
         recorded_text = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
         write_stderr(
             f"{fields['trainings']} trainings at most{recorded_text}: {fields['fit']:,} rows "
             f"to fit, {fields['held_out']:,} held out, {fields['centers']} centers, "
             f"{fields['epochs'] * fields['copies']} passes; the run has {fields['run_rows']:,} rows"
-            f"{'' if open_centers else f' and {run_centers} centers'}"
+            f"{centers_text}"
         )
         return
     bandwidth = fields["bandwidth"]
@@ -234,11 +244,13 @@ def _report_event(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     names = [name for name in _metric_names(metric) if fields.get(name) is not None]
     metrics = format_metrics({name: fields[name] for name in names})
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
-    left_text = f"; {fields['left']} left, about {_time_left_text(fields['seconds_left'])}"
+    left_text = ""
+    if fields["left"]:
+        left_text = f"; {fields['left']} left, about {_time_left_text(fields['seconds_left'])}"
     write_stderr(
         f"{kernel_text(fields['kernel'])}{bandwidth_text}, "
         f"ridge {fields['ridge']:.4g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
-        f"{left_text if fields['left'] else ''}"
+        f"{left_text}"
     )
 
 
@@ -269,13 +281,16 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
         write_stderr(
             "note: the best ridge is the smallest or largest tried; give --ridges beyond it"
         )
-    n, fit = tuned.search["centers"], tuned.search["fit"]
-    bound = (
-        f"; bandwidth and ridge were compared with {'all' if n == 'auto' else n} centers on "
-        f"{fit:,} rows: for a run on more rows the ridge is an upper bound, and with other centers "
-        "the best bandwidth may be another"
-    )
-    write_stderr(f"results are in {folder}{'' if tuned.best['as_given'] else bound}")
+    bound = ""
+    if not tuned.best["as_given"]:
+        n_centers = tuned.search["centers"]
+        centers_text = "all" if n_centers == "auto" else str(n_centers)
+        bound = (
+            f"; bandwidth and ridge were compared with {centers_text} centers on "
+            f"{tuned.search['fit']:,} rows: for a run on more rows the ridge is an upper bound, "
+            "and with other centers the best bandwidth may be another"
+        )
+    write_stderr(f"results are in {folder}{bound}")
 
 
 def _table_rows(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
@@ -285,8 +300,8 @@ def _table_rows(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
         row["within 2 se"] = "yes" if row.pop("within") else ""
         row["as given"] = "yes" if row.pop("as_given") else ""
         row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
-    deciding, *others = _metric_names(tuned.metric)
-    columns = ["kernel", "bandwidth", "ridge", "as given", deciding, "se", "within 2 se", *others]
+    deciding, *usual = _metric_names(tuned.metric)
+    columns = ["kernel", "bandwidth", "ridge", "as given", deciding, "se", "within 2 se", *usual]
     columns.append("seconds")
     return rows, [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
 
@@ -309,8 +324,8 @@ def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
         run_dir = f"{run_dir.rstrip('/')}-{target.stem}"
         config = config.with_overrides({"run.run_dir": run_dir})
     data = run_file_text(config).encode()
-    _checked_target(str(target), folder)  # the file may have been edited meanwhile
-    digests = dict.fromkeys([*_written_digests(folder), hashlib.sha256(data).hexdigest()])
+    _check_target(str(target), folder)  # the file may have been edited meanwhile
+    digests = dict.fromkeys([*_read_digests(folder), hashlib.sha256(data).hexdigest()])
     folder.write(WRITTEN_FILES_NAME, json.dumps(list(digests)).encode())
     write_durably(target, data, exclusive=not target.exists())
     secrets_note = "" if not config.data.storage_options else "; data.storage_options are not in it"

@@ -32,7 +32,7 @@ INGEST_COMMAND_OPTIONS: Final = {
 
 
 @dataclass(frozen=True)
-class CommandWords:
+class CommandVocabulary:
     """The `Vocabulary` of one command.
 
     options : options of the command, such as "--train", by parameter
@@ -53,8 +53,9 @@ class CommandWords:
         takes_settings = "--set" in self.options.values()
         path = PARAMETER_PATHS.get(mention.name, mention.name if "." in mention.name else None)
         option = (INGEST_COMMAND_OPTIONS | dict(self.options)).get(mention.name)
-        has_option = not takes_settings or option != SETTING_OPTIONS.get(path or "")
-        if option is not None and has_option and mention.value is not None:
+        # The option of a setting may not be the form in which the user gave it: `_as_setting`.
+        is_setting_option = takes_settings and option == SETTING_OPTIONS.get(path or "")
+        if option is not None and not is_setting_option and mention.value is not None:
             return _as_option(option, mention.value)
         if path is None:
             return str(mention)
@@ -68,24 +69,23 @@ class CommandWords:
         """
         option = SETTING_OPTIONS.get(path)
         option = option if option in self.options.values() else None
-        by_option, by_set = self._given_by(path, option)
-        if by_set and not by_option:
-            option = None
-        if by_option or by_set or not any(word.endswith(".toml") for word in self.words):
-            if option is not None:
-                return option if value is None else f"{option} {_unquoted(value)}".rstrip()
+        has_option = option in [word.partition("=")[0] for word in self.words]
+        has_set = self._has_set(path)
+        has_run_file = any(word.endswith(".toml") for word in self.words)
+        if has_run_file and not (has_option or has_set):
+            return path if value is None else f"{path}={_as_toml(value)}"
+        if option is None or (has_set and not has_option):
             return _as_set_option(path, value)
-        return path if value is None else f"{path}={_as_toml(value)}"
+        return option if value is None else f"{option} {_unquote(value)}".rstrip()
 
-    def _given_by(self, path: str, option: str | None) -> tuple[bool, bool]:
-        """Return whether the command line gives a setting by its option, and by --set."""
-        words = [word.partition("=")[0] for word in self.words]
-        sets = [next_word for word, next_word in zip(self.words, self.words[1:], strict=False)
-                if word == "--set"]  # fmt: skip
-        return option in words, any(text.partition("=")[0].strip() == path for text in sets)
+    def _has_set(self, path: str) -> bool:
+        """Return whether the command line gives a setting by --set."""
+        pairs = zip(self.words, self.words[1:], strict=False)
+        assignments = [next_word for word, next_word in pairs if word == "--set"]
+        return any(text.partition("=")[0].strip() == path for text in assignments)
 
 
-def _parsed(value: str) -> Any:
+def _parse_value(value: str) -> Any:
     """Return the value of a mention; text that is not a Python literal is returned unchanged."""
     try:
         return ast.literal_eval(value)
@@ -93,34 +93,34 @@ def _parsed(value: str) -> Any:
         return value
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     """Return the value of a mention without the quotes of text."""
-    parsed = _parsed(value)
+    parsed = _parse_value(value)
     return parsed if isinstance(parsed, str) else value
 
 
 def _as_option(option: str, value: str) -> str:
     """Return an option with its value; a flag for True, --no- and its name for False."""
-    parsed = _parsed(value)
+    parsed = _parse_value(value)
     if parsed is True or value == "":
         return option
     if parsed is False:
         return f"--no-{option[2:]}"
     if isinstance(parsed, list | tuple):
         return f"{option} {shlex.quote(','.join(map(str, parsed)))}"
-    return f"{option} {shlex.quote(_unquoted(value))}"
+    return f"{option} {shlex.quote(_unquote(value))}"
 
 
 def _as_set_option(path: str, value: str | None) -> str:
     """Return a setting as the option --set; its name alone without a value."""
     if value is None:
         return path
-    return f"--set {path}={value.lower() if value in ('True', 'False') else _unquoted(value)}"
+    return f"--set {path}={value.lower() if value in ('True', 'False') else _unquote(value)}"
 
 
 def _as_toml(value: str) -> str:
     """Return a value as in a run file: text in quotes."""
-    parsed = _parsed(value)
+    parsed = _parse_value(value)
     if isinstance(parsed, bool):
         return value.lower()
     return json.dumps(parsed) if isinstance(parsed, str) and parsed else value

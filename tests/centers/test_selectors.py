@@ -24,7 +24,8 @@ from streamkern.centers.random_rows import all_rows
 from streamkern.centers.rpcholesky import PIVOT_STAGE, RPCholesky, rpcholesky
 from streamkern.centers.selector import CenterSelector
 from streamkern.centers.selectors import SELECTORS
-from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.cli.overview import plan_overview
+from streamkern.cli.plan_text import plan_text
 from streamkern.cli.run_info import run_overview
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import Laplace

@@ -43,9 +43,9 @@ def test_compress_command_writes_smaller_model(
     shown = {int(n): float(difference) for n, difference in map(str.split, curve[2:])}
     assert shown[40] == pytest.approx(ours.report_["compressed"]["difference"], rel=0.05)
     printed("evaluate", "small", "new.csv", "--x", "a,b,c", "--y", "y")
-    found = json.loads(printed("compress", *NEW, "found", "--tolerance", 0.1, "--json"))
-    assert found["kept"] == sk.load("found").n_centers_ < 300
-    assert found["difference"] <= 0.1
+    result = json.loads(printed("compress", *NEW, "found", "--tolerance", 0.1, "--json"))
+    assert result["kept"] == sk.load("found").n_centers_ < 300
+    assert result["difference"] <= 0.1
 
 
 def test_compress_refuses_existing_output_before_reading_rows(

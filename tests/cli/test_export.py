@@ -26,12 +26,12 @@ def test_export_command_writes_onnx_model(
     assert capsys.readouterr().out == f"the model is in {out}\n"
     session = onnxruntime.InferenceSession(out)
     names = [output.name for output in session.get_outputs()]
-    found = dict(zip(names, session.run(None, {"X": X.astype(float)}), strict=True))
+    outputs = dict(zip(names, session.run(None, {"X": X.astype(float)}), strict=True))
     assert names == ["labels", "probabilities", "scores"]
-    np.testing.assert_array_equal(found["labels"], model.predict(X))
+    np.testing.assert_array_equal(outputs["labels"], model.predict(X))
     # The model computes in float32, see `train.model.wide_sum`.
-    rounding = MAX_RELATIVE_ROUNDING * found["scores"].std()
-    np.testing.assert_allclose(found["probabilities"], model.predict_proba(X), atol=rounding)
+    rounding = MAX_RELATIVE_ROUNDING * outputs["scores"].std()
+    np.testing.assert_allclose(outputs["probabilities"], model.predict_proba(X), atol=rounding)
     for arguments, error in (
         ([str(out)], "exists already; give another path, or --overwrite"),
         ([str(tmp_path / "model")], "does not end in .onnx or .c; give "),

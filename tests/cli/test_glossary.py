@@ -32,13 +32,13 @@ SHOWN = (
 
 def unexplained(plain: str, with_meanings: str) -> list[str]:
     """Return the lines of facts that have no meaning in the glossary."""
-    message = with_meanings.splitlines()
-    below = dict(zip(message, [*message[1:], ""], strict=True))
-    assert [line for line in message if not line.startswith("      ")] == plain.splitlines()
+    lines = with_meanings.splitlines()
+    next_lines = dict(zip(lines, [*lines[1:], ""], strict=True))
+    assert [line for line in lines if not line.startswith("      ")] == plain.splitlines()
     return [
         line
         for line in plain.splitlines()
-        if line.startswith("  ") and not below[line].startswith("      ")
+        if line.startswith("  ") and not next_lines[line].startswith("      ")
     ]
 
 
@@ -52,7 +52,7 @@ def test_every_identity_setting_has_a_meaning() -> None:
         for section, table in RunConfig.model_fields.items()
         for name in type(table.default).model_fields
     }
-    # The addresses of the data are said beside the figures.
+    # Other entries show the addresses of the data.
     assert set(SETTING_MEANINGS) == names - FREE_AT_RESUME - {"data.train"}
 
 
@@ -65,9 +65,9 @@ def test_every_kernel_parameter_has_a_meaning() -> None:
 def test_every_fact_of_a_run_has_a_meaning(method: str, tmp_path: Path) -> None:
     config = settings(tmp_path / "run", **METHODS[method])
     finished(config, source=stream(method), test=array_source(20, 5))
-    found = run_overview(tmp_path / "run") | {"verified": verify(tmp_path / "run")}
-    plain = run_text(found)
-    assert not unexplained(plain, run_text(found, explain=True))
+    overview = run_overview(tmp_path / "run") | {"verified": verify(tmp_path / "run")}
+    plain = run_text(overview)
+    assert not unexplained(plain, run_text(overview, explain=True))
     assert "checkpoints/" in plain
     assert "test_accuracy" in plain
 
@@ -81,10 +81,10 @@ def test_every_fact_of_a_learned_metric_has_a_meaning(tmp_path: Path) -> None:
         **{"data.train": str(tmp_path / "s"), "model.metric": "learn", "data.epochs": 1},
     )
     finished(config)
-    found = run_overview(tmp_path / "run")
-    plain = run_text(found)
+    overview = run_overview(tmp_path / "run")
+    plain = run_text(overview)
     assert {"learned_metric", "metric_shares", "direction 1"} <= set(map(str.strip, _names(plain)))
-    assert not unexplained(plain, run_text(found, explain=True))
+    assert not unexplained(plain, run_text(overview, explain=True))
 
 
 def _names(text: str) -> list[str]:
@@ -95,16 +95,16 @@ def _names(text: str) -> list[str]:
 def test_every_fact_of_a_store_has_a_meaning(classes: bool, tmp_path: Path) -> None:
     y = np.arange(40) % 2 if classes else np.linspace(0, 1, 40)
     ingest(np.eye(40, 3), tmp_path / "s", y=y, sample_weight=np.ones(40))
-    found = describe_store(open_store(tmp_path / "s")) | {"verified": True}
-    found["warnings"] = [*found["warnings"], "one more"]
-    assert not unexplained(store_text(found), store_text(found, explain=True))
+    description = describe_store(open_store(tmp_path / "s")) | {"verified": True}
+    description["warnings"] = [*description["warnings"], "one more"]
+    assert not unexplained(store_text(description), store_text(description, explain=True))
 
 
 def test_every_fact_of_an_unfinished_store_has_a_meaning() -> None:
-    found = {
+    descriptions = {
         "unfinished": True, "url": "s", "n_rows": 9, "n_chunks": 3, "chunks_written": 1,
     }  # fmt: skip
-    assert not unexplained(store_text(found), store_text(found, explain=True))
+    assert not unexplained(store_text(descriptions), store_text(descriptions, explain=True))
 
 
 def test_meanings_are_single_phrases_and_unknown_facts_have_none() -> None:

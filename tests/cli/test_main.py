@@ -101,16 +101,16 @@ def test_version_and_help_options(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"), [("streamkern tr", "train"), ("streamkern train --ep", "--epochs")]
+    ("words", "completion"), [("streamkern tr", "train"), ("streamkern train --ep", "--epochs")]
 )
-def test_shell_completion_lists_commands_and_options(words: str, found: str) -> None:
+def test_shell_completion_lists_commands_and_options(words: str, completion: str) -> None:
     options = {"_STREAMKERN_COMPLETE": "complete_bash", "COMP_WORDS": words}
-    done = subprocess.run(
+    process = subprocess.run(
         [Path(sys.executable).with_name("streamkern")],
         env={**os.environ, **options, "COMP_CWORD": str(len(words.split()) - 1)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == [found]
+    assert process.stdout.split() == [completion]
 
 
 def test_help_lists_commands_without_importing_them() -> None:
@@ -118,10 +118,12 @@ def test_help_lists_commands_without_importing_them() -> None:
         "import sys; from streamkern.cli.main import run_command; run_command(['--help']); "
         "print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in process.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
-    assert set(main.COMMANDS) <= set(done.stdout.split())
+    assert set(main.COMMANDS) <= set(process.stdout.split())
     assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(
         main._LOADED_NAMES
     )
@@ -134,8 +136,10 @@ def test_commands_import_no_slow_modules() -> None:
         "import sys; from streamkern.cli import main as m; "
         "[m._load_command(name) for name in m._LOADED_NAMES]; print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(process.stdout.split())
     assert "streamkern.train.train" in loaded
     assert not loaded & {"sklearn", "scipy.stats", "pandas", "pyarrow", "numba", "distributed"}
 
@@ -169,8 +173,8 @@ def test_ingest_selects_columns_of_table(run: Run, tmp_path: Path) -> None:
     code, out, _ = run(*arguments, "--targets", "values", "--no-shuffle")
     assert code == DONE
     assert "2 values" in out
-    stored = streamkern.open_store(tmp_path / "b.zarr").read_chunk(0)
-    np.testing.assert_array_equal(stored[1], [[1, 2], [4, 5], [7, 8]])
+    chunk = streamkern.open_store(tmp_path / "b.zarr").read_chunk(0)
+    np.testing.assert_array_equal(chunk[1], [[1, 2], [4, 5], [7, 8]])
 
 
 def test_plan_prints_sizes_of_run(run: Run, stores: Path) -> None:
@@ -188,8 +192,8 @@ def test_plan_prints_sizes_of_run(run: Run, stores: Path) -> None:
     assert memory["peak_bytes"] == max(memory["phases"].values())
     always = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == "always")
     for phase, size in memory["phases"].items():
-        own = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == phase)
-        assert size == always + own
+        phase_bytes = sum(b["bytes"] for b in memory["buffers"] if b["phase"] == phase)
+        assert size == always + phase_bytes
     # One block evaluates K(X, Z) once: 2 n p (d + 2 c), and of the preconditioner the factor twice,
     # 2 p b c a step. That of the ridge is read seldom.
     assert plan["flops"]["training"] == 2 * 1000 * 40 * (5 + 6) + 20 * 2 * 40 * 40 * 3
@@ -257,20 +261,20 @@ def test_plan_estimates_duration_if_rows_are_readable(
 
 def test_plan_shows_continued_run(run: Run, stores: Path, tmp_path: Path) -> None:
     arguments = ("--train", stores / "train.zarr", *BY_STEPS)
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert run("train", *arguments, "--run-dir", first, "--epochs", 1)[0] == DONE
-    onward = ("plan", "--train", stores / "train.zarr", "--no-measure", "--continue", first)
-    code, out, _ = run(*onward, "--run-dir", second, "--epochs", 3, *BY_STEPS, "--json")
+    first_dir, second_dir = tmp_path / "first", tmp_path / "second"
+    assert run("train", *arguments, "--run-dir", first_dir, "--epochs", 1)[0] == DONE
+    onward = ("plan", "--train", stores / "train.zarr", "--no-measure", "--continue", first_dir)
+    code, out, _ = run(*onward, "--run-dir", second_dir, "--epochs", 3, *BY_STEPS, "--json")
     assert code == DONE
     plan = json.loads(out)
     assert plan["problem"]["centers"] == 40
     assert plan["batches"] == 30
-    facts = json.loads(run("info", first, "--json")[1])
+    facts = json.loads(run("info", first_dir, "--json")[1])
     assert plan["kernel"]["bandwidth"] == plan["kernel"]["kernel"]["bandwidth"]
     assert plan["kernel"]["bandwidth"] == facts["solver"]["bandwidth"]
     assert plan["kernels"] is None  # none is looked for
-    assert not second.exists()
-    message = sentence(run(*onward, "--run-dir", first), USAGE)
+    assert not second_dir.exists()
+    message = sentence(run(*onward, "--run-dir", first_dir), USAGE)
     assert "--run-dir" in message
     assert "is the run that is continued" in message
 
@@ -305,9 +309,9 @@ def test_train_evaluate_predict_and_info_work_together(
     assert [line for line in err.splitlines() if "1,500 samples" in line]
     code, out, _ = run("train", "--train", stores / "train.zarr", *arguments, "--json")
     assert code == DONE
-    first = json.loads(out)
-    assert first["samples"] == 1500
-    assert [r["samples"] for r in first["history"]] == [500, 1000, 1500]
+    first_result = json.loads(out)
+    assert first_result["samples"] == 1500
+    assert [r["samples"] for r in first_result["history"]] == [500, 1000, 1500]
     model = load_model(tmp_path / "run", device="cpu")
     with model.backend:
         expected = model.evaluate(ZarrSource(stores / "test.zarr"))
@@ -315,7 +319,7 @@ def test_train_evaluate_predict_and_info_work_together(
     code, out, _ = run("evaluate", tmp_path / "run", stores / "test.zarr", "--json")
     named = {"data": str(stores / "test.zarr"), "rows": 100, **expected}
     assert (code, json.loads(out)) == (DONE, named)
-    assert first["test_accuracy"] == expected["accuracy"] > 0.8
+    assert first_result["test_accuracy"] == expected["accuracy"] > 0.8
     code, out, err = run("predict", tmp_path / "run", stores / "test.zarr", tmp_path / "p.zarr")
     assert (code, err) == (DONE, "")
     written = zarr.open_group(tmp_path / "p.zarr", mode="r")
@@ -499,17 +503,17 @@ def test_remedies_name_command_line_options(run: Run, stores: Path, tmp_path: Pa
     np.savez(tmp_path / "t.npz", X=rows, y=rows[:, 0])
     np.savetxt(tmp_path / "t.csv", rows, header="a,b,c,d", comments="", delimiter=",")
     out = tmp_path / "o.zarr"
-    made = ["ingest", tmp_path / "t.csv", out]
+    ingest = ["ingest", tmp_path / "t.csv", out]
     for arguments, message in (
-        ([*made, "--y", "z"], "name columns of the file with --x and --y"),
-        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
-        ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
+        ([*ingest, "--y", "z"], "name columns of the file with --x and --y"),
+        ([*ingest, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
+        ([*ingest, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
         (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
         (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
     ):
         assert message in sentence(run(*arguments), USAGE)
-    assert run(*made, "--y", "d")[0] == DONE
-    assert "pass --overwrite" in sentence(run(*made, "--y", "c"), USAGE)
+    assert run(*ingest, "--y", "d")[0] == DONE
+    assert "pass --overwrite" in sentence(run(*ingest, "--y", "c"), USAGE)
 
 
 def test_missing_training_set_and_unknown_command_are_refused(run: Run, tmp_path: Path) -> None:
@@ -569,9 +573,9 @@ def test_model_refuses_rows_of_other_width(
         message = sentence(run(*command), USAGE)
         assert "rows of shape (4,), the model was trained on (5,)" in message
     assert not (tmp_path / "p.zarr").exists()
-    other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
+    other_store = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
     assert "rows of the unknown classes '0', '1'" in sentence(
-        run("evaluate", location, other), USAGE
+        run("evaluate", location, other_store), USAGE
     )
     none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
     assert "there is no run in" in none
@@ -589,12 +593,12 @@ def test_run_directory_of_another_run_is_refused(run: Run, stores: Path, tmp_pat
 # ------------------------------------------------------------------------------ failures of a run
 
 
-@pytest.mark.parametrize("below", ["file", "proc"])
+@pytest.mark.parametrize("folder", ["file", "proc"])
 def test_uncreatable_run_directory_is_refused(
-    run: Run, stores: Path, tmp_path: Path, below: str
+    run: Run, stores: Path, tmp_path: Path, folder: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    path = tmp_path / "file" / "run" if below == "file" else Path("/proc/nothing/run")
+    path = tmp_path / "file" / "run" if folder == "file" else Path("/proc/nothing/run")
     message = sentence(
         run("train", "--train", stores / "train.zarr", "--run-dir", path, *FAST), USAGE
     )
@@ -614,7 +618,7 @@ def test_chunk_lost_during_run_can_be_restored(
 ) -> None:
     arguments = ("--epochs", 4, *BY_STEPS, "--set", "run.checkpoint_every=10")
     tested = ("--test", stores / "test.zarr")
-    kept = (store / "X/c/2/0").read_bytes()
+    chunk_bytes = (store / "X/c/2/0").read_bytes()
 
     def lose(record: dict[str, Any]) -> None:
         if record["step"] == 10:
@@ -630,7 +634,7 @@ def test_chunk_lost_during_run_can_be_restored(
     assert saved.step >= 10
     assert json.loads(run("info", tmp_path / "run", "--json")[1])["state"].startswith("stopped")
     monkeypatch.undo()
-    (store / "X/c/2/0").write_bytes(kept)
+    (store / "X/c/2/0").write_bytes(chunk_bytes)
     assert run("train", "--train", store, *tested, *location, *arguments)[0] == DONE
     full = ("--run-dir", tmp_path / "whole")
     assert run("train", "--train", store, *tested, *full, *arguments)[0] == DONE
@@ -677,9 +681,12 @@ def test_augment_command_equals_library_function(run: Run, stores: Path, tmp_pat
         transforms=[{"kind": "noise", "sigma": 0.5}],
     )  # fmt: skip
     assert streamkern.open_store(tmp_path / "a.zarr").spec.fingerprint == spec.fingerprint
-    both = (stores / "train.zarr", stores / "test.zarr")
-    assert run("augment", *both, tmp_path / "m.zarr", "--weights", "3,1", "--no-shuffle")[0] == DONE
-    spec = streamkern.augment_store(both, tmp_path / "n.zarr", weights=[3, 1], shuffle=False)
+    store_paths = (stores / "train.zarr", stores / "test.zarr")
+    assert (
+        run("augment", *store_paths, tmp_path / "m.zarr", "--weights", "3,1", "--no-shuffle")[0]
+        == DONE
+    )
+    spec = streamkern.augment_store(store_paths, tmp_path / "n.zarr", weights=[3, 1], shuffle=False)
     assert streamkern.open_store(tmp_path / "m.zarr").spec.fingerprint == spec.fingerprint
     code, _, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *arguments)
     assert code == DONE
@@ -805,10 +812,10 @@ def test_every_command_works_on_s3(
     # Places near and far in one run.
     mixed = ("--train", f"{url}/a.zarr", "--test", stores / "test.zarr")
     answers.append(run("train", *mixed, "--run-dir", tmp_path / "run", *FAST, *options))
-    near = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
-    answers.append(run("train", *near, "--run-dir", f"{url}/near", *FAST, *options))
+    data_options = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
+    answers.append(run("train", *data_options, "--run-dir", f"{url}/near", *FAST, *options))
     assert [answer[0] for answer in answers] == [DONE] * len(answers), answers
-    message = sentence(run("train", *near, *FAST, *options), USAGE)
+    message = sentence(run("train", *data_options, *FAST, *options), USAGE)
     assert "storage_options were given for the local path" in message
     assert not [answer for answer in answers if SECRET in answer[1] + answer[2]]
 
@@ -828,21 +835,21 @@ def test_missing_objects_on_s3_are_reported(
 ) -> None:
     np.save(tmp_path / "X.npy", X)
     options = s3.words(monkeypatch)
-    filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in pattern]
-    answer = run(*[word.format(s3.bucket) for word in filled], *options)
+    words = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in pattern]
+    answer = run(*[word.format(s3.bucket) for word in words], *options)
     message = sentence(answer, USAGE)
     assert "s3://" in message
     assert SECRET not in message
 
 
 def test_storage_options_are_routed_to_their_library() -> None:
-    given = parse_options(["anon=true", "deadline_s=30", "key=0123", "secret=12", "region=eu-1"])
-    assert given == {
+    options = parse_options(["anon=true", "deadline_s=30", "key=0123", "secret=12", "region=eu-1"])
+    assert options == {
         "anon": True, "deadline_s": 30, "key": "0123", "secret": "12", "region": "eu-1",
     }  # fmt: skip
-    assert options_for(given, "s3://b/x") == given
-    assert options_for(given, "/data/x", "memory://x") == given
-    assert options_for(given, "/data/x") is None
+    assert options_for(options, "s3://b/x") == options
+    assert options_for(options, "/data/x", "memory://x") == options
+    assert options_for(options, "/data/x") is None
 
 
 @pytest.mark.slow
@@ -944,8 +951,8 @@ def test_run_survives_kill_stop_and_full_disk(run: Run, stores: Path, tmp_path: 
     checkpoint = (
         rf"the checkpoint of step \d+ could not be written to {re.escape(str(location))}\b.*"
     )
-    both = f"{re.escape(log)}; and the last checkpoint failed: {checkpoint}"
-    assert re.fullmatch(rf"streamkern: ({re.escape(log)}|{checkpoint}|{both})\n", err)
+    both_errors = f"{re.escape(log)}; and the last checkpoint failed: {checkpoint}"
+    assert re.fullmatch(rf"streamkern: ({re.escape(log)}|{checkpoint}|{both_errors})\n", err)
     assert stopped + 200 <= newest(location).step < STEPS
 
     # More threads to read with: the samples come in the same order.

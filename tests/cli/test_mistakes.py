@@ -86,12 +86,12 @@ def test_answer_to_unknown_option_works_unchanged(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = "plan --train rides.zarr --no-measure"
-    for wrong, right in (
+    for mistake, suggestion in (
         ("--n-centers 5", "--set model.n_centers=5"), ("--ridge 1e-3", "--set solver.ridge=1e-3"),
         ("--seed 3", "--set run.random_state=3"),
     ):  # fmt: skip
-        assert error_of(f"{plan} {wrong}", capsys).endswith(right)
-        assert run_command(shlex.split(f"{plan} {right}")) == DONE
+        assert error_of(f"{plan} {mistake}", capsys).endswith(suggestion)
+        assert run_command(shlex.split(f"{plan} {suggestion}")) == DONE
     assert run_command(shlex.split(f"{plan} --epochs auto")) == DONE  # as a refusal says
     assert "--train rides.zarr" in error_of("plan rides.zarr", capsys)
     assert run_command(shlex.split(plan)) == DONE
@@ -118,16 +118,16 @@ def test_file_as_test_store_suggests_ingest_command(
 def test_unquoted_text_in_run_file_is_answered_with_correct_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong, right in (
+    for mistake, suggestion in (
         ("train = rides.zarr", 'train = "rides.zarr"'), ("x = X # rows", 'x = "X"'),
         ("cache_size = 2 GiB", 'cache_size = "2 GiB"'), ("foreign = False", "foreign = false"),
         ("copies: 2", "copies = 2"), ('scale: "auto"', 'scale = "auto"'),
     ):  # fmt: skip
-        rest = "" if wrong.startswith("train") else 'train = "rides.zarr"\n'
-        Path("run.toml").write_text(f"[data]\n{rest}{wrong}\n")
-        assert f", as {right}" in error_of("plan run.toml --no-measure", capsys)
-        Path("run.toml").write_text(f"[data]\n{rest}{right}\n")
-        assert run_command(shlex.split("plan run.toml --no-measure")) == DONE, right
+        train_line = "" if mistake.startswith("train") else 'train = "rides.zarr"\n'
+        Path("run.toml").write_text(f"[data]\n{train_line}{mistake}\n")
+        assert f", as {suggestion}" in error_of("plan run.toml --no-measure", capsys)
+        Path("run.toml").write_text(f"[data]\n{train_line}{suggestion}\n")
+        assert run_command(shlex.split("plan run.toml --no-measure")) == DONE, suggestion
 
 
 def test_folder_of_runs_is_answered_with_working_commands(
@@ -148,11 +148,13 @@ def test_suggested_settings_and_options_exist() -> None:
         for name in field.annotation.model_fields  # type: ignore[union-attr]
     }
     assert set(_SETTING_ALIASES.values()) <= settings
-    from streamkern.cli.main import COMMANDS, _command
+    from streamkern.cli.main import COMMANDS, _load_named_command
 
-    options = {word for name in COMMANDS for p in _command(name).params for word in p.opts}
+    options = {
+        word for name in COMMANDS for p in _load_named_command(name).params for word in p.opts
+    }
     assert set(_OPTION_ALIASES.values()) <= options | {"--version"}
-    of_ingest = {param.name: param.opts[0] for param in _command("ingest").params}
+    of_ingest = {param.name: param.opts[0] for param in _load_named_command("ingest").params}
     assert INGEST_COMMAND_OPTIONS.items() <= of_ingest.items()
 
 
@@ -199,9 +201,11 @@ def test_predict_errors_name_options(folder: Path, capsys: pytest.CaptureFixture
     assert text.endswith("train with --set run.calibrate=true"), text
     assert not os.path.exists("o.csv")
     quick = "--epochs 1 --set model.n_centers=9 --set model.metric=none"
-    given = text.partition("train with ")[2]
+    options_text = text.partition("train with ")[2]
     assert (
-        run_command(shlex.split(f"train --train rides.zarr --run-dir runs/b {quick} {given}"))
+        run_command(
+            shlex.split(f"train --train rides.zarr --run-dir runs/b {quick} {options_text}")
+        )
         == DONE
     )
     assert run_command(shlex.split("predict runs/b rides.csv o.csv --interval 0.9")) == DONE

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.cli import main
-from streamkern.cli.redaction import HIDDEN, Outlet, refuse_credentials
+from streamkern.cli.redaction import HIDDEN, SafeStream, refuse_credentials
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem import urls
 from streamkern.filesystem.urls import check_open, local_path, zarr_store
@@ -136,14 +136,14 @@ def shown(url: str, secret: str) -> str:
     """Return the output of the commands for this URL."""
     out, err = io.StringIO(), io.StringIO()
     arguments = ["train", "--train", "nothing.zarr", "--set", f"solver.name={url}", "--debug"]
-    before = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, err
     try:
         assert main.run_command(arguments) != DONE
         info = ["info", "nothing.zarr", "--x", url, "--storage-option", f"secret={secret}"]
         assert main.run_command(info) == 2
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
     assert not out.getvalue()
     assert err.getvalue()
     return err.getvalue()
@@ -243,7 +243,7 @@ def test_every_command_refuses_url_with_secret(
     @settings(max_examples=6)
     def refused(case: tuple[str, str]) -> None:
         url, secret = case
-        before = sorted(furnished.iterdir())
+        files = sorted(furnished.iterdir())
         text = io.StringIO()
         with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
             code = main.run_command([word.replace("{}", url) for word in entry_point.split()])
@@ -252,7 +252,7 @@ def test_every_command_refuses_url_with_secret(
         assert "this is a bug" not in shown
         assert not any(piece in shown for piece in re.split(r"[/+]", secret) if len(piece) > 4)
         assert not leaks(shown, secret)
-        assert sorted(furnished.iterdir()) == before
+        assert sorted(furnished.iterdir()) == files
 
     refused()
 
@@ -350,7 +350,7 @@ class Gone(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Gone(), None])
 def test_failing_stream_accepts_every_write(stream: Any) -> None:
-    outlet = Outlet(stream)
+    outlet = SafeStream(stream)
     for _ in range(3):
         assert outlet.write("text") == 4
         outlet.flush()
@@ -375,25 +375,25 @@ def test_closed_reader_does_not_change_outcome_of_run(
     arguments += [str(store), "--run-dir", str(tmp_path / "run"), "--epochs", "2", "--set"]
     arguments += ["model.n_centers=40", "--set", "run.checkpoint_every=1", "--json"]
     script = f"set -o pipefail; {' '.join(arguments)} {how}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (DONE, "")
+    process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (DONE, "")
     with RunDirectory(tmp_path / "run", writable=False) as run:
         saved = run.load_latest()
     assert saved is not None
     assert saved.meta["position"]["done"]
     # And one that fails says so by its exit code, here as everywhere.
     script = f"set -o pipefail; {' '.join(arguments[:3])} info {tmp_path / 'nothing'} {how}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
 @pytest.mark.parametrize(("how", "code"), [("> /dev/full", 3), (">&-", DONE), ("| :", DONE)])
 def test_query_command_fails_if_its_output_is_lost(store: Path, how: str, code: int) -> None:
     script = f"set -o pipefail; {sys.executable} -m streamkern info {store} --json {how}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == code
-    assert ("No space left" in done.stderr) == (code == 3)
+    process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == code
+    assert ("No space left" in process.stderr) == (code == 3)
 
 
 def test_closed_streams_do_not_become_files_of_run(store: Path, tmp_path: Path) -> None:
@@ -426,12 +426,12 @@ def test_finished_command_exits_with_its_code() -> None:
         "{}"
     )
     ends = "sys.exit(main())", "main(); main.__globals__['_codes'].clear()"
-    good, bad = (
+    accepted, refused = (
         subprocess.run(
             [sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False
         )
         for end in ends
     )
-    assert good.returncode == DONE
-    assert good.stdout.split()[-3:] == bad.stdout.split()[-3:] == ["ended", "seen", "to"]
-    assert bad.returncode == -signal.SIGABRT  # as it would be
+    assert accepted.returncode == DONE
+    assert accepted.stdout.split()[-3:] == refused.stdout.split()[-3:] == ["ended", "seen", "to"]
+    assert refused.returncode == -signal.SIGABRT  # as it would be

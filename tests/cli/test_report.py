@@ -21,8 +21,8 @@ import streamkern
 from streamkern.cli import main
 from streamkern.cli.page.facts import read_facts
 from streamkern.cli.page.html import NO_VALUE
-from streamkern.cli.page.page import MARK
-from streamkern.cli.page.setup_sections import _noise
+from streamkern.cli.page.page import REPORT_MARK
+from streamkern.cli.page.setup_sections import _noise_chart
 from streamkern.cli.report import _held_out_predictions
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
@@ -84,7 +84,7 @@ def page_of_both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def page_of(text: str) -> Any:
     """Return the tree of a page. Raises ParseError if the HTML or an SVG is not valid."""
-    assert text.startswith(MARK)
+    assert text.startswith(REPORT_MARK)
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ET.fromstring(svg)
     return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(text)
@@ -103,11 +103,11 @@ def rows_of(page: Any, title: str) -> dict[str, list[str]]:
 @pytest.mark.slow
 def test_report_shows_facts_of_runs(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    before = tree(folder)
+    files = tree(folder)
     assert run("report", folder / "one", folder / "two", "--out", out) == (
         DONE, "", f"streamkern: wrote {out}\n",
     )  # fmt: skip
-    assert tree(folder) == before
+    assert tree(folder) == files
     page = page_of(out.read_text())
     code, text, _ = run("info", folder / "one", "--json")
     info = json.loads(text)
@@ -148,10 +148,10 @@ def test_report_curves_equal_log(folder: Path, page_of_one: str) -> None:
     (drawing,) = (s for s in page.iter() if s.get("aria-label") == "Test mse")
     reported = [title.text for title in drawing.iter() if str(title.tag).endswith("title")]
     assert len(reported) == len(evaluated) == 4
-    for text, each in zip(reported, evaluated, strict=True):
+    for text, evaluation in zip(reported, evaluated, strict=True):
         value, samples = re.fullmatch(r"one: (\S+) at (\S+)", text).groups()  # type: ignore[union-attr]
-        assert float(value) == pytest.approx(each["test_mse"], rel=1e-3)
-        assert float(samples.replace("k", "e3")) == each["samples"]
+        assert float(value) == pytest.approx(evaluation["test_mse"], rel=1e-3)
+        assert float(samples.replace("k", "e3")) == evaluation["samples"]
 
 
 def test_report_is_self_contained(page_of_one: str) -> None:
@@ -322,10 +322,10 @@ def test_report_with_long_run_name_fits_a_narrow_window(
 ) -> None:
     long = tmp_path / ("long_name_of_a_run_" * 5)
     shutil.copytree(folder / "one", long)
-    alone, both = tmp_path / "alone.html", tmp_path / "both.html"
-    assert run("report", long, "--out", alone)[0] == DONE
-    assert run("report", long, folder / "two", "--out", both)[0] == DONE
-    assert needed_widths(tmp_path, [(alone, 400), (both, 400)]) == [400, 400]
+    single_page, joint_page = tmp_path / "alone.html", tmp_path / "both.html"
+    assert run("report", long, "--out", single_page)[0] == DONE
+    assert run("report", long, folder / "two", "--out", joint_page)[0] == DONE
+    assert needed_widths(tmp_path, [(single_page, 400), (joint_page, 400)]) == [400, 400]
 
 
 @needs_chromium
@@ -360,21 +360,21 @@ def test_calibration_and_time_line_labels_are_legible(
 @needs_chromium
 @pytest.mark.slow
 def test_browser_helper_reports_errors_of_a_page(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.html"
-    wrong.write_text("<!DOCTYPE html><title>t</title><img src='https://example.org/x.png'>"
+    other_page = tmp_path / "wrong.html"
+    other_page.write_text("<!DOCTYPE html><title>t</title><img src='https://example.org/x.png'>"
                      "<script>undefined_name()</script>")  # fmt: skip
-    message = "\n".join(open_page(wrong, tmp_path / "p.png"))
+    message = "\n".join(open_page(other_page, tmp_path / "p.png"))
     assert "undefined_name is not defined" in message
 
 
 def test_report_shows_ridge_in_use() -> None:
     """Check that the page shows the ridge of the fresh rows, if they show more noise."""
-    tried = [(1e-4, 0.3), (1e-2, 0.2), (1.0, 0.4)]
-    first = {"event": "noise", "tried": tried, "ridge": 4e-8}
-    second = {"event": "fresh noise", "tried": tried, "ridge": 7e-6}
-    assert "ridge 4e-08" in str(_noise([first], 0))
-    assert "ridge 7e-06" in str(_noise([first, second], 0))
-    assert "ridge 4e-08" not in str(_noise([first, second], 0))
+    candidates = [(1e-4, 0.3), (1e-2, 0.2), (1.0, 0.4)]
+    record = {"event": "noise", "tried": candidates, "ridge": 4e-8}
+    second = {"event": "fresh noise", "tried": candidates, "ridge": 7e-6}
+    assert "ridge 4e-08" in str(_noise_chart([record], 0))
+    assert "ridge 7e-06" in str(_noise_chart([record, second], 0))
+    assert "ridge 4e-08" not in str(_noise_chart([record, second], 0))
 
 
 def section_text(page: Any, title: str) -> str:
@@ -411,14 +411,14 @@ def test_report_shows_held_out_predictions(
 def test_report_draws_calibration_curve(run: Run, folder: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "page.html", tmp_path / "calibrated"
     assert main.run_command(["train", *words(folder, path, "run.calibrate=true")]) == DONE
-    found = _held_out_predictions(read_facts(path), str(path), {})
-    assert found is not None
-    assert found.reliability is not None
+    held_out = _held_out_predictions(read_facts(path), str(path), {})
+    assert held_out is not None
+    assert held_out.reliability is not None
     model = streamkern.load(path)
     p = model.predict_proba(X[500:])
-    right = model.classes_[p.argmax(axis=1)] == Y[500:]
-    shares, means = calibration_curve(right, p.max(axis=1), n_bins=15)
-    np.testing.assert_allclose(found.reliability, np.stack([means, shares], axis=1), atol=1e-6)
+    is_right = model.classes_[p.argmax(axis=1)] == Y[500:]
+    shares, means = calibration_curve(is_right, p.max(axis=1), n_bins=15)
+    np.testing.assert_allclose(held_out.reliability, np.stack([means, shares], axis=1), atol=1e-6)
     assert run("report", path, "--out", out)[0] == DONE
     page = page_of(out.read_text())
     (drawing,) = (s for s in page.iter() if s.get("aria-label", "").startswith("Reliability"))
@@ -447,9 +447,9 @@ def test_report_reads_held_out_rows_like_the_run(
             group.create_array(array, data=data)
     settings = ("data.x=feat", "data.y=t")
     assert main.run_command(["train", *words(tmp_path, tmp_path / "run", *settings)]) == DONE
-    found = _held_out_predictions(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
-    assert found is not None
-    true, predicted = found.pairs.T
+    held_out = _held_out_predictions(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
+    assert held_out is not None
+    true, predicted = held_out.pairs.T
     np.testing.assert_allclose(np.sort(true), np.sort(X[200:260, 0]))
     assert np.corrcoef(true, predicted)[0, 1] > 0.9
 

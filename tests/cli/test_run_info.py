@@ -28,7 +28,8 @@ from tests.runs import (
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 
-def facts(text: str) -> dict[str, str]:
+def entries_of(text: str) -> dict[str, str]:
+    """Return the entries in the output of `info`, by name."""
     pairs = (line.strip().split("  ", 1) for line in text.splitlines() if line.startswith("  "))
     return {name: value.strip() for name, value in pairs}
 
@@ -37,19 +38,21 @@ def test_info_describes_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("streamkern.train.loop.guard.WINDOW", 2)
     monkeypatch.setattr("streamkern.train.loop.progress.WINDOW", 2)
     monkeypatch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)
-    seen: dict[int, tuple[dict[str, Any], str]] = {}
+    overviews: dict[int, tuple[dict[str, Any], str]] = {}
 
     def on_record(record: dict[str, Any]) -> None:
-        found = run_overview(tmp_path)
-        seen[record["step"]] = found, run_text(found)
+        overview = run_overview(tmp_path)
+        overviews[record["step"]] = overview, run_text(overview)
 
     config = settings(tmp_path, **{"run.evaluate_every": 3, "run.checkpoint_every": 4})
     result = finished(config, source=stream(), test=array_source(20, 5), on_evaluation=on_record)
-    found, text = seen[9]
-    assert max(found["checkpoints"], default=0) < 9
-    assert (found["step"], found["samples"], found["epoch"]) == (9, N + 2 * 20, 1)
-    assert found["metrics"] == {k: v for k, v in result.history[2].items() if k.startswith("test_")}
-    shown = facts(text)
+    overview, text = overviews[9]
+    assert max(overview["checkpoints"], default=0) < 9
+    assert (overview["step"], overview["samples"], overview["epoch"]) == (9, N + 2 * 20, 1)
+    assert overview["metrics"] == {
+        k: v for k, v in result.history[2].items() if k.startswith("test_")
+    }
+    shown = entries_of(text)
     records = read_log(tmp_path / "log.jsonl")
     logged = [loss for record in records for loss in record.get("losses", ())]
     assert f"process {os.getpid()}" in shown["state"]
@@ -59,47 +62,47 @@ def test_info_describes_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert shown["train_data"] == "given in Python"
     assert shown["test_data"] == "given in Python, at step 9"
     assert {"time_left", "samples_per_s", "last_heard"} <= set(shown)
-    ended = facts(run_text(run_overview(tmp_path)))
+    ended = entries_of(run_text(run_overview(tmp_path)))
     assert (ended["state"], ended["step"]) == ("finished", str(STEPS))
     assert not {"time_left", "samples_per_s", "last_heard", "doing"} & set(ended)
 
 
 def test_info_describes_running_setup(tmp_path: Path) -> None:
-    seen = []
+    overviews = []
 
-    class Watched(ArraySource):
+    class WatchedSource(ArraySource):
         def _read(self, u: int, seed: int, epoch: int) -> Any:
             if (tmp_path / "log.jsonl").exists():
-                seen.append(facts(run_text(run_overview(tmp_path))))
+                overviews.append(entries_of(run_text(run_overview(tmp_path))))
             return super()._read(u, seed, epoch)
 
-    finished(settings(tmp_path), source=Watched(*arrays(), classes=CLASSES, unit_rows=16))
-    doing = list(dict.fromkeys(shown["doing"] for shown in seen if "doing" in shown))
+    finished(settings(tmp_path), source=WatchedSource(*arrays(), classes=CLASSES, unit_rows=16))
+    doing = list(dict.fromkeys(shown["doing"] for shown in overviews if "doing" in shown))
     assert doing == ["choosing the centers", "reading a sample of the stream"]
-    assert {shown["step"] for shown in seen if "doing" in shown} == {"0"}
+    assert {shown["step"] for shown in overviews if "doing" in shown} == {"0"}
 
 
 def test_info_separates_unsaved_steps_of_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken(Exception):
+    class UserError(Exception):
         pass
 
     def end(record: dict[str, Any]) -> None:
         if record["step"] == 9:
-            raise Broken
+            raise UserError
 
     config = settings(tmp_path, **{"run.evaluate_every": 1, "run.checkpoint_every": 4})
-    monkeypatch.setattr("streamkern.train.trainer.Trainer._checkpoint", _only_when_due)
-    with pytest.raises(Broken):
+    monkeypatch.setattr("streamkern.train.trainer.Trainer._checkpoint", _save_every_four_steps)
+    with pytest.raises(UserError):
         train(config, source=stream(), test=array_source(20, 5), on_evaluation=end)
-    shown = facts(run_text(run_overview(tmp_path)))
+    shown = entries_of(run_text(run_overview(tmp_path)))
     assert (shown["step"], shown["logged_step"]) == ("8", "9")
     assert shown["state"].startswith("stopped")
 
 
-def _only_when_due(trainer: Any) -> None:
-    """Save nothing at the end of a process, as after a kill."""
+def _save_every_four_steps(trainer: Any) -> None:
+    """Save every four steps, but not at the end of a process, as if it had been killed."""
     if trainer.position.step % 4 == 0:
         order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.metrics_as_json()
         trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
@@ -110,21 +113,22 @@ def test_info_names_ranks_that_trained_finished_run(tmp_path: Path) -> None:
     """Check that the ranks are shown until others continue the run."""
     (tmp_path / "run").mkdir()
     store = rank_runs.write_store(tmp_path)
-    shown, message = list[str | None](), list[tuple[int, int]]()
+    shown: list[str | None] = []
+    grids: list[tuple[int, int]] = []
     for ranks, columns, epochs in ((4, 2, 2), (1, 1, 2), (2, 1, 3)):
         folder = tmp_path / f"{epochs} epochs"
         grid = {"run.ranks": ranks, "run.center_ranks": columns, "data.epochs": epochs}
         rank_runs.on_ranks(ranks, rank_runs.settings(store, folder, **grid))
-        found = run_overview(folder)
-        shown.append(facts(run_text(found)).get("ranks"))
-        message.append((found["ranks"], found["center_ranks"]))
+        overview = run_overview(folder)
+        shown.append(entries_of(run_text(overview)).get("ranks"))
+        grids.append((overview["ranks"], overview["center_ranks"]))
     by_grid = "4: 2 for the rows x 2 for the centers"
     assert shown == [by_grid, by_grid, "2: 2 for the rows x 1 for the centers"]
-    assert message == [(4, 2), (4, 2), (2, 1)]
+    assert grids == [(4, 2), (4, 2), (2, 1)]
     finished(settings(tmp_path / "one"), source=stream())
-    alone = run_overview(tmp_path / "one")
-    assert (alone["ranks"], alone["center_ranks"]) == (1, 1)
-    assert "ranks" not in facts(run_text(alone))
+    single = run_overview(tmp_path / "one")
+    assert (single["ranks"], single["center_ranks"]) == (1, 1)
+    assert "ranks" not in entries_of(run_text(single))
 
 
 def test_info_names_address_of_data(tmp_path: Path) -> None:
@@ -136,6 +140,6 @@ def test_info_names_address_of_data(tmp_path: Path) -> None:
         **{"data.train": str(tmp_path / "train"), "data.test": str(tmp_path / "test")},
     )
     finished(config.with_overrides({"model.n_centers": 20}))
-    shown = facts(run_text(run_overview(tmp_path / "run")))
+    shown = entries_of(run_text(run_overview(tmp_path / "run")))
     assert shown["train_data"] == str(tmp_path / "train")
     assert shown["test_data"].startswith(f"{tmp_path / 'test'}, at step ")

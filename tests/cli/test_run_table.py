@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runs_lists_runs_by_name(run: Run, folder: Path) -> None:
-    before = tree(folder)
+    files = tree(folder)
     with RunDirectory(folder / "c-third"):
         code, out, err = run("runs", folder)
     assert (code, err) == (0, "")
@@ -54,7 +54,7 @@ def test_runs_lists_runs_by_name(run: Run, folder: Path) -> None:
     assert [row.split()[1] for row in rows] == ["finished", "finished", "running"]
     assert "train mse" in head
     assert {k: v for k, v in tree(folder).items() if not k.startswith("c-third/")} == {
-        k: v for k, v in before.items() if not k.startswith("c-third/")
+        k: v for k, v in files.items() if not k.startswith("c-third/")
     }
 
 

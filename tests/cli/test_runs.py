@@ -34,7 +34,7 @@ def test_train_warns_that_model_is_not_saved_without_run_dir(
     assert code == 0
     assert "without --run-dir the model is not saved" in err
     assert not Path("runs").exists()
-    monkeypatch.setattr(runs, "_expected_seconds", lambda *_: 3600.0)
+    monkeypatch.setattr(runs, "_estimate_seconds", lambda *_: 3600.0)
     for location in ("runs/rides", "runs/rides-2"):
         assert f"it is saved in {location}" in run(*arguments)[2].replace("\n", " ")
         assert len(sk.load(location).centers_) == 30
@@ -61,9 +61,11 @@ def test_one_pass_run_is_complete_after_one_epoch(folder: Path, printed: Printed
 
 def test_seconds_add_up_over_resumed_calls(folder: Path, printed: Printed) -> None:
     arguments = ["train", "--train", "rides.zarr", "--run-dir", "run", "--epochs", "1", *QUICK]
-    first = json.loads(printed(*arguments, "--json"))
-    worked = runs._seconds_before(sk.RunConfig().with_overrides({"run.run_dir": "run"}), "9999")
-    assert 0 < worked <= first["seconds"]
+    first_result = json.loads(printed(*arguments, "--json"))
+    worked = runs._sum_earlier_seconds(
+        sk.RunConfig().with_overrides({"run.run_dir": "run"}), "9999"
+    )
+    assert 0 < worked <= first_result["seconds"]
     assert json.loads(printed(*arguments, "--json"))["seconds"] >= worked
 
 

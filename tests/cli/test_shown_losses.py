@@ -84,8 +84,8 @@ def test_loss_text_names_loss_and_parameters() -> None:
     assert loss_text("huber") == "huber"
     assert loss_text(Distance()) == "tests.losses.own_losses:Distance"
     assert loss_text(LogCosh(0.25)) == "tests.losses.own_losses:LogCosh(width 0.25)"
-    many = {"kind": "huber", "delta": [0.123456, 1.0, 2.0, 3.0, 4.0]}
-    assert loss_text(many) == "huber(delta [0.1235, 1, 2, 3, ...])"
+    long_loss = {"kind": "huber", "delta": [0.123456, 1.0, 2.0, 3.0, 4.0]}
+    assert loss_text(long_loss) == "huber(delta [0.1235, 1, 2, 3, ...])"
     assert fitted_loss_table({}) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.basics.message import mention, render_message
 from streamkern.cli import main
-from streamkern.cli.vocabulary import SETTING_OPTIONS, CommandWords
+from streamkern.cli.vocabulary import SETTING_OPTIONS, CommandVocabulary
 from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
 from streamkern.config.run_config import RunConfig
 
@@ -111,11 +111,13 @@ def test_mistake_is_worded_for_python_and_command_line(
 def test_setting_is_rendered_as_command_line_option(
     words: tuple[str, ...], mentioned: str, message: str
 ) -> None:
-    assert render_message(mentioned, CommandWords(main._options_of(["train"]), words)) == message
+    assert (
+        render_message(mentioned, CommandVocabulary(main._options_of(["train"]), words)) == message
+    )
 
 
 def test_library_parameter_is_rendered_as_command_option() -> None:
-    arguments = CommandWords(main._options_of(["predict", "run", "ingest"]))
+    arguments = CommandVocabulary(main._options_of(["predict", "run", "ingest"]))
     for mentioned, message in (
         (mention("x", ["a", "b c"]), "--x 'a,b c'"), (mention("y="), "--y"),
         (mention("missing", "fill"), "--missing fill"), (mention("overwrite", True), "--overwrite"),
@@ -126,7 +128,7 @@ def test_library_parameter_is_rendered_as_command_option() -> None:
     ):  # fmt: skip
         assert render_message(mentioned, arguments) == message
         assert render_message(
-            mentioned, CommandWords(main._options_of(["--version"]))
+            mentioned, CommandVocabulary(main._options_of(["--version"]))
         ) == render_message(mentioned)
 
 

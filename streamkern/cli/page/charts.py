@@ -27,7 +27,8 @@ _PLACEHOLDERS = {name: f"#0102{k:02d}" for k, name in enumerate(_STYLE_VARIABLES
 _WIDTH, _HEIGHT = 5.6, 2.5  # inches
 _MAX_LINE_POINTS, _MAX_LINE_TOOLTIPS = 400, 60
 _MAX_DOTTED_POINTS = 30  # a line with more points has no dots
-_MIN_LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which y is logarithmic
+_MIN_LOG_RATIO = 8.0  # y is logarithmic if its largest value is more than 8 times the smallest
+_MAX_BAR_NAME = 26  # characters
 _STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "streamkern", "text.parse_math": False,
     "font.size": 8.0, "axes.labelsize": 8.0, "axes.edgecolor": _PLACEHOLDERS["base"],
@@ -44,6 +45,7 @@ _STYLE = {
 class Curve:
     """A line of a chart.
 
+    name : text of its tooltips and of the legend
     points : (x, y), in the order of x
     colour : index of its colour
     best : point that is marked by a ring, if any
@@ -68,7 +70,7 @@ class _Chart:
         artist.set_gid(f"tip{len(self.tooltips)}")
         self.tooltips[artist.get_gid()] = texts
 
-    def dots(self, points: Sequence[Point], texts: Sequence[str], **style: Any) -> None:
+    def draw_dots(self, points: Sequence[Point], texts: Sequence[str], **style: Any) -> None:
         """Draw points, each with a tooltip. style : as for `Axes.scatter`"""
         xs, ys = zip(*points, strict=True)
         self.add_tooltips(self.axes.scatter(xs, ys, clip_on=False, zorder=3, **style), texts)
@@ -80,10 +82,14 @@ def line_chart(
 ) -> Html:  # fmt: skip
     """Return a chart of lines, with dots if their points are few; empty without points.
 
+    title : caption of the chart
+    lines : the lines; a line without points is left out
     x, y : labels of the axes
+    note : text behind the title
     zero : whether y begins at 0
     percent : whether y is a share, shown in percent
-    x_end : smallest upper end of x
+    log_x : whether x is logarithmic
+    x_end : the axis of x ends here, or at the largest x if that is larger
     """
     lines = [line for line in lines if line.points]
     if not lines:
@@ -92,24 +98,29 @@ def line_chart(
         chart = _new_chart(_WIDTH, _HEIGHT)
         for line in lines:
             _draw_line(chart, line, percent=percent)
-        _scale(chart.axes, [y for line in lines for _, y in line.points], zero=zero or percent)
+        _scale_y(chart.axes, [y for line in lines for _, y in line.points], zero=zero or percent)
         if log_x:
             log_axis(chart.axes, "x")
         else:
             chart.axes.set_xlim(0, max(x_end, chart.axes.dataLim.x1) or 1.0)
-            _short_numbers(chart.axes.xaxis)
+            _shorten_numbers(chart.axes.xaxis)
         if percent:
             ticker = import_optional("matplotlib.ticker", "a report", "report")
             chart.axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
-        _label(chart.axes, x, y)
-        return _html(chart, title, note)
+        _label_axes(chart.axes, x, y)
+        return _to_html(chart, title, note)
 
 
 def scatter_chart(
     title: str, xs: Sequence[float], ys: Sequence[float], x: str, y: str, colour: int = 0, *,
     diagonal: bool = False,
 ) -> Html:  # fmt: skip
-    """Return a chart of points. diagonal : both axes are equal, with a line where x is y"""
+    """Return a chart of the points (xs, ys); empty without finite points.
+
+    x, y : labels of the axes
+    colour : index of the colour
+    diagonal : whether to draw the line where x is y
+    """
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
     points = [point for point in points if all(map(math.isfinite, point))]
     if not points:
@@ -117,54 +128,61 @@ def scatter_chart(
     with _style():
         chart = _new_chart(_WIDTH, _HEIGHT)
         texts = [f"{short_number(y)} at {short_number(x)}" for x, y in points]
-        chart.dots(points, texts, s=5, color=_colour(colour))
+        chart.draw_dots(points, texts, s=5, color=_placeholder(colour))
         if diagonal:
             ends = min(map(min, points)), max(map(max, points))
             chart.axes.plot(ends, ends, color=_PLACEHOLDERS["base"], lw=0.8, clip_on=False)
         for axis in (chart.axes.xaxis, chart.axes.yaxis):
-            _short_numbers(axis)
-        _label(chart.axes, x, y)
-        return _html(chart, title)
+            _shorten_numbers(axis)
+        _label_axes(chart.axes, x, y)
+        return _to_html(chart, title)
 
 
 def bar_chart(
     title: str, bars: Sequence[tuple[str, float]], colour: int = 0, *, share: bool = False,
     note: str = "",
 ) -> Html:  # fmt: skip
-    """Return horizontal bars with names and numbers, from top to bottom.
+    """Return horizontal bars with names and numbers, from top to bottom; empty without bars.
 
-    share : the numbers are shares, shown in percent
+    bars : (name, number) of each bar
+    colour : index of the colour
+    share : whether the numbers are shares, shown in percent
+    note : text behind the title
     """
     if not bars:
         return NO_HTML
-    signed = any(value < 0 for _, value in bars)
+    are_signed = any(value < 0 for _, value in bars)
     texts = [
-        f"{value:.1%}" if share else f"{value:+.2f}" if signed else short_number(value)
+        f"{value:.1%}" if share else f"{value:+.2f}" if are_signed else short_number(value)
         for _, value in bars
     ]
     with _style():
         chart = _new_chart(_WIDTH, 0.2 * len(bars) + 0.1)
         shapes = chart.axes.barh(
-            range(len(bars)), [value for _, value in bars], 0.7, color=_colour(colour)
+            range(len(bars)), [value for _, value in bars], 0.7, color=_placeholder(colour)
         )
         for bar, (name, _), text in zip(shapes, bars, texts, strict=True):
             chart.add_tooltips(bar, [f"{name}: {text}"])
         chart.axes.bar_label(shapes, texts, padding=3)
-        names = [name if len(name) <= 26 else f"{name[:25]}…" for name, _ in bars]
-        chart.axes.set_yticks(range(len(bars)), map(_printable, names))
+        names = [
+            name if len(name) <= _MAX_BAR_NAME else f"{name[: _MAX_BAR_NAME - 1]}…"
+            for name, _ in bars
+        ]
+        chart.axes.set_yticks(range(len(bars)), map(_clean_text, names))
         chart.axes.set_ylim(len(bars) - 0.5, -0.5)
         chart.axes.axvline(0, color=_PLACEHOLDERS["base"], lw=0.8)
         chart.axes.xaxis.set_visible(False)
         chart.axes.spines["bottom"].set_visible(False)
         chart.axes.grid(visible=False)
-        return _html(chart, title, note)
+        return _to_html(chart, title, note)
 
 
 @dataclass(frozen=True)
 class Span:
     """A process on the time line of a run.
 
-    setup_s, seconds : seconds of its setup, and in total
+    setup_s : seconds of its setup
+    seconds : seconds in total
     text : description, for the tooltip
     marks : its events as (seconds since its start, text, whether it is a problem)
     pause : time since the previous process, as text
@@ -180,8 +198,9 @@ class Span:
 def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
     """Return the processes one after the other, to scale, with pauses of equal width."""
     total = sum(span.seconds for span in spans) or 1.0
-    pause_s, start = min(0.06, 0.4 / len(spans)) * total, 0.0
-    marks: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
+    pause_s = min(0.06, 0.4 / len(spans)) * total  # at most 40 % of the time line in all
+    start = 0.0
+    marks: dict[bool, list[tuple[float, str]]] = {False: [], True: []}  # by whether a problem
     with _style():
         chart = _new_chart(2 * _WIDTH, 0.5)
         axes = chart.axes
@@ -189,11 +208,12 @@ def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
             if k:
                 style = {"color": _PLACEHOLDERS["base"], "ls": ":", "lw": 1.0, "clip_on": False}
                 axes.plot([start, start + pause_s], [0, 0], **style)
-                axes.text(start + pause_s / 2, 0.35, _printable(span.pause), ha="center")
+                axes.text(start + pause_s / 2, 0.35, _clean_text(span.pause), ha="center")
                 start += pause_s
+            # Short processes are drawn wider, so that they can be seen; their parts grow alike.
             seconds = max(span.seconds, 0.003 * total)
             setup_s = min(span.setup_s / (span.seconds or 1.0), 1.0) * seconds
-            bars = [(seconds, _colour(colour), span.text)]
+            bars = [(seconds, _placeholder(colour), span.text)]
             if setup_s > 0:
                 bars.append((setup_s, _PLACEHOLDERS["setup"], f"setup, {span.text}"))
             for width, shade, text in bars:
@@ -203,14 +223,15 @@ def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
                     (start + min(event_s / (span.seconds or 1.0), 1.0) * seconds, text)
                 )
             start += seconds
+        # Marks lie below the bars: ticks for evaluations, triangles for problems.
         for is_problem, (marker, shade) in {False: ("|", "quiet"), True: ("^", "bad")}.items():
             if marks[is_problem]:
                 points = [(x, -0.6) for x, _ in marks[is_problem]]
                 texts = [text for _, text in marks[is_problem]]
-                chart.dots(points, texts, s=28, marker=marker, color=_PLACEHOLDERS[shade])
+                chart.draw_dots(points, texts, s=28, marker=marker, color=_PLACEHOLDERS[shade])
         axes.set(xlim=(0, start), ylim=(-0.9, 0.9))
         axes.set_axis_off()
-        return _html(chart, title)
+        return _to_html(chart, title)
 
 
 def legend(names: Iterable[tuple[str, int]]) -> Html:
@@ -244,48 +265,48 @@ def _new_chart(width: float, height: float) -> _Chart:
     return _Chart(figure, figure.subplots())
 
 
-def _colour(number: int) -> str:
+def _placeholder(number: int) -> str:
     """Return the placeholder of a colour by its index."""
     return _PLACEHOLDERS[f"c{number % COLOURS}"]
 
 
-def _printable(text: str) -> str:
+def _clean_text(text: str) -> str:
     """Return the text without the control characters that SVG cannot hold."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _draw_line(chart: _Chart, line: Curve, *, percent: bool) -> None:
     """Draw a line, with tooltips at some of its points."""
-    points = _thinned(line.points)
+    points = _average_points(line.points)
     xs, ys = zip(*points, strict=True)
     style = "-" if line.colour < COLOURS else "--"
-    colour = _colour(line.colour)
+    colour = _placeholder(line.colour)
     chart.axes.plot(xs, ys, style, color=colour, lw=1.3, clip_on=False)
 
     def text(point: tuple[float, float]) -> str:
         y = f"{point[1]:.1%}" if percent else short_number(point[1])
         return f"{line.name}: {y} at {short_number(point[0])}"
 
-    tooltip_points = points[:: -(-len(points) // _MAX_LINE_TOOLTIPS)]
-    dots = {"s": 9} if len(points) <= _MAX_DOTTED_POINTS else {"s": 60, "alpha": 0.0}
-    chart.dots(tooltip_points, list(map(text, tooltip_points)), color=colour, **dots)
+    tooltip_points = points[:: -(-len(points) // _MAX_LINE_TOOLTIPS)]  # every k-th, rounded up
+    dot_style = {"s": 9} if len(points) <= _MAX_DOTTED_POINTS else {"s": 60, "alpha": 0.0}
+    chart.draw_dots(tooltip_points, list(map(text, tooltip_points)), color=colour, **dot_style)
     if line.best is not None:
-        chart.dots([line.best], [text(line.best)], s=70, facecolors="none", edgecolors=colour)
+        chart.draw_dots([line.best], [text(line.best)], s=70, facecolors="none", edgecolors=colour)
 
 
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+def _average_points(points: Sequence[Point]) -> Sequence[Point]:
     """Return at most `_MAX_LINE_POINTS` points, as means of neighbouring points."""
-    size = -(-len(points) // _MAX_LINE_POINTS)
-    if size == 1:
+    group_size = -(-len(points) // _MAX_LINE_POINTS)  # rounded up
+    if group_size == 1:
         return points
-    groups = [points[k : k + size] for k in range(0, len(points), size)]
+    groups = [points[k : k + group_size] for k in range(0, len(points), group_size)]
     return [
         (sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group))
         for group in groups
     ]
 
 
-def _scale(axes: Any, values: Sequence[float], *, zero: bool) -> None:
+def _scale_y(axes: Any, values: Sequence[float], *, zero: bool) -> None:
     """Scale y: from 0 with `zero`, else by logarithms if the values require and allow it."""
     lowest, highest = min(values), max(values)
     if zero:
@@ -294,31 +315,33 @@ def _scale(axes: Any, values: Sequence[float], *, zero: bool) -> None:
         log_axis(axes, "y")
         return
     elif highest - lowest < 0.01 * max(abs(lowest), abs(highest)):  # a nearly constant line
-        middle, half_range = (lowest + highest) / 2, 0.005 * max(abs(lowest), abs(highest)) or 1.0
-        axes.set_ylim(middle - half_range, middle + half_range)
-    _short_numbers(axes.yaxis)
+        center = (lowest + highest) / 2
+        half_range = 0.005 * max(abs(lowest), abs(highest)) or 1.0  # 1 if all values are 0
+        axes.set_ylim(center - half_range, center + half_range)
+    _shorten_numbers(axes.yaxis)
 
 
-def _short_numbers(axis: Any) -> None:
+def _shorten_numbers(axis: Any) -> None:
     """Label an axis with few short numbers."""
     ticker = import_optional("matplotlib.ticker", "a report", "report")
     axis.set_major_locator(ticker.MaxNLocator(5, steps=(1, 2, 5, 10)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short_number(value)))
 
 
-def _label(axes: Any, x: str, y: str) -> None:
+def _label_axes(axes: Any, x: str, y: str) -> None:
     """Label the axes; the label of y is above the chart."""
-    axes.set_xlabel(_printable(x))
-    axes.set_title(_printable(y), loc="left", fontsize=8.0)
+    axes.set_xlabel(_clean_text(x))
+    axes.set_title(_clean_text(y), loc="left", fontsize=8.0)
 
 
-def _html(chart: _Chart, title: str, note: str = "") -> Html:
+def _to_html(chart: _Chart, title: str, note: str = "") -> Html:
     """Return the figure with its title, as an element of the page."""
     text = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about glyphs missing in Matplotlib's own font
         chart.figure.savefig(text, format="svg", transparent=True)
-    drawing = _without_namespaces(text.getvalue())
+    drawing = _parse_svg(text.getvalue())
+    # The style and the ids of Matplotlib would affect the page and its other charts.
     for element in list(drawing.iter()):
         for child in list(element):
             if child.tag in ("metadata", "style"):
@@ -328,11 +351,11 @@ def _html(chart: _Chart, title: str, note: str = "") -> Html:
         if element.tag == "g":
             element.attrib.pop("id", None)
         if tooltips is not None:
-            for shape, tooltip in zip(_shapes(element), tooltips, strict=True):
-                ET.SubElement(shape, "title").text = _printable(tooltip)
+            for shape, tooltip in zip(_find_shapes(element), tooltips, strict=True):
+                ET.SubElement(shape, "title").text = _clean_text(tooltip)
     view_box = drawing.attrib["viewBox"]
     drawing.attrib.clear()
-    drawing.attrib.update({"viewBox": view_box, "role": "img", "aria-label": _printable(title)})
+    drawing.attrib.update({"viewBox": view_box, "role": "img", "aria-label": _clean_text(title)})
     svg = ET.tostring(drawing, encoding="unicode", short_empty_elements=False)
     for name, placeholder in _PLACEHOLDERS.items():
         svg = svg.replace(placeholder, f"var(--{name})")
@@ -340,7 +363,7 @@ def _html(chart: _Chart, title: str, note: str = "") -> Html:
     return tag("figure", caption, Html(re.sub(r"font-family: [^;\"]*;? ?", "", svg)))
 
 
-def _without_namespaces(text: str) -> ET.Element:
+def _parse_svg(text: str) -> ET.Element:
     """Parse SVG for use within HTML, where its elements need no namespace."""
     root = ET.fromstring(text)
     for element in root.iter():
@@ -349,7 +372,7 @@ def _without_namespaces(text: str) -> ET.Element:
     return root
 
 
-def _shapes(group: ET.Element) -> list[ET.Element]:
+def _find_shapes(group: ET.Element) -> list[ET.Element]:
     """Return the shapes that a group draws, in order, without those in its <defs>."""
     defined = {shape for defs in group.iter("defs") for shape in defs.iter()}
     return [

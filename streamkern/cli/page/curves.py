@@ -7,7 +7,7 @@ from functools import partial
 
 from streamkern.basics.log_scale import loss_note
 from streamkern.cli.page.charts import Curve, legend, line_chart
-from streamkern.cli.page.facts import Facts
+from streamkern.cli.page.facts import RunFacts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
     count_cell,
@@ -23,25 +23,25 @@ _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 _RATE, _SHARE = "samples / s", "share of the time"
 
 
-def curves_section(runs: Sequence[Facts]) -> Html:
+def curves_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section with charts of losses, figures, rates and stalls."""
-    names = list(
-        dict.fromkeys(n for run in runs for e in run.history.evaluations for n in e["figures"])
-    )
-    charts = [chart for chart in _charts(runs, names) if chart]
+    evaluations = (evaluation for run in runs for evaluation in run.history.evaluations)
+    names = list(dict.fromkeys(name for entry in evaluations for name in entry["figures"]))
+    charts = [chart for chart in _loss_and_rate_charts(runs, names) if chart]
     if not charts:
         return section("Curves", tag("p", "The log holds no steps yet, and no evaluation."))
-    names_of_runs = legend((run.name, k) for k, run in enumerate(runs)) if len(runs) > 1 else ""
+    run_legend = legend((run.name, k) for k, run in enumerate(runs)) if len(runs) > 1 else ""
     grid = tag("div", *charts, class_="charts")
-    return section("Curves", names_of_runs, grid, _evaluations(runs, names))
+    return section("Curves", run_legend, grid, _evaluation_table(runs, names))
 
 
-def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
-    """Return the charts, all with the same scale of samples."""
-    x_end = float(max(run.done["samples"] for run in runs))
+def _loss_and_rate_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Html]:
+    """Return the charts, all with the same scale of samples. names : names of the figures"""
+    x_end = float(max(run.progress["samples"] for run in runs))
     chart = partial(line_chart, x=_SAMPLES, x_end=x_end)
 
-    def logged(name: str) -> list[Curve]:
+    def curves_of(name: str) -> list[Curve]:
+        """Return the curve of each run from its log."""
         return [Curve(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
 
     evaluated_after_epochs = all(run.solver in ("direct", "falkon") for run in runs)
@@ -50,28 +50,28 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
     )
     if any(loss_note(run.setup) for run in runs):
         note += "; on a log scale of the targets, squared errors of the logarithms"
-    charts = [chart("Training loss", logged(LOSS), y=_SQUARES, note=note)]
+    charts = [chart("Training loss", curves_of(LOSS), y=_SQUARES, note=note)]
     for name in names:
         label = figure_name(name)
         y = _SQUARES if name.endswith("mse") else label
-        charts.append(chart(label[:1].upper() + label[1:], _evaluated(runs, name), y=y))
-    rate, stall = map(logged, RATES)
+        charts.append(chart(label[:1].upper() + label[1:], _evaluation_curves(runs, name), y=y))
+    rate, stall = map(curves_of, RATES)
     charts.append(chart("Rate", rate, y=_RATE, zero=True))
     charts.append(chart("Waiting for data", stall, y=_SHARE, percent=True))
     return charts
 
 
-def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
-    """Return the curve of a figure for each run."""
+def _evaluation_curves(runs: Sequence[RunFacts], name: str) -> list[Curve]:
+    """Return the curve of a figure for each run, from its evaluations."""
 
-    def points(run: Facts) -> list[tuple[float, float]]:
+    def points(run: RunFacts) -> list[tuple[float, float]]:
         values = ((e["samples"], e["figures"].get(name)) for e in run.history.evaluations)
         return [(samples, value) for samples, value in values if value is not None]
 
     return [Curve(run.name, points(run), k) for k, run in enumerate(runs)]
 
 
-def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
+def _evaluation_table(runs: Sequence[RunFacts], names: Sequence[str]) -> Html:
     """Return a collapsed table of the evaluations."""
     rows = [
         [run.name, time_tag(e["time"]), count_cell(e["step"]), count_cell(e["samples"]),
@@ -88,15 +88,15 @@ def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
 # -- ranks ---------------------------------------------------------------------------------------
 
 
-def ranks_section(runs: Sequence[Facts]) -> Html:
+def ranks_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section on runs with several ranks: rates and waiting times of each rank."""
     return section(
-        "Ranks", *(_ranks(run, k) for k, run in enumerate(runs)),
+        "Ranks", *(_rank_charts(run, k) for k, run in enumerate(runs)),
         caption="The rank that waits least for the others is the slowest: they wait for it.",
     )  # fmt: skip
 
 
-def _ranks(run: Facts, k: int) -> Html:
+def _rank_charts(run: RunFacts, k: int) -> Html:
     """Return the charts of a run with several ranks; empty for one rank."""
     rates, stalls, waits = RANK_FIGURES
     n = sum(name.startswith(f"{waits}/") for name in run.history.curves)
@@ -108,7 +108,7 @@ def _ranks(run: Facts, k: int) -> Html:
     def chart(title: str, name: str, y: str, *, percent: bool = True) -> Html:
         curves = run.history.curves
         lines = [Curve(f"rank {k}", curves.get(rank_curve(name, k), ()), k) for k in range(n)]
-        x_end = float(run.done["samples"])
+        x_end = float(run.progress["samples"])
         return line_chart(title, lines, _SAMPLES, y, x_end=x_end, zero=True, percent=percent)
 
     charts = [
@@ -120,26 +120,28 @@ def _ranks(run: Facts, k: int) -> Html:
     return joined_html([title, _rank_table(run, n), tag("div", *charts, class_="charts"), names])
 
 
-def _rank_table(run: Facts, n: int) -> Html:
+def _rank_table(run: RunFacts, n: int) -> Html:
     """Return a table of the mean rates and waiting times of each rank over the log."""
     rates, stalls, waits = RANK_FIGURES
     workers = dict(enumerate(run.history.workers))
     slowest = [rank for _, rank in run.history.curves.get(SLOWEST, ())]
     rows: list[list[Cell]] = [
-        [f"rank {k}", workers.get(k), count_cell(_mean(run, rates, k)),
-         _percent(_mean(run, stalls, k)), _percent(_mean(run, waits, k)),
-         _percent(slowest.count(k) / max(1, len(slowest)))]
+        [f"rank {k}", workers.get(k), count_cell(_mean_of_curve(run, rates, k)),
+         _percent_cell(_mean_of_curve(run, stalls, k)),
+         _percent_cell(_mean_of_curve(run, waits, k)),
+         _percent_cell(slowest.count(k) / max(1, len(slowest)))]
         for k in range(n)
     ]  # fmt: skip
     head = ["", "worker", "samples / s", "waits for data", "waits for others", "is the slowest"]
     return html_table(head, rows, left=(1,))
 
 
-def _mean(run: Facts, name: str, rank: int) -> float | None:
+def _mean_of_curve(run: RunFacts, name: str, rank: int) -> float | None:
+    """Return the mean of a curve of a rank; None if it has no points."""
     values = [value for _, value in run.history.curves.get(rank_curve(name, rank), ())]
     return sum(values) / len(values) if values else None
 
 
-def _percent(share: float | None) -> Cell:
+def _percent_cell(share: float | None) -> Cell:
     """Return a share in percent."""
     return None if share is None else f"{share:.1%}"

@@ -1,4 +1,4 @@
-"""The facts of a run for the page: all its directory records, redacted, and derived values."""
+"""Read the records of a run for the page, without secrets, with values derived from them."""
 
 from __future__ import annotations
 
@@ -42,21 +42,24 @@ class HeldOutPredictions:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The facts of a run.
+class RunFacts:
+    """The records in a run directory, without secrets, and values derived from them.
 
     name : the last part of `location`, or as many parts as make it unique
     location : path or URL of the run directory
     state : "finished", "running" or "stopped"
     writer : the process that works on the run; None if none does
-    identity, sizes, versions : records of run.json
+    identity : what distinguishes the run: its settings and data, from run.json
+    sizes : the sizes chosen for the run, from run.json
+    versions : versions of streamkern and its dependencies, from run.json
     setup : meta data of the setup; empty if there is none yet
     n_setup_centers : number of centers in the setup
     steps : steps that have a checkpoint
     history : the events and curves of the log
-    done : number of samples, steps and epochs so far, by "samples", "step" and "epoch"
+    progress : number of samples, steps and epochs so far, by "samples", "step" and "epoch"
     figures : newest metrics on data that is not trained on
-    started, last_seen : times of the first and of the newest record, in UTC
+    start_time : time of the first record, in UTC; None without records
+    last_seen : time of the newest record, in UTC; None without records
     notes : messages on damaged files
     columns : permutation importances of the columns, if measured
     test : path or URL of the test data
@@ -74,9 +77,9 @@ class Facts:
     n_setup_centers: int | None
     steps: Sequence[int]
     history: RunHistory
-    done: Mapping[str, int]
+    progress: Mapping[str, int]
     figures: Mapping[str, float | None]
-    started: str | None
+    start_time: str | None
     last_seen: str | None
     notes: tuple[str, ...]
     columns: Mapping[str, Any] | None = None
@@ -104,10 +107,12 @@ class Facts:
     @property
     def n_centers(self) -> int | None:
         """Number of centers of the setup or the log, or of the settings; None if unknown."""
-        chosen = [r["centers"] for r in self.history.setup if r.get("event") == "centers"]
+        if self.n_setup_centers:
+            return self.n_setup_centers
+        logged = [r["centers"] for r in self.history.setup if r.get("event") == "centers"]
         setting = self.settings.get("model.n_centers")
         requested = setting if isinstance(setting, int) else None
-        return self.n_setup_centers or (chosen[-1] if chosen else requested)
+        return logged[-1] if logged else requested
 
     @property
     def planned_samples(self) -> int | None:
@@ -119,7 +124,7 @@ class Facts:
 
     @property
     def loss(self) -> float | None:
-        """The last training loss."""
+        """The last training loss; None if the log has none."""
         curve = self.history.curves.get(LOSS)
         return curve[-1][1] if curve else None
 
@@ -128,17 +133,17 @@ def read_facts(
     location: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None = None,
     hide: Hide = lambda text: text,
-) -> Facts:
+) -> RunFacts:
     """Return the facts of the run at `location`.
 
     Raises RunError if there is no run, StorageError if the storage fails.
     """
     summary = glance(location, storage_options)
     with checkpoint_errors(summary.location):
-        return _facts(_without_secrets(summary, hide))
+        return _facts(_remove_secrets(summary, hide))
 
 
-def _without_secrets(summary: RunSummary, hide: Hide) -> RunSummary:
+def _remove_secrets(summary: RunSummary, hide: Hide) -> RunSummary:
     """Return the summary without secrets in any of its texts."""
 
     def clean(value: Any) -> Any:
@@ -161,31 +166,36 @@ def _without_secrets(summary: RunSummary, hide: Hide) -> RunSummary:
     )  # fmt: skip
 
 
-def _facts(summary: RunSummary) -> Facts:
+def _facts(summary: RunSummary) -> RunFacts:
     """Return the facts in the summary of a run."""
-    saved, history = summary.saved or {}, read_history(summary.records)
+    saved = summary.saved or {}  # manifest of the newest checkpoint
+    history = read_history(summary.records)
     setup: Mapping[str, Any] = (summary.setup or {}).get("meta", {})
     saved_meta = saved.get("meta", {})
     position = saved_meta.get("position", {})
-    finished = bool(position.get("done"))
-    progress = position if finished or history.last is None else history.last
+    is_finished = bool(position.get("done"))
+    progress = position if is_finished or history.last is None else history.last
+    state = "finished" if is_finished else "stopped"
+    if summary.writer:
+        state = "running"
     times = [manifest["saved"] for manifest in (summary.setup, summary.saved) if manifest]
     times += [record["time"] for record in (*summary.records[:1], *summary.records[-1:])]
-    return Facts(
+    return RunFacts(
         name=PurePosixPath(summary.location.rstrip("/")).name or summary.location,
         location=summary.location,
-        state="running" if summary.writer else "finished" if finished else "stopped",
+        state=state,
         writer=summary.writer,
         identity=summary.bound.get("identity", {}),
         sizes=summary.bound.get("sizes", {}),
         versions=summary.bound.get("versions", {}),
         setup=setup,
+        # The manifest has the shape and the dtype of each array; Z is (p, d).
         n_setup_centers=summary.setup["arrays"]["Z"][0][0] if summary.setup else None,
         steps=summary.steps,
         history=history,
-        done={key: int(progress.get(key, 0)) for key in ("samples", "step", "epoch")},
+        progress={key: int(progress.get(key, 0)) for key in ("samples", "step", "epoch")},
         figures=_figures(saved_meta.get("metrics") or {}, history),
-        started=min(times, default=None),
+        start_time=min(times, default=None),
         last_seen=max(times, default=None),
         notes=summary.notes,
         test=next((r["test"] for r in reversed(summary.records) if r.get("test")), None),
@@ -200,8 +210,8 @@ def _figures(saved_metrics: Mapping[str, Any], history: RunHistory) -> Mapping[s
     return {name: finite_number(value) for name, value in saved_metrics.items()}
 
 
-def distinct_names(runs: Sequence[Facts]) -> list[Facts]:
-    """Return the runs with unique names: as many last parts of their places as necessary."""
+def distinct_names(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Return the runs with unique names: as many last parts of their paths as necessary."""
     names = [run.name for run in runs]
     parts = [PurePosixPath(run.location).parts for run in runs]
     for length in range(2, max(map(len, parts), default=0) + 1):

@@ -25,7 +25,7 @@ def tag(name: str, /, *children: str, **attributes: object) -> Html:
     that is None is left out.
     """
     attribute_text = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_number(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_attribute_text(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -39,7 +39,7 @@ def joined_html(children: Iterable[str]) -> Html:
     return Html("".join(c if isinstance(c, Html) else html.escape(c) for c in children))
 
 
-def _number(value: object) -> str:
+def _attribute_text(value: object) -> str:
     """Return an attribute as text; coordinates to a hundredth of a pixel."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
@@ -49,23 +49,31 @@ Cell = str | None
 
 
 def html_table(
-    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, above: Html = NO_HTML,
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, first_row: Html = NO_HTML,
     left: Sequence[int] = (), marked: Iterable[tuple[int, int]] = (),
 ) -> Html:  # fmt: skip
     """Return a table whose first column names the rows; other columns are aligned to the right.
 
-    above : a row above the head
+    head : heads of the columns
+    rows : cells of each row
+    first_row : a row above the head
     left : columns aligned to the left
     marked : (row, column) of the highlighted cells
     """
     highlighted, left_columns = set(marked), {0, *left}
 
-    def line(name: str, cells: Sequence[Cell], i: int) -> Html:
+    def row_html(name: str, cells: Sequence[Cell], i: int) -> Html:
+        """Return row i as an element; the head is row -1.
+
+        name : element of the cells, "th" or "td"
+        """
         elements = []
         for j, cell in enumerate(cells):
             scope = "col" if name == "th" else "row" if j == 0 else None
-            text = tag("span", NO_VALUE, class_="no") if cell is None else cell
-            text = tag("mark", text) if cell is not None and (i, j) in highlighted else text
+            if cell is None:
+                text: str = tag("span", NO_VALUE, class_="no")
+            else:
+                text = tag("mark", cell) if (i, j) in highlighted else cell
             elements.append(
                 tag(
                     "th" if scope else "td",
@@ -76,8 +84,7 @@ def html_table(
             )
         return tag("tr", *elements)
 
-    body = [line("td", cells, i) for i, cells in enumerate(rows)]
-    table = tag(
-        "table", tag("thead", above, line("th", head, -1)), tag("tbody", *body)
-    )  # fmt: skip
+    table_head = tag("thead", first_row, row_html("th", head, -1))
+    body = tag("tbody", *(row_html("td", cells, i) for i, cells in enumerate(rows)))
+    table = tag("table", table_head, body)
     return tag("div", table, class_="wide")

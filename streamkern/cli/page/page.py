@@ -8,7 +8,7 @@ from typing import Any
 from streamkern.basics.text import utc_now
 from streamkern.basics.version import __version__
 from streamkern.cli.page.curves import curves_section, ranks_section
-from streamkern.cli.page.facts import Facts
+from streamkern.cli.page.facts import RunFacts
 from streamkern.cli.page.html import Html, joined_html, tag
 from streamkern.cli.page.predictions import predictions_section
 from streamkern.cli.page.sections import (
@@ -25,12 +25,13 @@ from streamkern.cli.page.setup_sections import (
     timeline_section,
 )
 
-MARK = "<!DOCTYPE html>\n<!-- made by streamkern report -->\n"
+REPORT_MARK = "<!DOCTYPE html>\n<!-- made by streamkern report -->\n"
 """First bytes of a report, by which streamkern recognises a file that it may replace."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Content security policy: browsers run no script and load nothing, even if a name held markup."""
 
 
-def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
+def report_page(runs: Sequence[RunFacts], defaults: Mapping[str, Any]) -> str:
     """Return the HTML page of the runs.
 
     defaults : default values of the settings, by "section.name"
@@ -48,6 +49,7 @@ def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("style", Html(CSS)),
     )
     heading = "Run" if len(runs) == 1 else f"{len(runs)} runs"
+    # A line for each location: line breaks, and every second one replaced by a location.
     locations = [tag("br")] * (2 * len(runs) - 1)
     locations[::2] = [tag("code", run.location) for run in runs]
     body = tag(
@@ -68,7 +70,7 @@ def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
             "About", tag("p", f"Made by streamkern {__version__}, {clock_text(utc_now())} UTC.")
         ),
     )
-    return MARK + joined_html([tag("html", head, body, lang="en"), "\n"])
+    return REPORT_MARK + joined_html([tag("html", head, body, lang="en"), "\n"])
 
 
 CSS = """

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.cli.page.charts import scatter_chart
-from streamkern.cli.page.facts import Facts, HeldOutPredictions
+from streamkern.cli.page.facts import HeldOutPredictions, RunFacts
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count_cell, run_label, section
 from streamkern.predict.evaluation import ECE_BINS
@@ -18,10 +18,16 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model.kernel_model import KernelModel
 
-MAX_REPORT_ROWS, MAX_REPORT_UNITS, PREDICTIONS_STAGE = 2000, 16, 44
-"""Bounds on the predicted rows and on the units from which they are drawn; stage of the draw."""
-MAX_CHART_POINTS, MAX_TABLE_CLASSES = 500, 20
-"""Bounds on the points of a chart, and on the classes of a full table of mistakes."""
+MAX_REPORT_ROWS = 2000
+"""Largest number of rows that are predicted."""
+MAX_REPORT_UNITS = 16
+"""Largest number of units from which these rows are drawn."""
+PREDICTIONS_STAGE = 44
+"""Stage of the random draw, see `sample_rows`."""
+MAX_CHART_POINTS = 500
+"""Largest number of points of a chart."""
+MAX_TABLE_CLASSES = 20
+"""Largest number of classes with a full table, and of mistakes in the table for more classes."""
 
 
 def held_out_predictions(model: KernelModel, source: BaseSource) -> HeldOutPredictions | None:
@@ -38,40 +44,45 @@ def held_out_predictions(model: KernelModel, source: BaseSource) -> HeldOutPredi
     if model.classes is None:
         return HeldOutPredictions(len(y), source.n_rows, None, pairs, F.shape[1])
     calibration = model.calibration
-    probabilities_of = None if calibration is None else calibration.probabilities
-    reliability = None if probabilities_of is None else _reliability(probabilities_of(F), truth)
+    reliability = None
+    if calibration is not None and calibration.probabilities is not None:
+        reliability = _reliability_points(calibration.probabilities(F), truth)
     return HeldOutPredictions(
         len(y), source.n_rows, tuple(model.classes), pairs, reliability=reliability
     )
 
 
-def _reliability(p: Floats, labels: npt.NDArray[Any]) -> Floats:
-    """Return the mean largest probability and the accuracy (k, 2) of each bin that has rows."""
+def _reliability_points(p: Floats, labels: npt.NDArray[Any]) -> Floats:
+    """Return the mean largest probability and the accuracy of each bin that has rows, (k, 2).
+
+    p : (n, c) probabilities of the classes
+    labels : (n,) ids of the true classes
+    """
     largest, is_right = p.max(axis=1), p.argmax(axis=1) == labels
     bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
-    sums = [np.bincount(bins, w, ECE_BINS) for w in (largest, is_right, np.ones(len(bins)))]
-    filled = sums[2] > 0
-    return np.stack([sums[0][filled], sums[1][filled]], axis=1) / sums[2][filled, None]
+    counts = np.bincount(bins, minlength=ECE_BINS)
+    sums = [np.bincount(bins, weights, ECE_BINS) for weights in (largest, is_right)]
+    has_rows = counts > 0
+    return np.stack([total[has_rows] for total in sums], axis=1) / counts[has_rows, None]
 
 
-def predictions_section(runs: Sequence[Facts]) -> Html:
+def predictions_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section with predicted against true values, or tables of classes."""
-    parts = [_run_predictions(run, k) for k, run in enumerate(runs) if run.predictions is not None]
+    parts = [
+        _prediction_charts(run, k) for k, run in enumerate(runs) if run.predictions is not None
+    ]
     return section("Predictions on held-out rows", *parts)
 
 
-def _run_predictions(run: Facts, k: int) -> Html:
+def _prediction_charts(run: RunFacts, k: int) -> Html:
     """Return charts for values, or tables and a chart for classes, of run k."""
     held_out = run.predictions
     assert held_out is not None
-    of_text = (
-        ""
-        if held_out.n_rows == held_out.n_data_rows
-        else f" of {held_out.n_data_rows:,}, at random"
-    )
+    all_rows = held_out.n_rows == held_out.n_data_rows
+    of_text = "" if all_rows else f" of {held_out.n_data_rows:,}, at random"
     heading = tag("p", run_label(run, k), f" {held_out.n_rows:,} rows of the test data{of_text}.")
     if held_out.names is not None:
-        counts = _confusion(held_out.pairs.astype(np.int64), held_out.names)
+        counts = _confusion_table(held_out.pairs.astype(np.int64), held_out.names)
         return joined_html([heading, counts, _reliability_chart(held_out.reliability, k)])
     if held_out.n_outputs > 1:
         note = f"The charts show the first of {held_out.n_outputs} outputs."
@@ -83,28 +94,35 @@ def _run_predictions(run: Facts, k: int) -> Html:
             diagonal=True,
         ),
         scatter_chart(
-            "Residuals", predicted, true - predicted, "predicted value",
-            "true minus predicted value", k,
+            "Residuals", predicted, predicted - true, "predicted value",
+            "predicted minus true value", k,
         ),
     ]  # fmt: skip
     return joined_html([heading, tag("div", *charts, class_="charts")])
 
 
 def _reliability_chart(points: Floats | None, k: int) -> Html:
-    """Return the chart of accuracy against probability; empty without probabilities."""
+    """Return the chart of accuracy against probability; empty without probabilities.
+
+    points : as in `HeldOutPredictions.reliability`
+    """
     if points is None:
         return NO_HTML
-    probability, true = points.T
+    probability, accuracy = points.T
     chart = scatter_chart(
-        "Reliability of the probabilities", probability, true,
+        "Reliability of the probabilities", probability, accuracy,
         "mean probability of the predicted class", "share of rows where it is true", k,
         diagonal=True,
     )  # fmt: skip
     return tag("div", chart, class_="charts")
 
 
-def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
-    """Return the confusion matrix; with many classes, a table of the most frequent mistakes."""
+def _confusion_table(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
+    """Return the confusion matrix; with many classes, a table of the most frequent mistakes.
+
+    pairs : (n, 2) ids of the true and the predicted class
+    names : names of the classes
+    """
     counts = np.zeros((len(names), len(names)), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     if len(names) <= MAX_TABLE_CLASSES:

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamkern.basics.text import size_text
 from streamkern.cli.page.charts import COLOURS, short_number
-from streamkern.cli.page.facts import Facts
+from streamkern.cli.page.facts import RunFacts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.kernels.notation import kernel_text
@@ -16,7 +16,7 @@ from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
 from streamkern.train.log_reader import RATES, duration, seconds_between
 
 
-def run_label(run: Facts, k: int) -> Html:
+def run_label(run: RunFacts, k: int) -> Html:
     """Return the name of run k with its colour before it."""
     return tag("span", tag("i", class_=f"c{k % COLOURS}"), run.name, class_="run")
 
@@ -50,7 +50,7 @@ def duration_cell(value: float | None) -> Cell:
 
 
 def setting_text(value: Any) -> Cell:
-    """Return a setting as in a run file."""
+    """Return a setting as in a run file; tables with a kind as "kind (name value, ...)"."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -73,23 +73,24 @@ def _kind_text(value: Mapping[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------------- in short
 
-_MAX_SUMMARY_METRICS = 4  # number that fits beside other columns in a window of 1280 pixels
+_MAX_SUMMARY_METRICS = 4
+"""Number of metrics that fit beside other columns in a window of 1280 pixels."""
 
 
-def summary_section(runs: Sequence[Facts]) -> Html:
+def summary_section(runs: Sequence[RunFacts]) -> Html:
     """Return a table with a line for each run; many metrics get a separate table."""
     figures = list(dict.fromkeys(name for run in runs for name in run.figures))
-    names = figures if len(figures) <= _MAX_SUMMARY_METRICS else []
+    names = figures if len(figures) <= _MAX_SUMMARY_METRICS else []  # in this table
     shows_loss = any(fitted_loss_table(run.setup) for run in runs)
     head = ["run", "state", "solver", "kernel", *(["loss"] if shows_loss else []), "centers",
             "samples", "% of plan", "epochs", "training loss",
             *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
     rows = [
         [
-            run_label(run, k), run.state, run.solver, _kernel(run),
-            *([_loss(run)] if shows_loss else []), count_cell(run.n_centers),
-            count_cell(run.done["samples"]), _progress_share(run), count_cell(run.done["epoch"]),
-            figure_cell(run.loss),
+            run_label(run, k), run.state, run.solver, _kernel_cell(run),
+            *([_loss_cell(run)] if shows_loss else []), count_cell(run.n_centers),
+            count_cell(run.progress["samples"]), _progress_cell(run),
+            count_cell(run.progress["epoch"]), figure_cell(run.loss),
             *(figure_cell(run.figures.get(name)) for name in names), duration_cell(working_s(run)),
             _last_seen_cell(run),
         ]
@@ -110,35 +111,34 @@ def summary_section(runs: Sequence[Facts]) -> Html:
     return joined_html([table, *([] if names == figures else [metrics_table]), *writers, *notes])
 
 
-def _last_seen_cell(run: Facts) -> Cell:
+def _last_seen_cell(run: RunFacts) -> Cell:
     """Return the time of the newest record, to the minute."""
     if run.last_seen is None:
         return None
     return tag("time", clock_text(run.last_seen)[:16], datetime=run.last_seen)
 
 
-def _kernel(run: Facts) -> Cell:
+def _kernel_cell(run: RunFacts) -> Cell:
     """Return the kernel of the setup as text; None without a setup."""
-    described = run.setup.get("kernel")
-    if not described:
+    kernel = run.setup.get("kernel")
+    if not kernel:
         return None
-    return kernel_text({k: v for k, v in described.items() if k != "metric"}) + (
-        ", with a metric" if "metric" in described else ""
-    )
+    text = kernel_text({k: v for k, v in kernel.items() if k != "metric"})
+    return f"{text}, with a metric" if "metric" in kernel else text
 
 
-def _loss(run: Facts) -> Cell:
+def _loss_cell(run: RunFacts) -> Cell:
     """Return the loss with its parameters; None without a setup."""
     return loss_text(fitted_loss_table(run.setup) or SQUARES) if run.setup else None
 
 
-def _progress_share(run: Facts) -> Cell:
+def _progress_cell(run: RunFacts) -> Cell:
     """Return the share of the planned samples that are done."""
     total = run.planned_samples
-    return f"{run.done['samples'] / total:.0%}" if total else None
+    return f"{run.progress['samples'] / total:.0%}" if total else None
 
 
-def working_s(run: Facts) -> float | None:
+def working_s(run: RunFacts) -> float | None:
     """Return the total seconds that processes spent on the run, according to the log."""
     return sum(process.seconds for process in run.history.processes) or None
 
@@ -156,46 +156,46 @@ def time_tag(time: str) -> Html:
 # ----------------------------------------------------------------------------------- the plan
 
 
-def plan_section(runs: Sequence[Facts]) -> Html:
-    """Return the section on the planned and measured resources of each run."""
-    rows = [(name, [cells_of(run) for run in runs]) for name, cells_of in _PLAN_ROWS.items()]
-    cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
-             if any(planned for planned, _ in pairs)]  # fmt: skip
-    measured_only = [[name, *(measured for _, measured in pairs)] for name, pairs in rows
-             if any(m for _, m in pairs) and not any(planned for planned, _ in pairs)]  # fmt: skip
-    above = NO_HTML
+def plan_section(runs: Sequence[RunFacts]) -> Html:
+    """Return the section on the planned and measured resources of each run.
+
+    Rows that have only measured values are in a second table, with one column for each run.
+    """
+    planned_rows: list[list[Cell]] = []
+    measured_rows: list[list[Cell]] = []
+    for name, cells_of in _PLAN_ROWS.items():
+        pairs = [cells_of(run) for run in runs]
+        if any(planned for planned, _ in pairs):
+            planned_rows.append([name, *(cell for pair in pairs for cell in pair)])
+        elif any(measured for _, measured in pairs):
+            measured_rows.append([name, *(measured for _, measured in pairs)])
+    run_names, measured_head = NO_HTML, ["", "measured"]
     if len(runs) > 1:
-        names = (
-            tag("th", run_label(run, k), colspan=2, class_="group") for k, run in enumerate(runs)
-        )
-        above = tag("tr", tag("td", class_="group"), *names)
+        labels = [run_label(run, k) for k, run in enumerate(runs)]
+        cells = (tag("th", label, colspan=2, class_="group") for label in labels)
+        run_names = tag("tr", tag("td", class_="group"), *cells)
+        measured_head = ["", *labels]
     head = ["", *("planned", "measured") * len(runs)]
-    comparison = tag("div", html_table(head, cells, above=above), class_="pairs")
-    measured_head = (
-        ["", *(run_label(run, k) for k, run in enumerate(runs))]
-        if len(runs) > 1
-        else ["", "measured"]
-    )
     return section(
         "Planned and measured",
-        comparison,
-        html_table(measured_head, measured_only) if measured_only else NO_HTML,
+        tag("div", html_table(head, planned_rows, first_row=run_names), class_="pairs"),
+        html_table(measured_head, measured_rows) if measured_rows else NO_HTML,
     )
 
 
-def _memory(run: Facts) -> tuple[Cell, Cell]:
+def _memory_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return planned and measured peak memory."""
     planned, peak = run.history.plan.get("peak_bytes"), run.history.peak_bytes
     share = f" ({peak / planned:.0%})" if peak and planned else ""
-    return _bytes(planned), None if peak is None else f"{size_text(peak)}{share}"
+    return _size_cell(planned), None if peak is None else f"{size_text(peak)}{share}"
 
 
-def _bytes(size: int | None) -> Cell:
+def _size_cell(size: int | None) -> Cell:
     """Return a size as text."""
     return None if size is None else size_text(size)
 
 
-def _work(flops: float, seconds: float | None, share: float) -> tuple[Cell, Cell]:
+def _work_cells(flops: float, seconds: float | None, share: float) -> tuple[Cell, Cell]:
     """Return the planned FLOPs, and the measured speed.
 
     flops : planned FLOPs of the whole work
@@ -204,75 +204,77 @@ def _work(flops: float, seconds: float | None, share: float) -> tuple[Cell, Cell
     """
     if not flops:
         return None, None
-    speed = None if not seconds else f"{_flop(share * flops / seconds)}/s"
-    return _flop(flops), speed
+    speed = None if not seconds else f"{_flop_text(share * flops / seconds)}/s"
+    return _flop_text(flops), speed
 
 
-def _flop(number: float) -> str:
+def _flop_text(number: float) -> str:
     """Return a number of FLOPs as text."""
     text = short_number(number)
     return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 
 
-def _setup(run: Facts) -> tuple[Cell, Cell]:
+def _setup_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return planned FLOPs and measured speed of the setup."""
     flops = run.history.plan.get("flops", {})
     setup_flops = sum(work for phase, work in flops.items() if phase != "training")
-    return _work(setup_flops, run.history.setup_s, 1.0)
+    return _work_cells(setup_flops, run.history.setup_s, 1.0)
 
 
-def _training(run: Facts) -> tuple[Cell, Cell]:
+def _training_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return planned FLOPs and measured speed of the steps."""
     total = run.planned_samples
-    share = (run.done["samples"] + run.history.lost) / total if total else 0.0
-    return _work(run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share)
+    share = (run.progress["samples"] + run.history.lost) / total if total else 0.0
+    return _work_cells(
+        run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share
+    )
 
 
-def _batch(run: Facts) -> tuple[Cell, Cell]:
+def _batch_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return planned and mean rows of a batch."""
-    step, samples = run.done["step"], run.done["samples"]
+    step, samples = run.progress["step"], run.progress["samples"]
     return count_cell(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
 
 
-def _stall(run: Facts) -> tuple[Cell, Cell]:
+def _stall_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return the mean share of the time spent waiting for data."""
     shares = [share for _, share in run.history.curves.get(RATES[1], ())]
     return None, f"{sum(shares) / len(shares):.1%}" if shares else None
 
 
-def _rate(run: Facts) -> tuple[Cell, Cell]:
+def _rate_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return the mean samples per second."""
-    samples, elapsed = run.done["samples"] + run.history.lost, run.history.steps_s
-    return None, count_cell(samples / elapsed) if samples and elapsed else None
+    samples, seconds = run.progress["samples"] + run.history.lost, run.history.steps_s
+    return None, count_cell(samples / seconds) if samples and seconds else None
 
 
-# Functions that return the planned and the measured cell, by the name of the row.
-_PLAN_ROWS: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
-    "samples": lambda run: (count_cell(run.planned_samples), count_cell(run.done["samples"])),
+_PLAN_ROWS: dict[str, Callable[[RunFacts], tuple[Cell, Cell]]] = {
+    "samples": lambda run: (count_cell(run.planned_samples), count_cell(run.progress["samples"])),
     "steps": lambda run: (
         count_cell(run.history.plan.get("batches")),
-        count_cell(run.done["step"]),
+        count_cell(run.progress["step"]),
     ),
-    "rows in a batch": _batch,
-    "peak memory": _memory,
-    "memory budget": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
+    "rows in a batch": _batch_cells,
+    "peak memory": _memory_cells,
+    "memory budget": lambda run: (_size_cell(run.history.plan.get("budget_bytes")), None),
     "setup": lambda run: (None, duration_cell(run.history.setup_s)),
-    "setup FLOPs": _setup,
+    "setup FLOPs": _setup_cells,
     "steps and evaluations": lambda run: (
         duration_cell(run.history.expected_s),
         duration_cell(run.history.steps_s),
     ),
-    "training FLOPs": _training,
-    "samples / s": _rate,
-    "waiting for data": _stall,
+    "training FLOPs": _training_cells,
+    "samples / s": _rate_cells,
+    "waiting for data": _stall_cells,
     "samples repeated after a resume": lambda run: (None, count_cell(run.history.lost or None)),
 }
+"""Name of a row -> function that returns its planned and its measured cell."""
 
 
 # ----------------------------------------------------------------------------------- settings
 
 
-def settings_section(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
+def settings_section(runs: Sequence[RunFacts], defaults: Mapping[str, Any]) -> Html:
     """Return the section on settings that differ between runs, or from the defaults.
 
     All settings follow in a collapsed table.
@@ -280,17 +282,19 @@ def settings_section(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html
     settings = [_requested_settings(run, defaults) for run in runs]
     if not any(settings):
         return NO_HTML
-    sizes = [{f"size: {k}": v for k, v in run.sizes.items()} for run in runs]
-    columns = [setting | size for setting, size in zip(settings, sizes, strict=True)]
     heads = [run_label(run, k) for k, run in enumerate(runs)]
-    if len(runs) == 1:
+    is_single = len(runs) == 1
+    if is_single:  # its column is compared with one of the defaults
         columns = [dict(defaults), settings[0]]
         heads = [Html("default"), *heads]
+    else:
+        sizes = [{f"size: {k}": v for k, v in run.sizes.items()} for run in runs]
+        columns = [setting | size for setting, size in zip(settings, sizes, strict=True)]
     names = list(dict.fromkeys(name for column in columns for name in column))
     differing = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
-    if len(runs) == 1:  # a setting that is not recorded has its default
+    if is_single:  # a setting that is not recorded has its default
         differing = [n for n in differing if n in settings[0]]
-    reference = "the defaults" if len(runs) == 1 else "each other"
+    reference = "the defaults" if is_single else "each other"
     parts: list[Html] = []
     if differing:
         parts.append(_settings_table(differing, columns, heads, set()))
@@ -301,11 +305,11 @@ def settings_section(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html
     return section(
         "Settings that differ", *parts, collapsed if len(names) > len(differing) else NO_HTML,
         caption=f"Compared with {reference}. Values chosen for “auto” are listed as sizes."
-        if len(runs) > 1 else "Compared with the defaults.",
+        if not is_single else "Compared with the defaults.",
     )  # fmt: skip
 
 
-def _requested_settings(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _requested_settings(run: RunFacts, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as the user gave them: "auto" in place of values chosen for it."""
     settings = run.settings
     if not settings:
@@ -327,7 +331,9 @@ def _settings_table(
 ) -> Html:  # fmt: skip
     """Return a table of settings.
 
+    names : names of the settings, one for each row
     columns : settings by name, of the defaults or of a run
+    heads : heads of the columns
     differing : names of settings whose values are marked where they differ from the first column
     """
     rows = [
@@ -343,6 +349,6 @@ def _settings_table(
     return html_table(["", *heads], rows, left=range(1, len(columns) + 1), marked=marked)
 
 
-def elapsed(run: Facts, time: str) -> str:
+def elapsed_text(run: RunFacts, time: str) -> str:
     """Return the time since the run started, as text."""
-    return duration(max(seconds_between(run.started or time, time), 0.0))
+    return duration(max(seconds_between(run.start_time or time, time), 0.0))

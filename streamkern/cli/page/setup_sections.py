@@ -7,13 +7,13 @@ from typing import Any
 
 from streamkern.basics.text import size_text
 from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_chart, time_line
-from streamkern.cli.page.facts import Facts
+from streamkern.cli.page.facts import RunFacts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
     clock_text,
     count_cell,
     duration_cell,
-    elapsed,
+    elapsed_text,
     run_label,
     section,
     setting_text,
@@ -38,20 +38,20 @@ _ERROR_LABEL = "squared error of rows left out, of scaled targets"
 # ----------------------------------------------------------------------------------- choices
 
 
-def choices_section(runs: Sequence[Facts]) -> Html:
+def choices_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section of choices: kernels tried, noise of the targets, metric, and others."""
-    return section("What the setup chose", *(_choices(run, k) for k, run in enumerate(runs)))
+    return section("What the setup chose", *(_choice_charts(run, k) for k, run in enumerate(runs)))
 
 
-def _choices(run: Facts, k: int) -> Html:
+def _choice_charts(run: RunFacts, k: int) -> Html:
     """Return the charts of the setup of run k."""
     records = run.history.setup
     charts = [
-        _kernels(records, bool(run.setup.get("setup", {}).get("metric"))),
-        _rounds(records),
-        _noise(records, k),
-        *_columns(run, k),
-        *_metric(run, k),
+        _kernel_chart(records, bool(run.setup.get("setup", {}).get("metric"))),
+        _metric_rounds_chart(records),
+        _noise_chart(records, k),
+        *_importance_charts(run, k),
+        *_metric_charts(run, k),
     ]
     nonempty = [chart for chart in charts if chart]
     facts = _setup_numbers(run)
@@ -61,37 +61,36 @@ def _choices(run: Facts, k: int) -> Html:
     return joined_html([tag("h3", run_label(run, k)), grid, facts])
 
 
-def _tried_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return the finite pairs (tried value, error) of a record, in ascending order."""
+def _candidate_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return the finite pairs (candidate value, error) of a record, in ascending order."""
     points = [(finite_number(x), finite_number(y)) for x, y in record.get("tried", ())]
     return sorted((x, y) for x, y in points if x is not None and y is not None)
 
 
-def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
+def _kernel_chart(records: Sequence[Mapping[str, Any]], has_metric: bool) -> Html:
     """Return a chart of the error of each kernel over its bandwidth, with a ring at the best.
 
-    in_metric : True shows the kernels with a learned metric; False the kernels without, to which
+    has_metric : True shows the kernels with a learned metric; False the kernels without, to which
         the metric was compared
     """
-    tried = [
-        (
-            str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})),
-            _tried_points(r),
-        )
-        for r in records
-        if r.get("event") == "bandwidth"
-        and _tried_points(r)
-        and ("metric" in r["kernel"]) == in_metric
-    ]
-    if not tried:
+    kernels: list[tuple[str, list[tuple[float, float]]]] = []  # name, (bandwidth, error)
+    for record in records:
+        points = _candidate_points(record)
+        is_search = record.get("event") == "bandwidth" and bool(points)
+        if is_search and ("metric" in record["kernel"]) == has_metric:
+            table = {k: v for k, v in record["kernel"].items() if k != "metric"}
+            kernels.append((str(kernel_text(table)), points))
+    if not kernels:
         return NO_HTML
-    if all(len(points) == 1 for _, points in tried):
-        bars = sorted(((name, points[0][1]) for name, points in tried), key=lambda bar: bar[1])
+    if all(len(points) == 1 for _, points in kernels):
+        bars = sorted(((name, points[0][1]) for name, points in kernels), key=lambda bar: bar[1])
         return bar_chart("Kernel", bars, note=_ERROR_LABEL)
-    best = min((y, x, name) for name, points in tried for x, y in points)
+    best_error, best_bandwidth, best_name = min(
+        (error, bandwidth, name) for name, points in kernels for bandwidth, error in points
+    )
     lines = [
-        Curve(name, points, k, best[1::-1] if name == best[2] else None)
-        for k, (name, points) in enumerate(tried)
+        Curve(name, points, k, (best_bandwidth, best_error) if name == best_name else None)
+        for k, (name, points) in enumerate(kernels)
     ]
     chart = line_chart(
         "Kernel and bandwidth", lines, "bandwidth, in median distances of rows", _ERROR_LABEL,
@@ -100,7 +99,7 @@ def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
     return tag("div", chart, legend((line.name, line.colour) for line in lines))
 
 
-def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
+def _metric_rounds_chart(records: Sequence[Mapping[str, Any]]) -> Html:
     """Return a chart of the error over the rounds of each learned metric."""
     lines: list[Curve] = []
     for record in records:
@@ -116,13 +115,13 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
     return tag("div", chart, legend((line.name, line.colour) for line in lines))
 
 
-def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
+def _noise_chart(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     """Return a chart of the error over the assumed noise of the targets, from the last record."""
     events = ("noise", "fresh noise")
-    noise = [r for r in records if r.get("event") in events and _tried_points(r)]
+    noise = [r for r in records if r.get("event") in events and _candidate_points(r)]
     if not noise:
         return NO_HTML
-    points = _tried_points(noise[-1])
+    points = _candidate_points(noise[-1])
     best = min(points, key=lambda point: point[1])
     ridge = finite_number(noise[-1].get("ridge"))
     return line_chart(
@@ -131,7 +130,7 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     )  # fmt: skip
 
 
-def _columns(run: Facts, k: int) -> list[Html]:
+def _importance_charts(run: RunFacts, k: int) -> list[Html]:
     """Return a chart of the permutation importances of columns, if measured."""
     if run.columns is None:
         return []
@@ -142,8 +141,8 @@ def _columns(run: Facts, k: int) -> list[Html]:
     return [bar_chart("Permutation importance", bars, k, note=note)]
 
 
-def _metric(run: Facts, k: int) -> list[Html]:
-    """Return charts of the shares of the features, the spectrum, and the first directions."""
+def _metric_charts(run: RunFacts, k: int) -> list[Html]:
+    """Return charts of the shares of the features, the spectrum, and the top eigenvectors."""
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
@@ -166,7 +165,7 @@ def _metric(run: Facts, k: int) -> list[Html]:
     return charts
 
 
-def _setup_numbers(run: Facts) -> Html:
+def _setup_numbers(run: RunFacts) -> Html:
     """Return a collapsed table of numbers of the setup, and of the records of its log."""
     setup: Mapping[str, Any] = run.setup.get("setup", {})
     numbers: dict[str, Any] = {k: v for k, v in setup.items() if isinstance(v, int | float)}
@@ -187,13 +186,13 @@ def _setup_numbers(run: Facts) -> Html:
 # ----------------------------------------------------------------------------------- the data
 
 
-def data_section(runs: Sequence[Facts]) -> Html:
+def data_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section on the training data of each run."""
-    return _compared("Data", runs, _data)
+    return _comparison_section("Data", runs, _data_cells)
 
 
-def _compared(
-    title: str, runs: Sequence[Facts], describe: Callable[[Facts], Mapping[str, Cell]]
+def _comparison_section(
+    title: str, runs: Sequence[RunFacts], describe: Callable[[RunFacts], Mapping[str, Cell]]
 ) -> Html:
     """Return a section with a column for each run; cells that differ from the first are marked.
 
@@ -203,7 +202,7 @@ def _compared(
     names = list(dict.fromkeys(name for column in columns for name in column))
     if not names:
         return NO_HTML
-    differing = [
+    differing = [  # (row, column); column 0 holds the labels
         (i, j)
         for i, name in enumerate(names)
         for j, column in enumerate(columns, 1)
@@ -211,44 +210,44 @@ def _compared(
     ]
     head = ["", *(run_label(run, k) for k, run in enumerate(runs))]
     rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
-    left = range(1, len(runs) + 1)
-    return section(title, html_table(head, rows, left=left, marked=differing))
+    run_columns = range(1, len(runs) + 1)
+    return section(title, html_table(head, rows, left=run_columns, marked=differing))
 
 
-def _data(run: Facts) -> dict[str, Cell]:
+def _data_cells(run: RunFacts) -> dict[str, Cell]:
     """Return the description of the training data of a run, by label."""
-    described, base = run.data, run.data
-    while "base" in base:
+    data, base = run.data, run.data
+    while "base" in base:  # of augmented copies; the innermost is the store
         base = base["base"]
-    shape = described.get("row_shape") or run.setup.get("row_shape")
-    classes = described.get("classes") or run.setup.get("classes")
-    n_outputs = described.get("n_outputs", run.setup.get("n_outputs"))
+    shape = data.get("row_shape") or run.setup.get("row_shape")
+    classes = data.get("classes") or run.setup.get("classes")
+    n_outputs = data.get("n_outputs", run.setup.get("n_outputs"))
     columns = run.setup.get("columns")
     notes = column_notes(run.setup.get("encoder"), "the run")
     log_scale = run.setup.get("setup", {}).get("target_transform")
     cells: dict[str, Cell] = {
-        "rows of an epoch": count_cell(described.get("n_rows")),
-        "rows stored": count_cell(base.get("n_rows")) if base is not described else None,
+        "rows of an epoch": count_cell(data.get("n_rows")),
+        "rows stored": count_cell(base.get("n_rows")) if base is not data else None,
         "features": None if shape is None else " x ".join(map(str, shape)),
         "columns": _names_text(columns) if columns else None,
         "encoded": "; ".join(f"{name} ({note})" for name, note in notes.items()) or None,
-        "type": described.get("dtype"),
+        "type": data.get("dtype"),
         "classes": f"{len(classes)}: {_names_text(classes)}" if classes else None,
         "outputs": None if classes or n_outputs is None else count_cell(n_outputs),
         "targets": None if log_scale is None else transform_text(log_scale),
         "scaling": run.setup.get("scale"),
         "transforms": "; ".join(
             str(setting_text(t))
-            for t in described.get("transforms", ())
+            for t in data.get("transforms", ())
             if t.get("kind") != "scale"
         ) or None,
-        "copies": count_cell(described["copies"]) if described.get("copies", 1) != 1 else None,
-        "fingerprint": _digest(described.get("fingerprint")),
+        "copies": count_cell(data["copies"]) if data.get("copies", 1) != 1 else None,
+        "fingerprint": _digest_cell(data.get("fingerprint")),
     }  # fmt: skip
     return {name: cell for name, cell in cells.items() if cell is not None}
 
 
-def _digest(text: str | None) -> Cell:
+def _digest_cell(text: str | None) -> Cell:
     """Return the first characters of a digest, with the whole digest as a tooltip."""
     return None if not text else tag("code", text[:16], title=text)
 
@@ -261,25 +260,25 @@ def _names_text(names: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------------- in time
 
 
-def timeline_section(runs: Sequence[Facts]) -> Html:
+def timeline_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section on the processes that worked on each run, and their events."""
     return section(
-        "In time", *(_timeline(run, k) for k, run in enumerate(runs)),
+        "In time", *(_run_timeline(run, k) for k, run in enumerate(runs)),
         caption="Grey is setup, colour is steps; ticks are evaluations, triangles what went wrong.",
     )  # fmt: skip
 
 
-def _timeline(run: Facts, k: int) -> Html:
+def _run_timeline(run: RunFacts, k: int) -> Html:
     """Return the time line and the events of run k."""
     processes = run.history.processes
     if not processes:
         return NO_HTML
     spans = [
-        _span(run, k, previous, process)
+        _process_span(run, k, previous, process)
         for k, (previous, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
     ]
     rows = [
-        [time_tag(event.time), elapsed(run, event.time), count_cell(event.samples),
+        [time_tag(event.time), elapsed_text(run, event.time), count_cell(event.samples),
          tag("span", event.text, class_="bad" if event.bad else None)]
         for event in run.history.events if not event.text.startswith("evaluated")
     ]  # fmt: skip
@@ -296,9 +295,12 @@ def _timeline(run: Facts, k: int) -> Html:
     return joined_html([title, line, events])
 
 
-def _span(run: Facts, number: int, previous: ProcessLog | None, process: ProcessLog) -> Span:
+def _process_span(
+    run: RunFacts, number: int, previous: ProcessLog | None, process: ProcessLog
+) -> Span:
     """Return a process of a run as a span, with marks at its evaluations and problems.
 
+    number : number of the process, counted from 1
     previous : the previous process of the run, None for the first
     """
     start_time, end_time = process.records[0]["time"], process.records[-1]["time"]
@@ -318,12 +320,12 @@ def _span(run: Facts, number: int, previous: ProcessLog | None, process: Process
 # ----------------------------------------------------------------------------------- the machine
 
 
-def machine_section(runs: Sequence[Facts]) -> Html:
+def machine_section(runs: Sequence[RunFacts]) -> Html:
     """Return the section on hardware and versions of the runs."""
-    return _compared("Machine and versions", runs, _machine)
+    return _comparison_section("Machine and versions", runs, _machine_cells)
 
 
-def _machine(run: Facts) -> dict[str, Cell]:
+def _machine_cells(run: RunFacts) -> dict[str, Cell]:
     """Return backend, threads, precision and versions of a run, by label."""
     backend = run.setup.get("backend", {})
     facts: dict[str, Cell] = {

@@ -22,21 +22,21 @@ def train(second: int, samples: int, waits: list[float]) -> dict[str, Any]:
 
 
 def test_rank_waits_are_drawn() -> None:
-    """Check that steps that were repeated count once."""
-    placed = {"workers": ["tcp://a:1", "tcp://b:2"], "dashboard": "http://a:8787/status"}
+    """Check that steps that were repeated after a resume count once."""
+    cluster = {"workers": ["tcp://a:1", "tcp://b:2"], "dashboard": "http://a:8787/status"}
     history = read_history([
-        record(0, 0, "start", **placed), train(1, 100, [0.5, 0.0]), train(2, 200, [0.9, 0.3]),
-        record(3, 100, "resume", **placed), train(4, 200, [0.7, 0.0]),
+        record(0, 0, "start", **cluster), train(1, 100, [0.5, 0.0]), train(2, 200, [0.9, 0.3]),
+        record(3, 100, "resume", **cluster), train(4, 200, [0.7, 0.0]),
     ])  # fmt: skip
-    run: Any = SimpleNamespace(name="run", history=history, done={"samples": 200})
+    run: Any = SimpleNamespace(name="run", history=history, progress={"samples": 200})
     page = str(ranks_section([run]))
     cells = ["rank 0", "tcp://a:1", "900", "0.0%", "60.0%", "0.0%"]
     cells += ["rank 1", "tcp://b:2", "300", "25.0%", "0.0%", "100.0%"]
-    places = [page.index(f">{cell}<", page.index("<tbody")) for cell in cells[:3]]
-    assert places == sorted(places)
+    positions = [page.index(f">{cell}<", page.index("<tbody")) for cell in cells[:3]]
+    assert positions == sorted(positions)
     assert all(f">{cell}<" in page for cell in cells)
     assert "Waiting for other ranks" in page
     assert "dashboard http://a:8787/status" in page
     assert history.events[0].text.endswith("begin, with 2 ranks")
-    alone: Any = SimpleNamespace(name="one", history=read_history([]), done={"samples": 0})
-    assert not ranks_section([alone])
+    single: Any = SimpleNamespace(name="one", history=read_history([]), progress={"samples": 0})
+    assert not ranks_section([single])

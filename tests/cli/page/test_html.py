@@ -20,8 +20,8 @@ def parsed(markup: str) -> object:
 
 @given(TEXTS | HOSTILE, TEXTS | HOSTILE)
 def test_tag_escapes_text(text: str, title: str) -> None:
-    found = parsed(tag("p", text, title=title)).find("body/p")  # type: ignore[attr-defined]
-    assert (found.text or "", found.get("title"), len(found)) == (text, title, 0)
+    paragraph = parsed(tag("p", text, title=title)).find("body/p")  # type: ignore[attr-defined]
+    assert (paragraph.text or "", paragraph.get("title"), len(paragraph)) == (text, title, 0)
 
 
 def test_html_is_inserted_unescaped_and_numbers_are_short() -> None:
@@ -35,8 +35,8 @@ def test_html_is_inserted_unescaped_and_numbers_are_short() -> None:
 
 
 def test_table_has_header_row_names_and_marks() -> None:
-    made = parsed(html_table(["", "n"], [["a", "1"], ["b", None]], marked=[(0, 1)]))
-    body = made.find("body/div/table/tbody")  # type: ignore[attr-defined]
+    table = parsed(html_table(["", "n"], [["a", "1"], ["b", None]], marked=[(0, 1)]))
+    body = table.find("body/div/table/tbody")  # type: ignore[attr-defined]
     cells = [[(cell.tag, "".join(cell.itertext())) for cell in row] for row in body]
     assert cells == [[("th", "a"), ("td", "1")], [("th", "b"), ("td", "–")]]  # noqa: RUF001
     assert [mark.text for mark in body.iter("mark")] == ["1"]

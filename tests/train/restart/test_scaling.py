@@ -14,7 +14,8 @@ from sklearn.preprocessing import StandardScaler
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
-from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.cli.overview import plan_overview
+from streamkern.cli.plan_text import plan_text
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
