@@ -25,12 +25,12 @@ from streamkern.basics.warning import warn
 from streamkern.config.solver import SOLVER_OPTIONS, solver_options
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
-from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
-from streamkern.estimator.importances import FeatureImportances
+from streamkern.estimator.fitted import FittedModel, Schema, find_added_transforms
+from streamkern.estimator.importances import ImportancesMixin
 from streamkern.estimator.labels import Labels, checked_labels, is_indicator, target_shape
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.parameters import own_names
-from streamkern.estimator.saving import Saving
+from streamkern.estimator.parameters import use_parameter_names
+from streamkern.estimator.saving import SavingMixin
 from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import frame_numbers, is_sparse
 from streamkern.ingest.tables.encoder import column_notes
@@ -50,7 +50,7 @@ _PARTIAL_FIT_LOCKS: MutableMapping[KernelEstimator, threading.RLock] = weakref.W
 """One lock per estimator, so that concurrent calls of `partial_fit` run one after the other."""
 
 
-class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator):  # type: ignore[misc]
+class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstimator):  # type: ignore[misc]
     """Base class of both estimators; `docstrings` documents the parameters."""
 
     def __sklearn_tags__(self) -> Any:
@@ -67,6 +67,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         client: Any = None,
     ) -> Self:  # fmt: skip
         """Train on all of the data.
+
+        An error or an interrupt leaves the estimator unchanged. With `run_dir`, an interrupt gives
+        it the model that the run has saved, if there is one, as `load` returns it.
 
         Parameters
         ----------
@@ -86,38 +89,37 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         -------
         self : the fitted estimator. With `run_dir`, the same call resumes an interrupted fit, and
             returns the result of a finished one.
-
-        An error or an interrupt leaves the estimator unchanged. With `run_dir`, an interrupt gives
-        it the model that was saved there, if there is one, as `load` returns it.
         """
-        self._fitted_ = self._snapshot()._trained(self, X, y, sample_weight, test, client)
+        self._fitted_ = self._snapshot()._fit_model(self, X, y, sample_weight, test, client)
         return self
 
-    @files.temporary_stores()
-    def _trained(
+    @files.remove_temporary_stores()
+    def _fit_model(
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
         """Return the result of `fit`. owner : the estimator of which this one is a snapshot"""
         self._check_saved("centers", "loss", "metric", "transforms")
-        last = self._last_fit()
-        # With warm_start=True, the features and the encoder are those of the last fit.
-        like = None if last is None else last.schema
-        source, schema = self._source(X, y, sample_weight, like=like)
+        previous = self._previous_fit()
+        # With warm_start=True, the features and the encoder are those of the previous fit.
+        expected = None if previous is None else previous.schema
+        source, schema = self._open_data(X, y, sample_weight, expected=expected)
         held_out = None
         if test is not None:
-            held_out, _ = self._source(*files.test_pair(test, y), like=schema)
+            held_out, _ = self._open_data(*files.resolve_test(test, y), expected=schema)
         centers, metric = self._array_of_centers(), self._array_of_metric()
         if is_sparse(self.centers) and self.centers.shape[1] != schema.n_features:
             raise DataError(
                 f"centers have {self.centers.shape[1]:,} features, but X has {schema.n_features:,}",
                 "give rows and centers with the same features",
             )
-        with own_names():
+        with use_parameter_names():
             config = self._config(self.epochs)
-            # The weights of the last fit are valid only for features that are scaled as in it.
-            scaling = last.scaling if last is not None and config.data.scale == "auto" else []
-            stream = self._transformed(source, [*self._transforms(source), *scaling])
-            callbacks, tasks = list(check_callbacks(self.callbacks)), None
+            # The weights of the previous fit are valid only for features with the same scaling.
+            scales = config.data.scale == "auto"
+            scaling = previous.scaling if previous is not None and scales else []
+            stream = self._apply_transforms(source, [*self._bind_transforms(source), *scaling])
+            callbacks = list(check_callbacks(self.callbacks))
+            tasks = None
             if ScikitLearnCallbacks.are_set(owner):
                 metadata = None if sample_weight is None else {"sample_weight": sample_weight}
                 tasks = ScikitLearnCallbacks(owner, schema, X=X, y=y, metadata=metadata)
@@ -125,28 +127,29 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             try:
                 result = train(
                     config, source=stream, test=held_out, centers=centers, metric=metric,
-                    warm=None if last is None else last.warm, client=client,
+                    warm=None if previous is None else previous.warm, client=client,
                     facts=self._facts(schema), progress=self._progress(), callbacks=callbacks,
                 )  # fmt: skip
             except (TrainingInterrupted, KeyboardInterrupt):
-                owner._fitted_ = self._saved_by_run(schema) or owner._fitted_
+                owner._fitted_ = self._load_interrupted_fit(schema) or owner._fitted_
                 raise
-            fitted = self._record_of(
-                result, schema, X, scaling=scaling or found_scaling(result, stream),
+            fitted = self._to_fitted_model(
+                result, schema, X, scaling=scaling or find_added_transforms(result, stream),
                 settings=RunInputs(centers=centers, metric=metric).recorded_settings(config),
             )  # fmt: skip
         if tasks is not None:
-            tasks.fitted(fitted)
+            tasks.end_fit(fitted)
         return fitted
 
-    def _saved_by_run(self, schema: Schema) -> FittedModel | None:
+    def _load_interrupted_fit(self, schema: Schema) -> FittedModel | None:
         """Return the model that an interrupted fit has saved in its run_dir, if there is one."""
         if self.run_dir is None:
             return None
-        with contextlib.suppress(StreamkernError):  # nothing was saved yet, or a function was used
+        # An error means that nothing was saved yet, or that a function of the user was not saved.
+        with contextlib.suppress(StreamkernError):
             run, result = load_result(self.run_dir)
             with contextlib.closing(result.model.backend):
-                saved = FittedModel.of_run(run, result, self._built_transforms(), None)
+                saved = FittedModel.from_run(run, result, self._build_transforms(), None)
             if (saved.schema.row_shape, saved.schema.classes) == (
                 schema.row_shape, schema.classes,
             ):  # fmt: skip
@@ -156,151 +159,154 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
     def _partial_fit(self, X: Any, y: Any, labels: Labels | None = None) -> Self:
         """Train on one more block. labels : all labels of the data, if the caller gave them"""
         with _PARTIAL_FIT_LOCKS.setdefault(self, threading.RLock()):
-            self._fitted_ = self._snapshot()._advanced(X, y, labels)
+            self._fitted_ = self._snapshot()._fit_block(X, y, labels)
         return self
 
-    @files.temporary_stores()
-    def _advanced(self, X: Any, y: Any, labels: Labels | None) -> FittedModel:
+    @files.remove_temporary_stores()
+    def _fit_block(self, X: Any, y: Any, labels: Labels | None) -> FittedModel:
         """Return the fit after training on one more block; see `_partial_fit`."""
         fitted = self._fitted_
-        before = None if fitted is None or fitted.online is None else fitted
-        self._check_saved(*(("centers", "metric") if before is None else ()), "loss", "transforms")
-        if before is not None and before.schema.labels is not None and labels is not None:
-            first_classes = before.schema.labels.classes
-            if not np.array_equal(labels.classes, first_classes):
-                raise ConfigError(
-                    f"classes={labels.classes.tolist()} differ from the classes of the first call, "
-                    f"{first_classes.tolist()}",
-                    "give all classes in the first call",
-                )
-        self._check_unchanged(None if before is None else before.begun)
-        like = None if before is None else before.schema
-        source, schema = self._source(X, y, like=like, labels=labels)
-        if fitted is not None and before is None:
-            _check_discarded(fitted, source.n_rows)
-        with own_names():
-            if before is None or before.online is None:
+        previous = None if fitted is None or fitted.online is None else fitted
+        # Later calls do not use these two, because the model has its centers and its metric.
+        first_only = ("centers", "metric") if previous is None else ()
+        self._check_saved(*first_only, "loss", "transforms")
+        expected = None if previous is None else previous.schema
+        if expected is not None and labels is not None:
+            _check_classes(labels, expected)
+        self._check_unchanged(None if previous is None else previous.begun)
+        source, schema = self._open_data(X, y, expected=expected, labels=labels)
+        if fitted is not None and previous is None:
+            _check_discarded_fit(fitted, source.n_rows)
+        with use_parameter_names():
+            if previous is None or previous.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
                 centers, metric = self._array_of_centers(), self._array_of_metric()
                 run_inputs = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
                 online: Online | SavedRun = Online(config, run_inputs)
-                transforms, scaling = self._transforms(source), []
+                transforms, scaling = self._bind_transforms(source), []
             else:
-                online, transforms = before.online
-                scaling = list(before.scaling)
+                online, transforms = previous.online
+                scaling = list(previous.scaling)
                 check_same_rows(source, schema, "X has")
                 if schema.labels is None:
-                    check_outputs(source, before.n_targets)
+                    targets.check_outputs(source, previous.n_targets)
             if isinstance(online, SavedRun):
-                online = online.open(self._execution())
-            # A copy, because `advance` changes it; the settings of execution are those of this call
-            online = replace(online, config=online.config.with_overrides(self._execution()))
-            stream = self._transformed(source, transforms)
+                online = online.open(self._execution_settings())
+            # `advance` changes its object, so it gets a copy, with the settings of this call.
+            settings = online.config.with_overrides(self._execution_settings())
+            online = replace(online, config=settings)
+            stream = self._apply_transforms(source, transforms)
             result = online.advance(stream, self._progress())
-            new_scaling = found_scaling(result, stream)
-            return self._record_of(
+            new_scaling = find_added_transforms(result, stream)
+            return self._to_fitted_model(
                 result, schema, X, scaling=[*scaling, *new_scaling],
                 settings=online.inputs.recorded_settings(online.config),
                 online=(online, [*transforms, *new_scaling]), begun=self._model_parameters(),
             )  # fmt: skip
 
-    def _record_of(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
-        """Return the record of a result, and close the backend of its model."""
+    def _to_fitted_model(
+        self, result: Result, schema: Schema, X: Any, **fields: Any
+    ) -> FittedModel:
+        """Return the record of a result, and close the backend of its model.
+
+        fields : further fields of `FittedModel`
+        """
         notes: dict[str, Any] = inputs.sparse_note(X)
         if encoder := column_notes(schema.encoder, "the model"):
             notes["encoder"] = encoder
         with contextlib.closing(result.model.backend):
-            return FittedModel.of_result(result, schema, notes=notes, **others)
+            return FittedModel.from_result(result, schema, notes=notes, **fields)
 
-    def _execution(self) -> dict[str, Any]:
-        """Return the settings of execution, which may differ between calls of `partial_fit`."""
-        config = self._config(1 if self.epochs == "auto" else self.epochs)
-        names = ("device", "accelerator", "memory", "device_memory", "threads")
-        return {f"run.{name}": getattr(config.run, name) for name in names} | {
-            "data.epochs": config.data.epochs,
-            "run.early_stopping": config.run.early_stopping,
-        }
-
-    def _source(
-        self, X: Any, y: Any, sample_weight: Any = None, *, like: Schema | None = None,
+    def _open_data(
+        self, X: Any, y: Any, sample_weight: Any = None, *, expected: Schema | None = None,
         labels: Labels | None = None,
     ) -> tuple[BaseSource, Schema]:  # fmt: skip
         """Return checked training data and their schema.
 
-        like : schema of earlier data, which the new data must match
+        expected : schema of earlier data, which the new data must match
         labels : labels of a classifier, if they are known before its data are read
         """
-        data = files.given_data(X, y, sample_weight, like)
+        data = files.resolve_data(X, y, sample_weight, expected)
         X, y, sample_weight, names = data.X, data.y, data.sample_weight, data.names
         if files.is_files(X):
-            X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
+            X, y, sample_weight = self._ingest_files(X, y, sample_weight, expected), None, None
+        # A frame with one column of labels is (n, 1); it means one class for each row.
         if is_classifier(self) and names is not None and target_shape(y)[1:] == (1,):
             y = y[:, 0]
-        if like is not None or is_indicator(y):
-            labels = None if like is None else like.labels
+        if expected is not None or is_indicator(y):
+            labels = None if expected is None else expected.labels
         if inputs.is_stream(X):
-            X = X if like is None else self._without_targets(X, like)
-            source, labels = self._stream(X, y, sample_weight, labels)
-            if like is not None:
-                columns = like.target_columns
-                return align_columns(source, like.columns, "X", columns, like.encoder), like
+            X = X if expected is None else self._without_targets(X, expected)
+            source, labels = self._open_stream(X, y, sample_weight, labels)
+            if expected is not None:
+                columns, encoder = expected.target_columns, expected.encoder
+                return align_columns(source, expected.columns, "X", columns, encoder), expected
             flat = source.n_outputs == 1 if y is None else len(target_shape(y)) == 1
-            schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
-            return source, schema.of_columns(source, data)
+            schema = Schema.from_source(source, output_names=names, flat=flat, labels=labels)
+            return source, schema.record_columns(source, data)
         if y is None:
-            raise files.no_targets(type(self).__name__, like)
+            raise files.missing_targets_error(type(self).__name__, expected)
         if sample_weight is not None:
-            fewest = 2 if like is None else 1
-            X, y, sample_weight = targets.counted_rows(X, y, sample_weight, fewest=fewest)
-        rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
+            min_rows = 2 if expected is None else 1
+            X, y, sample_weight = targets.drop_negligible_rows(
+                X, y, sample_weight, min_rows=min_rows
+            )
+        # The rest is for arrays and frames in memory.
+        if expected is None:
+            rows, schema = self._check_first_rows(X, y)
+        else:
+            rows, schema = self._check_rows(X, expected), expected
         weights = targets.checked_weights(sample_weight, rows)
-        source, labels = self._array_source(rows, y, weights, labels)
+        source, labels = self._open_arrays(rows, y, weights, labels)
         source.columns = schema.columns if rows.ndim == 2 else None
         source.encoder = schema.encoder
-        if like is None:
+        if expected is None:
             flat = len(target_shape(y)) == 1
             schema = replace(schema, output_names=names, flat=flat, labels=labels)
-            schema = schema.of_columns(source, data)
+            schema = schema.record_columns(source, data)
         return source, schema
 
-    def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
+    def _evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """Return the figures of rows with targets, by name; see `KernelModel.evaluate`."""
         fitted = self._state
         if files.is_files(X):
-            opened = files.rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
-            with self._model() as model, opened as rows:
+            file_rows = files.open_file_rows(X, fitted.schema, y, sample_weight, targets=True)
+            with self._model() as model, file_rows as rows:
                 return with_defined_r2(model.evaluate(rows), getattr(rows, "n_rows", None))
-        source, _ = self._source(X, y, sample_weight, like=fitted.schema)
+        source, _ = self._open_data(X, y, sample_weight, expected=fitted.schema)
         if fitted.schema.labels is None:
-            check_outputs(source, fitted.n_targets)
+            targets.check_outputs(source, fitted.n_targets)
         with self._model() as model:
             return with_defined_r2(model.evaluate(source), source.n_rows)
 
-    def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
-        """Return a source of the rows of files, in a temporary store. like : as in `_source`"""
-        classes = is_classifier(self) and not files.are_several_labels(y, like)
+    def _ingest_files(
+        self, X: Any, y: Any, sample_weight: Any, expected: Schema | None
+    ) -> BaseSource:
+        """Return a source of the rows of files, in a temporary store."""
+        classes = is_classifier(self) and not files.have_several_labels(y, expected)
         return files.ingest_temporarily(
             X, y, sample_weight, targets="classes" if classes else "values",
-            seed=int(self._config(1).run.random_state), memory=self.memory, like=like,
+            seed=int(self._config(1).run.random_state), memory=self.memory, expected=expected,
         )  # fmt: skip
 
-    def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
+    def _check_first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
         """Return checked rows, encoded if necessary, and the schema that they determine."""
         numbers = frame_numbers(X, "X") if is_frame(X) else None
-        if not is_frame(X) or numbers is not None or not inputs.check_text_names(X):
-            holder = self._for_checks()
-            rows = inputs.checked_rows(holder, X, reset=True, numbers=numbers)
-            names = getattr(holder, "feature_names_in_", None)
+        needs_encoder = is_frame(X) and numbers is None and inputs.check_text_names(X)
+        if not needs_encoder:
+            estimator = self._copy_for_checks()
+            rows = inputs.checked_rows(estimator, X, reset=True, numbers=numbers)
+            names = getattr(estimator, "feature_names_in_", None)
             columns = None if names is None else tuple(map(str, names))
-            rows, form = inputs.sparse_if_long(rows)
+            rows, form = inputs.pack_long_rows(rows)
             return rows, Schema(rows.shape[1:], columns, file_form=form)
         one_class_each = is_classifier(self) and np.ndim(y) == 1
         y = checked_labels(y, len(X)) if one_class_each else targets.checked_values(y, len(X))
         seed = int(self._config(1).run.random_state)
-        rows, encoder = inputs.fitted_rows(X, y, seed, classes=one_class_each)
+        rows, encoder = inputs.fit_encoder(X, y, seed, classes=one_class_each)
         return rows, Schema(rows.shape[1:], encoder.columns, encoder.json())
 
-    def _last_fit(self) -> FittedModel | None:
+    def _previous_fit(self) -> FittedModel | None:
         """Return the fit that `warm_start=True` starts from, or None before the first."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
@@ -317,7 +323,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             )
         return self._fitted_
 
-    def _stream(
+    def _open_stream(
         self, X: Any, y: Any, sample_weight: Any, labels: Labels | None
     ) -> tuple[BaseSource, Labels | None]:
         """Return the source of streamed data, and the labels of a classifier.
@@ -326,31 +332,49 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         """
         raise NotImplementedError
 
-    def _array_source(
+    def _open_arrays(
         self, X: Any, y: Any, w: Any, labels: Labels | None
     ) -> tuple[ArraySource, Labels | None]:
         """Return the source of checked rows in memory, and the labels of a classifier.
 
-        w : sample weights or None; labels : as in `_stream`
+        X : (n, d) or (n, h, w, channels) checked rows
+        y : targets, not checked yet
+        w : (n,) sample weights; None for equal ones
+        labels : as in `_open_stream`
         """
         raise NotImplementedError
 
-    def _built_transforms(self) -> list[Any]:
+    def _build_transforms(self) -> list[Any]:
         """Return the parameter `transforms` as functions and transform objects."""
         transforms = checked_list("transforms", self.transforms)
         return [from_config([t])[0] if isinstance(t, Mapping) else t for t in transforms]
 
-    def _transforms(self, source: BaseSource) -> list[Any]:
+    def _bind_transforms(self, source: BaseSource) -> list[Any]:
         """Return the transforms; a scaling among them uses the statistics of this source."""
-        return [bind_transform(t, source) for t in self._built_transforms()]
+        return [bind_transform(t, source) for t in self._build_transforms()]
 
     @staticmethod
-    def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
+    def _apply_transforms(source: BaseSource, transforms: list[Any]) -> BaseSource:
         """Return a source that applies the transforms to the rows of `source`."""
         return AugmentedSource(source, 1, transforms) if transforms else source
 
 
-def _check_discarded(fitted: FittedModel, n_rows: int) -> None:
+def _check_classes(labels: Labels, expected: Schema) -> None:
+    """Raise ConfigError if `classes` differs between calls of `partial_fit`.
+
+    labels : the labels in this call
+    expected : schema of the first call
+    """
+    first_classes = None if expected.labels is None else expected.labels.classes
+    if first_classes is not None and not np.array_equal(labels.classes, first_classes):
+        raise ConfigError(
+            f"classes={labels.classes.tolist()} differ from the classes of the first call, "
+            f"{first_classes.tolist()}",
+            "give all classes in the first call",
+        )
+
+
+def _check_discarded_fit(fitted: FittedModel, n_rows: int) -> None:
     """Warn that `partial_fit` discards a fit, or raise ConfigError if it is a compressed model.
 
     n_rows : number of rows of the block
@@ -367,12 +391,3 @@ def _check_discarded(fitted: FittedModel, n_rows: int) -> None:
         f"and starts a new one from this block of {n_rows:,} rows; to train in blocks, use "
         "partial_fit from the start, with a large first block"
     )
-
-
-def check_outputs(source: BaseSource, expected: int) -> None:
-    """Raise DataError unless the targets have the number of columns that the model expects."""
-    if source.n_outputs != expected:
-        raise DataError(
-            f"y has {source.n_outputs} outputs, but the model was trained on {expected}",
-            "give as many outputs as in training",
-        )

@@ -36,7 +36,7 @@ class ScikitLearnCallbacks(Callback):
 
     def __init__(self, estimator: Any, schema: Schema, **data: Any) -> None:
         self._estimator, self._schema, self._data = estimator, schema, data
-        self._fit: Any = None
+        self._fit_task: Any = None
         self._epoch_task: Any = None
 
     @staticmethod
@@ -47,13 +47,14 @@ class ScikitLearnCallbacks(Callback):
     def begin(self, run: TrainStart) -> None:
         """Begin the task of the fit, and the task of the first remaining epoch."""
         epochs = max(0, run.epochs - run.epoch)
-        self._fit = self._estimator._init_callback_context(max_subtasks=epochs)
-        self._fit.call_on_fit_task_begin(estimator=self._estimator, **self._data)
+        self._fit_task = self._estimator._init_callback_context(max_subtasks=epochs)
+        self._fit_task.call_on_fit_task_begin(estimator=self._estimator, **self._data)
         if epochs:
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        self._epoch_task = self._fit.subcontext(task_name="pass")
+        """Begin the task of an epoch."""
+        self._epoch_task = self._fit_task.subcontext(task_name="pass")
         self._epoch_task.call_on_fit_task_begin(estimator=self._estimator, **self._data)
 
     def pass_ended(self, passed: EpochEnd) -> bool:
@@ -62,7 +63,7 @@ class ScikitLearnCallbacks(Callback):
             estimator=self._estimator,
             **self._data,
             reconstruction_attributes=lambda: {
-                "_fitted_": FittedModel.of_result(passed.result(), self._schema)
+                "_fitted_": FittedModel.from_result(passed.result(), self._schema)
             },
         )
         self._epoch_task = None
@@ -70,10 +71,10 @@ class ScikitLearnCallbacks(Callback):
             self._begin_epoch()
         return bool(stop)
 
-    def fitted(self, fitted: FittedModel) -> None:
-        """End the task of the fit. fitted : what the estimator will have as its fit"""
-        if self._epoch_task is not None:  # begun for an epoch that did not take place
+    def end_fit(self, fitted: FittedModel) -> None:
+        """End the task of the fit. fitted : the result, which the estimator gets afterwards"""
+        if self._epoch_task is not None:  # its epoch did not take place
             self._epoch_task.call_on_fit_task_end(estimator=self._estimator)
-        self._fit.call_on_fit_task_end(
+        self._fit_task.call_on_fit_task_end(
             estimator=self._estimator, **self._data, reconstruction_attributes={"_fitted_": fitted}
         )

@@ -17,7 +17,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.optional import on_demand
 
 PENALTIES = tuple(10.0**k for k in range(-13, -2, 2))
-"""Penalties that are tried, relative to the mean of the diagonal of k^T k."""
+"""Penalties to try, relative to the mean of the diagonal of k^T k."""
 
 
 class CenterSums:
@@ -49,22 +49,22 @@ class CenterSums:
 class CenterEquations:
     """The least-squares problem of all candidate centers.
 
-    fit : sums over the rows to which the weights are fitted
-    held_out : sums over the held-out rows, on which fits are compared
-    spread : standard deviation of the outputs F
+    fit_sums : sums over the rows to which the weights are fitted
+    held_out_sums : sums over the held-out rows, on which fits are compared
+    output_std : standard deviation of the outputs F
     """
 
-    fit: CenterSums
-    held_out: CenterSums
-    spread: float
+    fit_sums: CenterSums
+    held_out_sums: CenterSums
+    output_std: float
 
-    def weights(self, q: int, penalty: float) -> Floats | None:
+    def solve(self, q: int, penalty: float) -> Floats | None:
         """Return the weights (q, c) of the first q candidates; None if the factorisation fails.
 
         penalty : factor of |w|^2, relative to the mean of the diagonal of k^T k
         """
         linalg = on_demand("scipy.linalg")
-        A, B = self.fit.A[:q, :q].copy(), self.fit.B[:q]
+        A, B = self.fit_sums.A[:q, :q].copy(), self.fit_sums.B[:q]
         A.flat[:: q + 1] += penalty * np.trace(A) / q
         try:
             # A.T has the memory order of LAPACK, which then overwrites it without a copy.
@@ -75,13 +75,13 @@ class CenterEquations:
         return weights
 
     def difference(self, w: Floats | None) -> float:
-        """Return the RMSE of k w against F on the held-out rows, divided by `spread`.
+        """Return the RMSE of k w against F on the held-out rows, divided by `output_std`.
 
         w : (q, c) weights of the first q candidates; None gives infinity
         """
         if w is None:
             return math.inf
-        q, sums = len(w), self.held_out
-        # The sum of the squares of k w - F, expanded
+        q, sums = len(w), self.held_out_sums
+        # The sum of the squares of k w - F, expanded in terms of the sums.
         total = np.vdot(w, sums.A[:q, :q] @ w) - 2 * np.vdot(w, sums.B[:q]) + sums.squares
-        return math.sqrt(max(float(total), 0.0) / (sums.n * w.shape[1])) / self.spread
+        return math.sqrt(max(float(total), 0.0) / (sums.n * w.shape[1])) / self.output_std

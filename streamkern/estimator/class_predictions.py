@@ -12,8 +12,8 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention, render_message
 from streamkern.estimator.fitted import FittedAttribute
-from streamkern.estimator.labels import HALF, Labels
-from streamkern.estimator.predicting import Predicting, from_one_fit
+from streamkern.estimator.labels import LABEL_THRESHOLD, Labels
+from streamkern.estimator.predicting import PredictionMixin, on_snapshot
 from streamkern.predict.calibration import check_level
 from streamkern.predict.prediction_table import needed_calibration
 from streamkern.predict.probabilities import Probabilities, Softmax
@@ -53,12 +53,14 @@ def _probabilities_of(estimator: Any) -> Probabilities:
         )
     calibration = fitted.calibration
     if calibration is None or calibration.probabilities is None:
-        raise AttributeError(f"predict_proba needs {render_message(estimator._lacking)}")
+        raise AttributeError(
+            f"predict_proba needs {render_message(estimator._needed_calibration_text)}"
+        )
     probabilities: Probabilities = calibration.probabilities
     return probabilities
 
 
-class ClassPredictions(Predicting):
+class ClassPredictionMixin(PredictionMixin):
     """Predictions of a model with classes, or with several labels for a row."""
 
     classes_ = FittedAttribute()
@@ -82,15 +84,15 @@ class ClassPredictions(Predicting):
                 "leave interval out",
             )
 
-    def _with_sets(self, X: Any, interval: float) -> tuple[Any, Any]:
+    def _predict_sets(self, X: Any, interval: float) -> tuple[Any, Any]:
         """Return labels, (n,), and sets of classes, (n, c) bool, for rows that are not lazy."""
         check_level(interval)
         request = f"interval={interval!r}"
-        X = self._not_lazy(X, request)
-        fitted = self._state.calibration
+        X = self._check_not_lazy(X, request)
+        fitted_map = self._state.calibration
         # A softmax without calibration rows gives probabilities, but no sets.
-        usable = fitted if fitted is not None and fitted.n_rows else None
-        calibration = needed_calibration(usable, request, self._lacking)
+        usable_map = fitted_map if fitted_map is not None and fitted_map.n_rows else None
+        calibration = needed_calibration(usable_map, request, self._needed_calibration_text)
         # Raises if the level needs more calibration rows, before the rows are predicted.
         calibration.intervals.score_quantile(interval)
         F = self._values(X)
@@ -99,7 +101,7 @@ class ClassPredictions(Predicting):
         return labels, self._in_container(sets, X, "_sets")
 
     @_WithProbabilities
-    @from_one_fit
+    @on_snapshot
     def predict_proba(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
@@ -115,7 +117,7 @@ class ClassPredictions(Predicting):
 
         Returns
         -------
-        p : (n, c) float64, rows sum to 1; None with `out`. Lazy if `predict` is.
+        probabilities : (n, c) float64, rows sum to 1; None with `out`. Lazy if `predict` is.
 
         Raises
         ------
@@ -128,12 +130,13 @@ class ClassPredictions(Predicting):
         return self._predict(X, "_probabilities")
 
     @_WithProbabilities
-    @from_one_fit
+    @on_snapshot
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithm of `predict_proba`."""
         return self._predict(X, "_log_probabilities")
 
-    # `_predict` calls these methods by name, with the outputs F (n, c) of the model.
+    # `_predict` calls these methods by name, with the outputs F (n, c) of the model. They return
+    # (n, c) with the columns in the order of `classes_`.
 
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         return self._trained_labels.sort_outputs(_probabilities_of(self)(F))
@@ -145,15 +148,15 @@ class ClassPredictions(Predicting):
         with np.errstate(divide="ignore"):  # a class without calibration rows has probability 0
             return np.log(self._probabilities(F))
 
-    @from_one_fit
+    @on_snapshot
     def predict_values(self, X: Any) -> Any:
-        """Return f(X), (n, c), which approximates 1 for the class or labels of a row, and 0 else.
+        """Return f(X), (n, c), which is about 1 for the class or labels of a row, and 0 for others.
 
         The columns are in the order of `classes_`. Lazy if `predict` is.
         """
         return self._predict(X, "_sorted_values")
 
-    @from_one_fit
+    @on_snapshot
     def decision_function(self, X: Any) -> Any:
         """Return f(X), (n, c); for two classes the second value minus the first one, (n,).
 
@@ -166,7 +169,7 @@ class ClassPredictions(Predicting):
         """Return the label of the largest output (n,), or for several labels 0 and 1, (n, L)."""
         trained = self._trained_labels
         if trained.indicator is not None:
-            return (F > HALF).astype(trained.indicator)
+            return (F > LABEL_THRESHOLD).astype(trained.indicator)
         labels: npt.NDArray[Any] = trained.classes[trained.sort_outputs(F).argmax(axis=1)]
         return labels
 
@@ -177,14 +180,17 @@ class ClassPredictions(Predicting):
     def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the decision function, (n,) for two classes, else (n, c)."""
         if self._trained_labels.indicator is not None:
-            return F - HALF
+            return F - LABEL_THRESHOLD
         F = self._sorted_values(F)
         return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
 
-    def _names_of(self, method: str) -> Sequence[Any] | None:
-        """Return the names of the columns that `method` returns: the classes, except of labels."""
+    def _column_names(self, method: str) -> Sequence[Any] | None:
+        """Return the names of the columns that a method returns: the classes, except for labels.
+
+        method : name of the method that `_predict` calls, such as "_labels"
+        """
         trained = self._trained_labels
         if method == "_labels" or trained.indicator is not None:
-            return super()._names_of(method)
+            return super()._column_names(method)
         classes = list(trained.classes)
         return classes[1:] if method == "_decisions" and len(classes) == 2 else classes

@@ -31,12 +31,12 @@ from streamkern.basics.values import checked_int, parse_bytes
 from streamkern.centers.rpcholesky import PIVOT_BLOCK, rpcholesky
 from streamkern.estimator.center_equations import PENALTIES, CenterEquations, CenterSums
 from streamkern.estimator.fitted import FittedModel
-from streamkern.estimator.predicting import Predicting
+from streamkern.estimator.predicting import PredictionMixin
 from streamkern.planning.memory import EVALUATED_ROWS, default_budget
 from streamkern.store.statistics import ColumnMoments
 from streamkern.train.model.kernel_model import KernelModel
 
-_Model = TypeVar("_Model", bound=Predicting)
+_Model = TypeVar("_Model", bound=PredictionMixin)
 DEFAULT_TOLERANCE = 0.05
 """Largest difference by default, in standard deviations of the outputs."""
 MAX_KEPT_CENTERS = 4000
@@ -88,13 +88,13 @@ def compress(
     DataError
         There are too few rows, or all have the same outputs.
     """
-    if not isinstance(model, Predicting):
+    if not isinstance(model, PredictionMixin):
         raise ConfigError(
             f"model is a {type(model).__name__}, not an estimator of streamkern",
             "give a fitted KernelClassifier or KernelRegressor, or the result of streamkern.load",
         )
     with contextlib.ExitStack() as stack:
-        rows = model._source_of(X, stack)
+        rows = model._open_rows(X, stack)
         with model._model() as kernel_model:
             return compress_model(model, kernel_model, rows, n_centers, tolerance)
 
@@ -119,7 +119,7 @@ def compress_model(
         q = _max_centers(kernel_model, len(fitted.order), n_centers, tolerance, model.memory)
         Z = kernel_model.backend.asarray(fitted.centers, kernel_model.op.dtype)
         candidates = rpcholesky(kernel_model.op, Z, q, 0).rows  # in the order of the pivots
-        equations = _equations(kernel_model, fitted.centers[candidates], rows)
+        equations = _sum_equations(kernel_model, fitted.centers[candidates], rows)
     tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
     weights, curve = _select_size(equations, n_centers, tolerance)
     smaller = model._snapshot()
@@ -138,21 +138,22 @@ def _max_centers(
     """
     requested = _requested_max(p, n_centers, tolerance)
     if memory == "auto":
-        free = min(available_memory(), model.backend.memory_available())
-        budget = default_budget(free)
+        free_bytes = min(available_memory(), model.backend.memory_available())
+        budget = default_budget(free_bytes)
     else:
         budget = parse_bytes(memory, "memory")
+    # `_peak_bytes` grows with q, so the number of sizes that fit is the largest that fits.
     affordable = bisect.bisect_right(
         range(1, requested + 1), budget, key=lambda q: _peak_bytes(q, p, model.op.dtype.itemsize)
     )
     if affordable < (n_centers or min(requested, MIN_KEPT_CENTERS)):
         q = n_centers or MIN_KEPT_CENTERS
         needed = _peak_bytes(q, p, model.op.dtype.itemsize)
-        lower = f"lower n_centers to {affordable}, or " if affordable else ""
+        remedy = f"lower n_centers to {affordable}, or " if affordable else ""
         raise MemoryBudgetError(
             f"the selection of {q} of {p} centers needs {size_text(needed)}, which is more than "
             f"the {size_text(budget)} of memory allowed",
-            f"{lower}raise {mention('memory=')}",
+            f"{remedy}raise {mention('memory=')}",
             needed=needed,
         )
     return affordable
@@ -162,12 +163,13 @@ def _peak_bytes(q: int, p: int, itemsize: int) -> int:
     """Return the largest number of bytes held at a time to select q of p centers and fit weights.
 
     itemsize : bytes of a kernel value in the selection
-
-    `rpcholesky` runs before the equations are summed. The equations are two matrices, and a product
-    or factor of one of them, whose check for finite values takes a mask.
     """
-    selecting = p * itemsize * (q + 4 * PIVOT_BLOCK)
-    return max(selecting, (3 * 8 + 1) * q**2 + 4 * 8 * q * EVALUATED_ROWS)
+    # `rpcholesky` ends before the equations are summed, so the larger of the two counts.
+    selection = p * itemsize * (q + 4 * PIVOT_BLOCK)
+    # Two float64 matrices of sums, and a product or factor of one of them, whose check for finite
+    # values takes a mask of one byte a number; and four tiles of kernel values.
+    equations = (3 * 8 + 1) * q**2 + 4 * 8 * q * EVALUATED_ROWS
+    return max(selection, equations)
 
 
 def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
@@ -200,7 +202,7 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
     return max(1, min(p - 1, MAX_KEPT_CENTERS))
 
 
-def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> CenterEquations:
+def _sum_equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> CenterEquations:
     """Return the least-squares problem of the selected centers, summed over all rows.
 
     centers : (q, d) selected centers, in order of importance
@@ -212,20 +214,20 @@ def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> Cent
     to_host = backend.to_host
     Z = op.points(backend.asarray(centers, op.dtype), right=True)
     q, c = len(centers), model.n_outputs
-    fit, held_out = CenterSums(q, c), CenterSums(q, c)
+    fit_sums, held_out_sums = CenterSums(q, c), CenterSums(q, c)
     outputs = ColumnMoments(c)
-    for X in _prepared(model, rows):
+    for X in _transformed_tiles(model, rows):
         points = op.points(X, left=True)
         F = np.asarray(to_host(op.product(points, model.Z, model.weights)), np.float64)
         k = np.asarray(to_host(op.matrix(points, Z)), np.float64)
         outputs.add(F)
         is_held_out = np.arange(len(F)) % HOLD_OUT_EVERY == 0
-        fit.add(k[~is_held_out], F[~is_held_out])
-        held_out.add(k[is_held_out], F[is_held_out])
-    n = fit.n + held_out.n
-    spread = math.sqrt(outputs.variance().mean()) if n else 0.0
+        fit_sums.add(k[~is_held_out], F[~is_held_out])
+        held_out_sums.add(k[is_held_out], F[is_held_out])
+    n = fit_sums.n + held_out_sums.n
+    output_std = math.sqrt(outputs.variance().mean()) if n else 0.0
     n_required = 2 * HOLD_OUT_EVERY
-    if n < n_required or not spread:
+    if n < n_required or not output_std:
         count = "1 row" if n == 1 else f"{n} rows"
         raise DataError(
             f"X has {count}, but at least {n_required} are required"
@@ -233,11 +235,11 @@ def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> Cent
             else "the model's outputs are the same for all rows of X",
             "give more rows, like those that will be predicted",
         )
-    return CenterEquations(fit, held_out, spread)
+    return CenterEquations(fit_sums, held_out_sums, output_std)
 
 
-def _prepared(model: KernelModel, rows: Any) -> Iterator[Any]:
-    """Yield tiles of the rows on the device, transformed and scaled as in training."""
+def _transformed_tiles(model: KernelModel, rows: Any) -> Iterator[Any]:
+    """Yield tiles of the rows on the device, (m, d), transformed and scaled as in training."""
     for block in model.align_source(rows).blocks():
         for tile in model._tiles(len(block.row_ids)):
             yield model.transformed_rows(block.take(tile))
@@ -253,21 +255,22 @@ def _select_size(
 
     Raises ConfigError if no size is within the tolerance, and DataError if there are too few rows.
     """
-    largest = min(len(equations.fit.A), equations.fit.n)
+    largest = min(len(equations.fit_sums.A), equations.fit_sums.n)
     if n_centers is not None and largest < n_centers:
+        n_fitted = equations.fit_sums.n
         raise DataError(
-            f"X has {equations.fit.n} rows that are not held out, but {n_centers} centers need "
-            "more",
+            f"X has {n_fitted} rows that are not held out, but {n_centers} centers need more",
             "give at least twice as many rows as centers",
         )
     best_fits: dict[int, tuple[Floats | None, float]] = {}  # size -> weights, difference
 
     def difference(n: int) -> float:
+        """Return the smallest difference of n centers over the penalties, computed once."""
         if n not in best_fits:
-            fits = [equations.weights(n, penalty) for penalty in PENALTIES]
+            fits = [equations.solve(n, penalty) for penalty in PENALTIES]
             differences = [equations.difference(w) for w in fits]
-            best = int(np.argmin(differences))
-            best_fits[n] = fits[best], differences[best]
+            index = int(np.argmin(differences))
+            best_fits[n] = fits[index], differences[index]
         return best_fits[n][1]
 
     halved = (largest >> k for k in range(1, 12) if largest >> k >= MIN_KEPT_CENTERS)
@@ -278,20 +281,23 @@ def _select_size(
     if n_centers is None:
         size = next((n for n in sizes if difference(n) <= tolerance), 0)
         if not size:
-            few_rows = largest < len(equations.fit.A)
+            has_few_rows = largest < len(equations.fit_sums.A)
             raise ConfigError(
                 f"with {largest} centers"
-                + (", as many as X has rows that are not held out," if few_rows else "")
+                + (", as many as X has rows that are not held out," if has_few_rows else "")
                 + f" the difference is {difference(largest):.2g}, above "
                 f"{mention('tolerance', tolerance)}",
-                ("give more rows, " if few_rows else "")
+                ("give more rows, " if has_few_rows else "")
                 + f"raise {mention('tolerance=')}, pass {mention('n_centers=')}, or pass rows that "
                 "the model was not trained on",
             )
-        low = max((n for n in sizes if n < size), default=0)
-        while size - low > max(1, size // 20):
-            middle = (low + size) // 2
-            low, size = (low, middle) if difference(middle) <= tolerance else (middle, size)
+        too_small = max((n for n in sizes if n < size), default=0)
+        while size - too_small > max(1, size // 20):
+            midpoint = (too_small + size) // 2
+            if difference(midpoint) <= tolerance:
+                size = midpoint
+            else:
+                too_small = midpoint
     difference(size)
     weights = best_fits[size][0]
     assert weights is not None  # the largest penalty makes the matrix positive definite
@@ -299,26 +305,26 @@ def _select_size(
 
 
 def _with_centers(
-    fitted: FittedModel, kept: npt.NDArray[np.int64], weights: Floats, curve: list[list[float]]
+    fitted: FittedModel, kept_rows: npt.NDArray[np.int64], weights: Floats, curve: list[list[float]]
 ) -> FittedModel:
     """Return the fitted model with some of its centers.
 
-    kept : (q,) rows of the kept centers, in the order of the run
+    kept_rows : (q,) rows of the kept centers, in the order of the run
     weights : (q, c) weights of the kept centers, for scaled targets
     curve : pairs of a number of centers and its difference
     """
     original: Mapping[str, Any] = fitted.attributes
     scale, alpha = fitted.targets.scale, original["dual_coef_"]
-    difference = next(error for n, error in curve if n == len(kept))
+    difference = next(difference for n, difference in curve if n == len(kept_rows))
     summary = {"n_centers": len(fitted.order), "difference": difference, "curve": curve}
     report = {name: value for name, value in original["report_"].items() if name != "posterior"}
     attributes = dict(original) | {
-        "centers_": original["centers_"][fitted.order[kept]],
+        "centers_": original["centers_"][fitted.order[kept_rows]],
         "dual_coef_": (weights * scale).astype(alpha.dtype),
-        "n_centers_": len(kept),
+        "n_centers_": len(kept_rows),
         "report_": report | {"compressed": summary},
     }
     return replace(
-        fitted, attributes=attributes, order=np.arange(len(kept)), posterior=None, warm=None,
+        fitted, attributes=attributes, order=np.arange(len(kept_rows)), posterior=None, warm=None,
         online=None, begun=None,
     )  # fmt: skip

@@ -12,24 +12,24 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.estimator import inputs, targets
 from streamkern.estimator.base import KernelEstimator
-from streamkern.estimator.class_predictions import ClassPredictions
+from streamkern.estimator.class_predictions import ClassPredictionMixin
 from streamkern.estimator.docstrings import docstring
-from streamkern.estimator.files import given_data, no_targets, temporary_stores
+from streamkern.estimator.files import missing_targets_error, remove_temporary_stores, resolve_data
 from streamkern.estimator.labels import (
     Labels,
     SeveralLabels,
-    check_alike,
-    check_outputs_alike,
+    check_label_columns,
+    check_target_form,
     checked_indicator,
     checked_labels,
+    checked_lazy_indicator,
     indicator_labels,
     is_indicator,
-    streamed_indicator,
     subset_accuracy,
     target_shape,
 )
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
-from streamkern.estimator.predicting import from_one_fit
+from streamkern.estimator.predicting import on_snapshot
 from streamkern.predict.prediction_table import NO_POSTERIOR, check_normalised
 from streamkern.stream.sources.alignment import align_classes
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
@@ -86,7 +86,7 @@ True
         """
         return self._partial_fit(X, y)
 
-    @from_one_fit
+    @on_snapshot
     def predict(
         self, X: Any, *, return_std: bool = False, interval: float | None = None,
         normalised: bool = False, quantiles: Sequence[float] | None = None, out: Any = None,
@@ -139,24 +139,24 @@ True
                     f"{mention('quantiles=')} cannot be combined with return_std, interval and out",
                     "leave it out, or leave return_std, interval and out out",
                 )
-            return self._at_quantiles(X, quantiles)
+            return self._predict_quantiles(X, quantiles)
         if return_std and self._state.posterior is None:
             raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
         if out is not None:
-            form = {"interval": interval, "normalised": normalised, "std": return_std}
-            return self._write(X, out, overwrite=overwrite, order=order, **form)
+            columns = {"interval": interval, "normalised": normalised, "std": return_std}
+            return self._write(X, out, overwrite=overwrite, order=order, **columns)
         if return_std:
-            return self._with_std(X)
+            return self._predict_std(X)
         if interval is not None:
-            return self._with_interval(X, interval, normalised)
+            return self._predict_interval(X, interval, normalised)
         return self._predict(X, "_as_targets")
 
-    @from_one_fit
+    @on_snapshot
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return R2, the unweighted mean over the outputs; y is None if X contains it.
 
         It is R2 for every loss, as in scikit-learn. For a quantile or an expectile, which are not
-        means, even a perfect model has a low R2. `evaluate` returns the figure of the loss, and so
+        means, even a perfect model has a low R2. `evaluate` returns the metric of the loss, and so
         do scorers of scikit-learn, such as "neg_mean_absolute_error" and
         `make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)`.
 
@@ -169,19 +169,19 @@ True
                 "pass scoring=, or use mean_pinball_loss or d2_pinball_score of scikit-learn for "
                 "each quantile",
             )
-        data = given_data(X, y, sample_weight, self._state.schema)
+        data = resolve_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(data.X):
             if data.y is None:
-                raise no_targets(type(self).__name__, self._state.schema)
+                raise missing_targets_error(type(self).__name__, self._state.schema)
             y = targets.checked_values(data.y, target_shape(data.y)[0])
             weights = targets.checked_weights(data.sample_weight, y)
             return float(super().score(data.X, y, weights))
-        return self._evaluated(X, y, sample_weight)["r2"]
+        return self._evaluate(X, y, sample_weight)["r2"]
 
-    def _stream(
+    def _open_stream(
         self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
     ) -> tuple[BaseSource, None]:
-        source = inputs.open_stream(X, targets.floating(y), sample_weight)
+        source = inputs.open_stream(X, targets.to_floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
                 f"the targets of the data are {source.n_outputs} classes, not values",
@@ -189,7 +189,7 @@ True
             )
         return source, None
 
-    def _array_source(
+    def _open_arrays(
         self, X: Any, y: Any, w: Any, labels: Labels | None = None
     ) -> tuple[ArraySource, None]:
         return ArraySource(X, targets.checked_values(y, X.shape[0]), sample_weight=w), None
@@ -197,7 +197,7 @@ True
 
 @suggest_keywords
 @dataclass(kw_only=True, eq=False, repr=False)
-class KernelClassifier(ClassifierMixin, ClassPredictions, KernelEstimator):  # type: ignore[misc]
+class KernelClassifier(ClassifierMixin, ClassPredictionMixin, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
         """Least-squares classification: regression on one-hot targets, the largest output wins.
 
@@ -251,9 +251,9 @@ True
         if classes is None:
             return self._partial_fit(X, y)
         labels = checked_labels(classes, len(classes), "classes")
-        return self._partial_fit(X, y, Labels.of_targets(labels))
+        return self._partial_fit(X, y, Labels.from_targets(labels))
 
-    @from_one_fit
+    @on_snapshot
     def predict(
         self, X: Any, *, interval: float | None = None, out: Any = None, overwrite: bool = False,
         order: str = "source",
@@ -285,7 +285,7 @@ True
         """
         if interval is not None:
             self._check_sets(interval, out)
-            return self._with_sets(X, interval)
+            return self._predict_sets(X, interval)
         if out is not None:
             if self._trained_labels.indicator is not None:
                 raise ConfigError(
@@ -296,33 +296,33 @@ True
             return self._write(X, out, overwrite=overwrite, order=order)
         return self._predict(X, "_labels")
 
-    @from_one_fit
+    @on_snapshot
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy, for every loss; y is None if X contains it.
 
         With several labels for a row, it is the share of rows with exactly the right labels.
         """
-        trained = self._trained_labels
-        data = given_data(X, y, sample_weight, self._state.schema)
+        labels = self._trained_labels
+        data = resolve_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(data.X):
             y = data.y
             if y is None:
-                raise no_targets(type(self).__name__, self._state.schema)
-            if self._takes_indicator(y, trained) and not is_sparse(y):
+                raise missing_targets_error(type(self).__name__, self._state.schema)
+            if self._takes_indicator(y, labels) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
-            if trained.indicator is None:
-                y = trained.alike(checked_labels(y, target_shape(y)[0]))
+            if labels.indicator is None:
+                y = labels.to_comparable(checked_labels(y, target_shape(y)[0]))
             weights = targets.checked_weights(data.sample_weight, y)
             return float(super().score(data.X, y, weights))
-        if trained.indicator is None:
-            return self._evaluated(X, y, sample_weight)["accuracy"]
+        if labels.indicator is None:
+            return self._evaluate(X, y, sample_weight)["accuracy"]
         if sample_weight is not None:
             raise ConfigError(
                 "score cannot use sample_weight on streamed data with several labels for a row",
                 "leave it out",
             )
-        with temporary_stores(), self._model() as model:
-            source, _ = self._source(data.X, data.y, like=self._state.schema)
+        with remove_temporary_stores(), self._model() as model:
+            source, _ = self._open_data(data.X, data.y, expected=self._state.schema)
             return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
@@ -334,7 +334,7 @@ True
         """
         indicator = is_indicator(y)
         if labels is not None:
-            check_alike(y, labels)
+            check_target_form(y, labels)
         elif indicator:
             self._check_indicator_parameters()
         return indicator
@@ -353,21 +353,21 @@ True
                 "leave it out",
             )
 
-    def _stream(
+    def _open_stream(
         self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
     ) -> tuple[BaseSource, Labels]:
         if y is not None and self._takes_indicator(y, labels):
-            source = inputs.open_stream(X, streamed_indicator(y), sample_weight)
+            source = inputs.open_stream(X, checked_lazy_indicator(y), sample_weight)
             return source, labels or indicator_labels(target_shape(y)[1], y)
         if y is not None and labels is not None:
-            ids = labels.streamed_ids(y)
+            ids = labels.lazy_ids(y)
             return inputs.open_stream(X, ids, sample_weight, classes=labels.names), labels
         source = inputs.open_stream(X, y, sample_weight)
         if source.classes is None and source.n_outputs > 1:
             if labels is None:
                 self._check_indicator_parameters()
                 labels = indicator_labels(source.n_outputs)
-            check_outputs_alike(source.n_outputs, labels)
+            check_label_columns(source.n_outputs, labels)
             return SeveralLabels(source), labels
         if source.classes is None:
             raise DataError(
@@ -382,7 +382,7 @@ True
             return source, Labels.from_names(source.classes, source.label_dtype)
         return align_classes(source, labels.names, labels.dtype, "the data"), labels
 
-    def _array_source(
+    def _open_arrays(
         self, X: Any, y: Any, w: Any, labels: Labels | None = None
     ) -> tuple[ArraySource, Labels]:
         if self._takes_indicator(y, labels):
@@ -390,7 +390,7 @@ True
             return source, labels or indicator_labels(target_shape(y)[1], y)
         y = checked_labels(y, X.shape[0])
         if labels is None:
-            labels = Labels.of_targets(y)
+            labels = Labels.from_targets(y)
             targets.refuse_numbers_as_labels(labels.texts, len(y))
             n_classes, ids = len(labels.classes), labels.ids(y)
             targets.refuse_values_as_labels(labels.classes.dtype, n_classes, len(y), ids)

@@ -23,7 +23,7 @@ from streamkern.basics.text import some
 from streamkern.basics.values import parse_bytes
 from streamkern.basics.warning import warnings_completed
 from streamkern.estimator.fitted import Schema
-from streamkern.estimator.inputs import brings_its_own, open_stream
+from streamkern.estimator.inputs import open_stream, own_targets_error
 from streamkern.estimator.targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT_PREFIX, create_locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
@@ -53,7 +53,8 @@ def is_files(X: Any) -> bool:
     urls = expand_paths(list(X) if isinstance(X, tuple) else X)
     urls = urls if isinstance(urls, list) else [urls]
     path = local_path(urls[0])
-    if len(urls) > 1 or (kind_by_ending(urls[0]) is None and path is not None and path.is_file()):
+    has_unknown_ending = kind_by_ending(urls[0]) is None
+    if len(urls) > 1 or (has_unknown_ending and path is not None and path.is_file()):
         return True
     with ExitStack() as files:
         return FileOpener({}, files).kind(urls[0]) != "zarr"
@@ -66,7 +67,7 @@ INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
 
 
 @contextmanager
-def _explaining_ingest_options() -> Iterator[None]:
+def _explain_ingest_options() -> Iterator[None]:
     """Explain options of `ingest` that errors and warnings of a block mention."""
     try:
         with warnings_completed(_option_hint):
@@ -88,68 +89,78 @@ def _option_hint(message: str) -> str:
     )
 
 
-def given_data(
-    X: Any, y: Any = None, sample_weight: Any = None, like: Schema | None = None
+def resolve_data(
+    X: Any, y: Any = None, sample_weight: Any = None, expected: Schema | None = None
 ) -> Received:
-    """Return rows, targets and weights of data in any form.
+    """Return rows, targets and weights, with names replaced by the columns or arrays they mean.
 
-    X, y, sample_weight : as for `fit`; y and sample_weight may name columns or arrays of X
-    like : schema of earlier data, whose columns of targets and weights are taken from a table that
-        has them
+    Parameters
+    ----------
+    X, y, sample_weight : as for `fit`; y and sample_weight may name columns or arrays of X.
+    expected : schema of earlier data. If y or sample_weight is not given, a table's columns that
+        were targets or weights in the earlier data are taken.
 
     Returns
     -------
-    data : as from `received_data`; for a store whose arrays are named, its source as X
+    data : as from `received_data`; for a store whose arrays are named, its source as X.
 
     Raises
     ------
     ConfigError
         Targets or weights are given beside a store or source that has its own.
     """
-    others = [array for array in (y, sample_weight) if array is not None]
-    if others and _has_targets(X):
-        raise brings_its_own("sample_weight" if y is None else "y")
-    if not _is_store(X):
-        arrays = DEFAULT_ARRAYS if like is None else like.named_arrays
-        if like is not None and is_hub_dataset(X):
-            X, y, sample_weight = _hub_data(X, y, sample_weight, like)
-        data = received_data(X, y, sample_weight, arrays)
-        if like is not None and data.y is None and (names := _targets_in(data.X, like)):
-            data = received_data(data.X, names, data.sample_weight, arrays)
-        if like is None or data.sample_weight is not None:
-            return data
-        return data._replace(sample_weight=_weights_in(data.X, like))
-    if not all(isinstance(array, str) for array in others):
-        raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
+    if (y is not None or sample_weight is not None) and _has_targets(X):
+        raise own_targets_error("sample_weight" if y is None else "y")
+    if _is_store(X):
+        return _resolve_store(X, y, sample_weight, expected)
+    if expected is None:
+        return received_data(X, y, sample_weight, DEFAULT_ARRAYS)
+    arrays = expected.named_arrays
+    if is_hub_dataset(X):
+        X, y, sample_weight = _resolve_hub_data(X, y, sample_weight, expected)
+    data = received_data(X, y, sample_weight, arrays)
+    if data.y is None and (names := _find_targets(data.X, expected)):
+        data = received_data(data.X, names, data.sample_weight, arrays)
+    if data.sample_weight is not None:
+        return data
+    return data._replace(sample_weight=_find_weights(data.X, expected))
+
+
+def _resolve_store(X: Any, y: Any, sample_weight: Any, expected: Schema | None) -> Received:
+    """Return the result of `resolve_data` for a store; y and sample_weight must be names."""
+    for name, array in (("y", y), ("sample_weight", sample_weight)):
+        if array is not None and not isinstance(array, str):
+            raise own_targets_error(name)
     group, x = _foreign_group(X), None
     if group is not None:
-        if like is not None:
+        if expected is not None:
             request = ReadRequest(None, y, sample_weight)
-            request = like.named_arrays.filled(request, partial(has_array, group))
+            request = expected.named_arrays.filled(request, partial(has_array, group))
             x, y, sample_weight = request.x, request.y, request.w
-        weight_column = sample_weight
-        arrays_in_memory = arrays_with_text(group, x or "X", "y" if y is None else y, weight_column)
-        if arrays_in_memory is not None:
+        # Text must be encoded, so arrays with text are read into memory like a table.
+        arrays = arrays_with_text(group, x or "X", "y" if y is None else y, sample_weight)
+        if arrays is not None:
             names = None if y is None else (y,)
-            data = received_data(*arrays_in_memory)
-            return data._replace(names=names, of_columns=y is not None, weight_column=weight_column)
+            data = received_data(*arrays)
+            return data._replace(names=names, of_columns=y is not None, weight_column=sample_weight)
     if x is None and y is None and sample_weight is None:
         return Received(X, None, None)
-    return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
+    return Received(_open_named_arrays(X, y, sample_weight, x or "X"), None, None)
 
 
-def _hub_data(X: Any, y: Any, sample_weight: Any, like: Schema) -> tuple[Any, Any, Any]:
+def _resolve_hub_data(X: Any, y: Any, sample_weight: Any, expected: Schema) -> tuple[Any, Any, Any]:
     """Return a Hugging Face data set, and its targets and weights by the names of earlier data.
 
     Columns of targets or weights are left out if arrays are given in place of them.
     """
-    targets, unused = _targets_in(X, like), []
+    targets = _find_targets(X, expected)
+    unused: list[Any] = []
     if y is None:
         y = targets
     elif targets is not None and not are_names(y, X):
         unused = as_list(targets)
-    weights = like.weight_column
-    if weights in hub_names(X) and weights not in (like.given_columns or ()):
+    weights = expected.weight_column
+    if weights in hub_names(X) and weights not in (expected.given_columns or ()):
         if sample_weight is None:
             sample_weight = weights
         elif not isinstance(sample_weight, str):
@@ -157,24 +168,28 @@ def _hub_data(X: Any, y: Any, sample_weight: Any, like: Schema) -> tuple[Any, An
     return X.remove_columns(unused) if unused else X, y, sample_weight
 
 
-def _targets_in(X: Any, like: Schema) -> Any:
+def _find_targets(X: Any, expected: Schema) -> Any:
     """Return the name or names of the columns of a table that were the targets in training.
 
     None unless the table has all of them.
     """
-    names = [*(like.target_columns or like.output_names or ())]
+    names = [*(expected.target_columns or expected.output_names or ())]
     columns = X.columns if is_frame(X) else hub_names(X) if is_hub_dataset(X) else ()
-    if not names or set(names) & set(like.given_columns or ()):
+    if not names or set(names) & set(expected.given_columns or ()):
         return None
     if not all(isinstance(name, str) and name in columns for name in names):
         return None
     return names[0] if len(names) == 1 else names
 
 
-def _weights_in(X: Any, like: Schema) -> Any:
+def _find_weights(X: Any, expected: Schema) -> Any:
     """Return the column of a table that was the sample weights in training; None without one."""
-    name = like.weight_column
-    if name is None or name in (like.given_columns or ()) or not (is_frame(X) or is_dask_table(X)):
+    name = expected.weight_column
+    if (
+        name is None
+        or name in (expected.given_columns or ())
+        or not (is_frame(X) or is_dask_table(X))
+    ):
         return None
     return convert_received(X[name], "sample_weight") if name in X.columns else None
 
@@ -195,7 +210,7 @@ def _foreign_group(X: Any) -> zarr.Group | None:
     return None if not _is_store(X) or is_icechunk(X) else foreign_group(X)
 
 
-def rows_without_targets(X: Any, schema: Schema) -> BaseSource:
+def open_without_targets(X: Any, schema: Schema) -> BaseSource:
     """Return a source of the rows of a store, or of other streamed data, without targets."""
     group = _foreign_group(X)
     if group is not None:
@@ -205,15 +220,16 @@ def rows_without_targets(X: Any, schema: Schema) -> BaseSource:
     return open_stream(X, targets=False)
 
 
-def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrSource:
+def _open_named_arrays(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrSource:
     """Return the source of a store in which the rows, targets and weights have these names.
 
     In a store of streamkern the arrays have fixed names; y and w must be the names of the columns
     that it was made from. Raises ConfigError otherwise.
     """
-    if not _is_own(X):
+    if not _is_streamkern_store(X):
         source = ZarrSource(X, x=x, y="y" if y is None else y, w=w)
-        source.target_columns, source.weight_column = None if y is None else (y,), w
+        source.target_columns = None if y is None else (y,)
+        source.weight_column = w
         return source
     source = ZarrSource(X)
     targets = source.target_columns or ()
@@ -233,7 +249,7 @@ def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrS
     return source
 
 
-def _is_own(X: Any) -> bool:
+def _is_streamkern_store(X: Any) -> bool:
     """Return whether streamkern wrote the store at a path, or the group."""
     if isinstance(X, zarr.Group):
         return store_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
@@ -247,8 +263,8 @@ _block_stores: ContextVar[ExitStack | None] = ContextVar("_block_stores", defaul
 
 
 @contextmanager
-def temporary_stores() -> Iterator[None]:
-    """Remove the stores that `ingest_temporarily` creates during a block at its end."""
+def remove_temporary_stores() -> Iterator[None]:
+    """Remove, at the end of a block, the stores that `ingest_temporarily` creates in it."""
     with ExitStack() as stores:
         token = _block_stores.set(stores)
         try:
@@ -259,27 +275,27 @@ def temporary_stores() -> Iterator[None]:
 
 def ingest_temporarily(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
-    like: Schema | None = None,
+    expected: Schema | None = None,
 ) -> ZarrSource:  # fmt: skip
     """Return a source of the rows of files, in a temporary store.
 
     The store is removed when the source is no longer referenced, or at the end of the block of
-    `temporary_stores`.
+    `remove_temporary_stores`.
 
     y, sample_weight, targets, seed, memory : as `ingest` takes them; memory may be "auto"
-    like : schema of an earlier table, whose columns of targets and weights are the default
+    expected : schema of an earlier table, whose columns of targets and weights are the default
     """
     folder, lock = create_locked_folder(FIT_PREFIX)
     try:
         budget = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
-        with _explaining_ingest_options():
+        with _explain_ingest_options():
             ingest(
                 X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
                 seed=seed, memory=budget,
-                like=None if like is None else like.of_tables(),  # type: ignore[arg-type]
+                like=None if expected is None else expected.to_like(),  # type: ignore[arg-type]
             )  # fmt: skip
         source = ZarrSource(folder / "rows.zarr")
-        _refuse_continuous(source)
+        _refuse_continuous_classes(source)
     except BaseException:
         remove_locked(folder, lock)
         raise
@@ -289,24 +305,24 @@ def ingest_temporarily(
     return source
 
 
-def are_several_labels(y: Any, like: Schema | None) -> bool:
+def have_several_labels(y: Any, expected: Schema | None) -> bool:
     """Return whether the rows of files have a column for each of several labels.
 
     y : as for `fit` of a classifier
-    like : schema of an earlier table, whose targets are meant if y is None
+    expected : schema of an earlier table, whose targets are meant if y is None
     """
-    if y is None and like is not None and like.labels is not None:
-        return like.labels.indicator is not None
+    if y is None and expected is not None and expected.labels is not None:
+        return expected.labels.indicator is not None
     return isinstance(y, list | tuple) and len(y) > 1
 
 
-def _refuse_continuous(source: ZarrSource) -> None:
+def _refuse_continuous_classes(source: ZarrSource) -> None:
     """Raise DataError for classes that are continuous numbers, as `fit` does for arrays."""
     names = source.classes or ()
     numbers = [float(name) for name in names if is_number(name)]
     if len(numbers) == len(names) and not np.isfinite(numbers).all():
         raise DataError(
-            f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
+            f"y holds {', '.join(n for n in names if not np.isfinite(float(n)))} among numbers, "
             "which is not a class",
             "correct such rows, or leave them out",
         )
@@ -321,7 +337,7 @@ def _refuse_continuous(source: ZarrSource) -> None:
 
 
 @contextmanager
-def rows_of_files(
+def open_file_rows(
     X: Any, schema: Schema, y: Any = None, sample_weight: Any = None, *, targets: bool
 ) -> Iterator[FileRows]:
     """Open the rows of files, in the form of the training data, during a block.
@@ -329,22 +345,22 @@ def rows_of_files(
     y, sample_weight : names of columns; default: those of the training data
     targets : whether to read targets
     """
-    with ExitStack() as files, _explaining_ingest_options():
+    with ExitStack() as files, _explain_ingest_options():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
         yield open_rows(  # type: ignore[misc]  # for stores this would be a source
             paths, files, schema, targets=targets, y=y, sample_weight=sample_weight
         )
 
 
-def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
+def resolve_test(test: Any, y: Any) -> tuple[Any, Any]:
     """Return rows and targets of the argument `test` of `fit`.
 
     y : targets of the training data; if it is the name of a column, that column of `test` is used
     """
     if not isinstance(test, tuple):
         # A store of streamkern has its targets, whatever the name of the column was.
-        named = isinstance(y, str) and not (_is_store(test) and _is_own(test))
-        return test, y if named and not _has_targets(test) else None
+        has_targets = _has_targets(test) or (_is_store(test) and _is_streamkern_store(test))
+        return test, y if isinstance(y, str) and not has_targets else None
     if len(test) != 2:
         raise ConfigError(
             f"test is a tuple of {len(test)}", f"give {mention('test=')}(X, y), or a store"
@@ -352,13 +368,13 @@ def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
     return test
 
 
-def no_targets(name: str, like: Schema | None) -> DataError:
+def missing_targets_error(name: str, expected: Schema | None) -> DataError:
     """Return the error for rows without targets.
 
     name : class of the estimator
-    like : schema of the training data, if the rows are for a fitted estimator
+    expected : schema of the training data, if the rows are for a fitted estimator
     """
-    if like is not None:
+    if expected is not None:
         return DataError(
             "rows for further training, for testing and for scoring need targets y, but these "
             "have none",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.parameter_values import ParameterValue
+from streamkern.estimator.report import fit_report
 from streamkern.ingest.columns import DEFAULT_ARRAYS, RecordedArrays
 from streamkern.ingest.encoding_options import Like
 from streamkern.ingest.received import Received
@@ -24,11 +25,9 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.losses.losses import loss_for_figures
-from streamkern.planning.sizes import own_sizes
 from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
-from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.store.sparse_rows import as_csr, pack_rows, sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import PatchFeatures
@@ -72,12 +71,14 @@ class Schema:
 
     row_shape : shape of an encoded row, (d,) or (h, w, channels); (2, k) for packed sparse rows.
     given_columns : names of the columns before encoding, if all are text; None without names.
-    encoder, weight_column, file_form : as in `StoreSpec`.
+    encoder : the fitted encoder of a table as JSON; None if the rows were numbers.
     named_by_store : whether the names come from a store; arrays are then accepted without names.
     target_columns : names of the targets in a store; None without names.
     output_names : names of the columns of y, a data frame or a series; None without names.
     flat : whether y was (n,), not (n, n_targets).
     labels : labels of a classifier, in the order of the outputs; None for a regression.
+    weight_column : name of the column of sample weights; None without one.
+    file_form : how files of such rows are read, as in `StoreSpec`; None for the default.
     arrays : names of the arrays for X, y and the sample weights in the settings of a run.
     """
 
@@ -94,25 +95,26 @@ class Schema:
     arrays: RecordedArrays = DEFAULT_ARRAYS
 
     @classmethod
-    def of_source(
-        cls, source: BaseSource | KernelModel, location: str = "the store", **others: Any
+    def from_source(
+        cls, source: BaseSource | KernelModel, location: str = "the store", **fields: Any
     ) -> Self:
-        """Return the schema of a source or model, with `others` as further fields.
+        """Return the schema of a source or model.
 
         location : name of the source, for errors.
+        fields : further fields of the schema.
         """
         columns = source.columns
         if source.encoder is not None:
             columns = Encoder.from_json(source.encoder, location).columns
         arrays = RecordedArrays.from_form(source.file_form)
         return cls(
-            tuple(source.row_shape), columns, source.encoder, True, source.target_columns,
-            **{"weight_column": source.weight_column, "arrays": arrays} | others,
-            file_form=source.file_form,
+            tuple(source.row_shape), columns, source.encoder, named_by_store=True,
+            target_columns=source.target_columns, file_form=source.file_form,
+            **{"weight_column": source.weight_column, "arrays": arrays} | fields,
         )  # fmt: skip
 
     @classmethod
-    def of_model(cls, model: KernelModel, facts: Mapping[str, Any], location: str) -> Self:
+    def from_model(cls, model: KernelModel, facts: Mapping[str, Any], location: str) -> Self:
         """Return the schema of a trained run.
 
         facts : result of `Schema.facts`, as recorded by the run; empty for a run of `train`.
@@ -123,14 +125,17 @@ class Schema:
             labels = Labels(np.arange(model.n_outputs), indicator=indicator)
         elif model.classes is not None:
             labels = Labels.from_names(model.classes, facts.get("labels"))
-        return cls.of_source(
+        return cls.from_source(
             model, location, output_names=None if names is None else tuple(names), labels=labels,
             flat=facts.get("flat", model.n_outputs == 1), weight_column=facts.get("weight_column"),
             arrays=model.arrays,
         )  # fmt: skip
 
-    def of_columns(self, source: BaseSource, data: Received) -> Self:
-        """Add the names of the columns of targets and weights in `data`, also to `source`."""
+    def record_columns(self, source: BaseSource, data: Received) -> Self:
+        """Return a schema with the names of the columns of targets and weights in `data`.
+
+        The names are also set on `source`, which a run records.
+        """
         if data.of_columns:
             source.target_columns = tuple(map(str, data.names or ()))
         elif data.weight_column is None:
@@ -144,7 +149,7 @@ class Schema:
         """Names of the arrays and columns to read from later data."""
         return self.arrays.with_columns(self.target_columns, self.weight_column)
 
-    def of_tables(self) -> Like:
+    def to_like(self) -> Like:
         """Return the encoder, names and file form with which files of the same table are read."""
         encoder = None if self.encoder is None else Encoder.from_json(self.encoder, "the model")
         form = self.named_arrays.added(self.file_form)
@@ -174,8 +179,8 @@ class Schema:
     @property
     def attributes(self) -> dict[str, Any]:
         """The public attributes that describe the data, by name, such as `n_features_in_`."""
-        encoded = self.encoder is not None and self.given_columns is not None
-        n_features = len(self.given_columns or ()) if encoded else self.n_features
+        is_encoded = self.encoder is not None and self.given_columns is not None
+        n_features = len(self.given_columns or ()) if is_encoded else self.n_features
         attributes: dict[str, Any] = {"n_features_in_": n_features}
         if self.given_columns is not None:
             attributes["feature_names_in_"] = np.array(self.given_columns, dtype=object)
@@ -209,10 +214,12 @@ class FittedModel:
     attributes : the public attributes of the estimator, by name; centers as they were selected.
     targets : mean and scale, (c,), that convert outputs to the units of the user.
     warm : centers and weights for `warm_start=True`.
-    precision, grid : as in `KernelOperator`; `grid` is None unless features are integers.
+    precision : precision of kernel values, as in `KernelOperator`.
+    grid : the grid of integer features, as in `KernelOperator`; None for other features.
     fixed : transforms that are applied to every row, in this order, including the scaling.
     meta : metadata of the setup, JSON.
-    calibration, posterior : for intervals, probabilities and standard deviations, or None.
+    calibration : the calibration of intervals and probabilities; None without one.
+    posterior : the posterior, for standard deviations; None without one.
     order : (p,) int64: center i of the run is row order[i] of `centers_`. Predictions sum over the
         centers in the order of the run, and are therefore bit-identical to those of the run.
     shift : (d,) on the host, subtracted from all points; None for kernels without a shift.
@@ -243,7 +250,7 @@ class FittedModel:
 
     @functools.cached_property
     def center_cache(self) -> dict[tuple[Any, ...], Any]:
-        """Cache of prepared centers for calls with few rows; see `OpeningModel._cached_centers`."""
+        """Cache of prepared centers for calls with few rows; see `ModelOpeningMixin`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,20 +282,23 @@ class FittedModel:
         return centers
 
     @classmethod
-    def of_result(
-        cls, result: Result, schema: Schema, *, notes: Mapping[str, Any] = {}, **others: Any
+    def from_result(
+        cls, result: Result, schema: Schema, *, notes: Mapping[str, Any] = {}, **fields: Any
     ) -> Self:
         """Return the record of a result, with copies of its arrays, because training may continue.
 
-        notes : additional entries of `report_`; others : further fields of the record
+        notes : additional entries of `report_`.
+        fields : further fields of the record.
         """
         model, meta = result.model, result.meta
-        selection = np.argsort(result.order)  # the centers in the order of their selection
+        # The attributes have the centers in the order of their selection, not in storage order.
+        selection = np.argsort(result.order)
         centers, kernel = np.asarray(result.Z)[selection], model.op.kernel
         alpha, scale = model.backend.to_host(model.weights)[selection], model.targets.scale
         # Fourier features have the bandwidth of the kernel that they approximate.
         approximated = kernel.of if isinstance(kernel, FourierFeatures) else {}
-        ridge = others.get("settings", {}).get("solver", {}).get("ridge")
+        settings = fields.get("settings", {})
+        ridge = settings.get("solver", {}).get("ridge")
         if ridge in (None, "auto"):  # it was estimated, or the solver has none
             ridge = result.ridge
         arrays = model.targets.arrays() | save_scaling(model.fixed_transforms)[0]
@@ -311,20 +321,20 @@ class FittedModel:
             "loss_curve_": result.losses,
             "validation_scores_": result.validation_scores or None,
             "n_iter_": result.epochs,
-            "report_": _report(result) | {"ridge": ridge} | dict(notes),
+            "report_": fit_report(result) | {"ridge": ridge} | dict(notes),
         }
         return cls(
             schema, attributes, model.targets, warm, model.op.precision, model.op.grid,
             model.fixed_transforms, meta, model.calibration, model.posterior,
             np.asarray(result.order), model.op.origin,
-            wide=may_be_wide(others.get("settings", {})) and rounding_shows(
+            wide=may_be_wide(settings) and rounding_shows(
                 KernelSum(model.op, model.Z, model.weights), np.asarray(result.Z)
             ),
-            **others,
+            **fields,
         )  # fmt: skip
 
     @classmethod
-    def of_run(
+    def from_run(
         cls, run: RunSnapshot, result: Result, transforms: Sequence[Any] | None, options: Any
     ) -> Self:
         """Return the record of a run directory, from which `partial_fit` can continue.
@@ -333,25 +343,25 @@ class FittedModel:
         options : storage options of the run directory.
         """
         model = result.model
-        parameter, fixed = list(transforms or ()), list(model.fixed_transforms)
-        # A scaling is one that the run has determined unless it is among the transforms.
-        has_scale = any(isinstance(t, Scale) for t in parameter)
+        user_transforms, fixed = list(transforms or ()), list(model.fixed_transforms)
+        # The run has determined the scaling, unless the user's transforms have one.
+        has_scale = any(isinstance(t, Scale) for t in user_transforms)
         scaling: list[Transform] = [t for t in fixed if isinstance(t, Scale) and not has_scale]
         scaling += [t for t in fixed if isinstance(t, PatchFeatures)]
-        # Later rows pass the transforms in order: deterministic ones as the model has them, with
-        # their statistics; then those that the run has determined.
-        bound = [fixed.pop(0) if is_deterministic(t) else t for t in parameter]
-        bound = [] if transforms is None else [*bound, *fixed]
-        return cls.of_result(
-            result, Schema.of_model(model, run.facts, run.location), scaling=scaling,
+        # Later rows pass the user's transforms in order, deterministic ones with the statistics
+        # that the model has, and then the transforms that the run has determined.
+        online_transforms = [fixed.pop(0) if is_deterministic(t) else t for t in user_transforms]
+        online_transforms = [] if transforms is None else [*online_transforms, *fixed]
+        return cls.from_result(
+            result, Schema.from_model(model, run.facts, run.location), scaling=scaling,
             settings=run.record["identity"]["settings"],
-            online=(SavedRun(run.location, run.loaded_checkpoint.step, options), bound),
+            online=(SavedRun(run.location, run.loaded_checkpoint.step, options), online_transforms),
         )  # fmt: skip
 
-    def to_predict(self) -> Self:
+    def without_training_state(self) -> Self:
         """Return a copy without the state that only further training needs."""
-        left_out = ("history_", "loss_curve_")
-        attributes = {k: v for k, v in self.attributes.items() if k not in left_out}
+        unused = ("history_", "loss_curve_")
+        attributes = {k: v for k, v in self.attributes.items() if k not in unused}
         return replace(self, attributes=attributes, warm=None, scaling=(), online=None)
 
 
@@ -360,40 +370,11 @@ def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
     calibration, mean = model.calibration, model.targets.mean
     if calibration is None or calibration.shifts is None:
         return mean
-    shifted: npt.NDArray[np.float64] = mean + calibration.shifts
-    return shifted
+    intercept: npt.NDArray[np.float64] = mean + calibration.shifts
+    return intercept
 
 
-def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
+def find_added_transforms(result: Result, stream: BaseSource) -> list[Transform]:
     """Return the transforms, such as a scaling, that a run added to those of its source."""
-    return list(result.model.fixed_transforms[sum(map(is_deterministic, stream.feed_transforms)) :])
-
-
-def _report(result: Result) -> dict[str, Any]:
-    """Return the attribute `report_`: choices, measurements and results, by name."""
-    report = _setup_report(result.meta) | {"samples": result.samples} | result.metrics
-    if result.model.calibration is not None and result.model.calibration.n_rows:
-        report["calibration"] = result.model.calibration.describe()
-    if result.model.posterior is not None:
-        report["posterior"] = result.model.posterior.describe(result.model.targets.scale)
-    if result.ridges is not None:
-        report["ridges"] = np.asarray(result.ridges).tolist()
-    if result.ended:
-        report["ended"] = result.ended
-    if result.skipped:
-        report["skipped"] = list(result.skipped)
-    return report
-
-
-def _setup_report(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of `report_` that the setup determines."""
-    setup, sizes = meta["setup"], meta["sizes"]
-    rules = [StepRule(**rule) for rule in setup["rules"]]
-    return {
-        "solver": sizes["solver"],
-        **own_sizes(sizes),
-        "scale": meta["scale"],
-        **max_over_blocks(setup["rules"]),
-        **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
-        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
-    }
+    n_of_source = sum(map(is_deterministic, stream.feed_transforms))
+    return list(result.model.fixed_transforms[n_of_source:])

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils import Bunch
 
-from streamkern.estimator.files import temporary_stores
+from streamkern.estimator.files import remove_temporary_stores
 from streamkern.estimator.fitted import Schema
-from streamkern.estimator.predicting import Predicting, from_one_fit
+from streamkern.estimator.predicting import PredictionMixin, on_snapshot
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
@@ -24,7 +24,7 @@ from streamkern.train.model.permutation import (
 )
 
 
-class FeatureImportances(Predicting):
+class ImportancesMixin(PredictionMixin):
     """Mixin of estimators: feature names, importances in the metric, permutation importances."""
 
     @property
@@ -72,7 +72,7 @@ class FeatureImportances(Predicting):
             )
         return importances(kernel.metric, kernel.categorical)
 
-    @from_one_fit
+    @on_snapshot
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
         """Return the names of the d features of the kernel, as an array of objects.
 
@@ -89,7 +89,7 @@ class FeatureImportances(Predicting):
             names = patch_names(patches)
         return np.array(names, dtype=object)
 
-    @from_one_fit
+    @on_snapshot
     def permutation_importances(
         self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = MAX_PERMUTED_ROWS,
         n_repeats: int = SHUFFLES_PER_COLUMN, random_state: int = 0,
@@ -116,8 +116,8 @@ class FeatureImportances(Predicting):
         DataError
             The rows do not match the training rows.
         """
-        with temporary_stores(), self._model() as model:
-            source, _ = self._source(X, y, sample_weight, like=self._state.schema)
+        with remove_temporary_stores(), self._model() as model:
+            source, _ = self._open_data(X, y, sample_weight, expected=self._state.schema)
             result = permutation_importances(
                 model, source, n_rows=n_rows, n_repeats=n_repeats, seed=random_state
             )
@@ -126,8 +126,11 @@ class FeatureImportances(Predicting):
             feature_names=np.array(result.names, dtype=object), score=result.score,
         )  # fmt: skip
 
-    def _source(
-        self, X: Any, y: Any, sample_weight: Any = None, *, like: Schema | None = None
+    def _open_data(
+        self, X: Any, y: Any, sample_weight: Any = None, *, expected: Schema | None = None
     ) -> tuple[BaseSource, Schema]:
-        """Return checked rows with targets, and their schema. like : schema of the training rows"""
+        """Return checked rows with targets, and their schema.
+
+        expected : schema of the training rows
+        """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Check and open the data of estimators: arrays, data frames, and everything that is streamed."""
+"""Check rows of estimators in memory (arrays, data frames), and open rows that are streamed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 
-_ENCODED_ROWS = 1 << 16  # encoded at a time
-# Dtypes in which rows are kept; all others are converted to float64.
-DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
+_ENCODED_ROWS = 1 << 16
+"""Number of rows of a table that are encoded at a time."""
+ROW_DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
+"""Dtypes in which rows are kept; all others are converted to float64."""
 
 
 def is_stream(X: Any) -> bool:
@@ -77,13 +78,13 @@ def open_stream(
         return ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
     for name, array in (("y", y), ("sample_weight", sample_weight)):
         if array is not None:
-            raise brings_its_own(name)
+            raise own_targets_error(name)
     if isinstance(X, zarr.Group | str | os.PathLike) or is_icechunk(X):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
     return ZarrSource(X) if isinstance(X, Store) else as_source(X)
 
 
-def brings_its_own(name: str) -> ConfigError:
+def own_targets_error(name: str) -> ConfigError:
     """Return the error for targets or weights (`name`) that are given beside a store or source."""
     return ConfigError(
         f"{name} cannot be given with a store or a source as X, which has its own targets and "
@@ -97,7 +98,7 @@ def _lazy_rows(X: Any) -> Any:
     dtype = np.dtype(X.dtype)
     if dtype in X_DTYPES or dtype.kind not in "biuf":
         return X
-    return lazy_array(X).map_blocks(as_floats, dtype=np.float64)
+    return to_dask_or_numpy(X).map_blocks(as_floats, dtype=np.float64)
 
 
 def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
@@ -107,9 +108,7 @@ def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float
     return values.astype(np.float64)
 
 
-def columns_in_order(
-    names: Sequence[str] | None, expected: Sequence[str] | None
-) -> list[str] | None:
+def order_columns(names: Sequence[str] | None, expected: Sequence[str] | None) -> list[str] | None:
     """Return the names of X's columns in the expected order; None if either list is missing.
 
     Raises DataError if a name is missing, or is not expected.
@@ -117,12 +116,12 @@ def columns_in_order(
     if names is None or expected is None:
         return None
     missing = [name for name in expected if name not in names]
-    extra = [str(name) for name in names if name not in expected]
-    if missing or extra:
-        lacks = [f"lacks {some(missing)}"] if missing else []
-        has = [f"has {some(extra)} besides"] if extra else []
+    unexpected = [str(name) for name in names if name not in expected]
+    if missing or unexpected:
+        problems = [f"lacks {some(missing)}"] if missing else []
+        problems += [f"has {some(unexpected)} besides"] if unexpected else []
         raise DataError(
-            f"X {' and '.join(lacks + has)}",
+            f"X {' and '.join(problems)}",
             f"give the columns of the training data, in any order: {some(expected)}",
         )
     return list(expected)
@@ -131,20 +130,20 @@ def columns_in_order(
 def check_features(estimator: Any, X: Any) -> None:
     """Raise DataError if lazy X has another number of features or row shape than in training.
 
-    An unknown number, NaN in Dask, is checked when the blocks are computed.
+    If the number is unknown, NaN in Dask, it is checked when the blocks are computed.
     """
     n_features = math.prod(X.shape[1:])
     if math.isnan(n_features):
         return
     if n_features != estimator.n_features_in_:
-        raise _other_features(estimator, n_features)
+        raise _feature_count_error(estimator, n_features)
     schema = estimator._state.schema
-    if not schema.sparse:  # the row shape of packed sparse rows is another one
+    if not schema.sparse:  # packed sparse rows have the row shape (2, k), unlike X
         check_row_shape("X has", X.shape[1:], "the model was trained on", schema.row_shape)
 
 
-def _other_features(estimator: Any, n_features: int) -> DataError:
-    """Return the error for another number of features, in the words that scikit-learn tests."""
+def _feature_count_error(estimator: Any, n_features: int) -> DataError:
+    """Return the error for another number of features, worded as scikit-learn's tests require."""
     return DataError(
         f"X has {n_features} features, but {type(estimator).__name__} is expecting "
         f"{estimator.n_features_in_} features as input",
@@ -161,7 +160,7 @@ def checked_rows(
         compare them with the recorded ones
     nameless : whether an array without names is expected, because the names of the features come
         from a store; scikit-learn would warn otherwise
-    numbers : the values of X if it is a data frame of numbers, as `numbers_of` returns them
+    numbers : the values of X if it is a data frame of numbers, as `frame_numbers` returns them
 
     Raises DataError for rows that are not finite numbers, or have other features.
     """
@@ -169,7 +168,7 @@ def checked_rows(
     values = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
     if reset and isinstance(values, np.ndarray) and array_is_rounded(values):
         warn_of_rounded("X")
-    with one_sentence(X, "X"):
+    with shorten_errors(X, "X"):
         if is_frame(X):
             rows = _checked_frame(estimator, X, numbers, reset=reset)
         else:
@@ -178,13 +177,13 @@ def checked_rows(
     if reset:
         estimator.n_features_in_ = n_features
     elif n_features != estimator.n_features_in_:
-        raise _other_features(estimator, n_features)
+        raise _feature_count_error(estimator, n_features)
     return rows
 
 
 def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
     """Return the rows of a data frame of numbers, and record or compare its names."""
-    text_columns = not_numbers(X) if numbers is None else []
+    text_columns = non_numeric_columns(X) if numbers is None else []
     if text_columns:
         raise DataError(
             f"X has columns that are not numbers, {some(text_columns)}, but the model was trained "
@@ -199,7 +198,7 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
         detector.add(rows[:, 0], 0)
         detector.warn_if_index(X.columns[0], "X")
     return check_array(
-        rows, dtype=DTYPES, estimator=estimator, input_name="X",
+        rows, dtype=ROW_DTYPES, estimator=estimator, input_name="X",
         ensure_min_samples=2 if reset else 1,
     )  # fmt: skip
 
@@ -208,7 +207,7 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
     """Return the rows of an array, checked by scikit-learn; see `checked_rows`."""
     X = numeric(X)
     ndim = getattr(X, "ndim", 0)
-    images = ndim == 4
+    are_images = ndim == 4
     if ndim < 2:
         raise no_rows(X)
     if ndim == 3:
@@ -217,17 +216,17 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
             "if these are images (n, height, width), give them a channel: X[..., None]",
         )
     # Sparse rows keep their dtype until they are made dense, so that no large array is copied.
-    options: dict[str, Any] = {"dtype": DTYPES}
+    options: dict[str, Any] = {"dtype": ROW_DTYPES}
     if is_sparse(X):
         options = {"dtype": None, "accept_sparse": "csr"}
-    if not images and (reset or not nameless):
+    if not are_images and (reset or not nameless):
         return validate_data(
             estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **options
         )
-    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **options)
+    return check_array(X, allow_nd=are_images, estimator=estimator, input_name="X", **options)
 
 
-def not_numbers(frame: Any) -> list[str]:
+def non_numeric_columns(frame: Any) -> list[str]:
     """Return the names of the columns of a data frame whose dtype is not numeric."""
     return [
         str(name)
@@ -236,8 +235,11 @@ def not_numbers(frame: Any) -> list[str]:
     ]
 
 
-def sparse_if_long(rows: Any) -> tuple[Any, dict[str, Any] | None]:
-    """Return checked rows, packed if they are sparse and long, and their file form, or None."""
+def pack_long_rows(rows: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Return checked rows, packed if they are sparse and long, and their file form.
+
+    The file form is None for rows that are not packed.
+    """
     if not is_sparse(rows):
         return rows, None
     packed = PackedRows.of_matrix(rows)
@@ -250,14 +252,14 @@ def sparse_note(X: Any) -> dict[str, str]:
     """Return the entry of `report_` for sparse rows; empty for dense rows."""
     if not is_sparse(X):
         return {}
-    converted = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
+    conversion = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
     share = X.nnz / max(1, math.prod(X.shape))
-    form = "batches are made dense" if sparse_if_long(X)[1] is None else "rows stay sparse"
-    return {"sparse": f"{share:.2%} of the entries are stored; {form}{converted}"}
+    form = "batches are made dense" if pack_long_rows(X)[1] is None else "rows stay sparse"
+    return {"sparse": f"{share:.2%} of the entries are stored; {form}{conversion}"}
 
 
 @contextlib.contextmanager
-def one_sentence(values: Any, name: str) -> Iterator[None]:
+def shorten_errors(values: Any, name: str) -> Iterator[None]:
     """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
 
     values, name : the argument that is checked in the block, and its name
@@ -267,18 +269,20 @@ def one_sentence(values: Any, name: str) -> Iterator[None]:
     except StreamkernError:
         raise
     except ValueError as error:
-        first, *others = str(error).splitlines()
-        advice = ["r" + line[1:] for line in others if line.startswith("Reshape")]
-        if "contains NaN" in first or "contains infinity" in first:
-            first = f"{first.rstrip('.')}{_nonfinite_row(values)}"
-            advice = ["correct such rows, or leave them out"]
-        if first.startswith("could not convert string to float: "):
-            text = first.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
-            first, advice = f"{name} holds {text}, which is not a number", ["give numbers"]
-        if "feature names" in first:
-            listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
-            advice = [listed.replace(" Feature names", "; Feature names")]
-        raise DataError("; ".join([first.rstrip(".:"), *filter(None, advice)])) from None
+        problem, *other_lines = str(error).splitlines()
+        # "Reshape your data ..." is the only other line of scikit-learn that is useful here.
+        remedies = ["r" + line[1:] for line in other_lines if line.startswith("Reshape")]
+        if "contains NaN" in problem or "contains infinity" in problem:
+            problem = f"{problem.rstrip('.')}{_nonfinite_row(values)}"
+            remedies = ["correct such rows, or leave them out"]
+        if problem.startswith("could not convert string to float: "):
+            text = problem.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
+            problem = f"{name} holds {text}, which is not a number"
+            remedies = ["give numbers"]
+        if "feature names" in problem:  # followed by lists of names, one name a line
+            lists = " ".join(other_lines).replace(": - ", ": ").replace(" - ", ", ")
+            remedies = [lists.replace(" Feature names", "; Feature names")]
+        raise DataError("; ".join([problem.rstrip(".:"), *filter(None, remedies)])) from None
 
 
 def _nonfinite_row(values: Any) -> str:
@@ -295,7 +299,7 @@ def _nonfinite_row(values: Any) -> str:
     return ""
 
 
-def lazy_array(y: Any) -> Any:
+def to_dask_or_numpy(y: Any) -> Any:
     """Return a zarr array as a Dask array, a Dask array unchanged, and other arrays as NumPy's."""
     refuse_packed(y, "y")
     if isinstance(y, zarr.Array):
@@ -313,7 +317,7 @@ def check_text_names(frame: Any) -> bool:
     """
     if names_of_columns(frame) is not None:
         return True
-    text_columns = not_numbers(frame)
+    text_columns = non_numeric_columns(frame)
     if text_columns:
         other_names = [str(name) for name in frame.columns if not isinstance(name, str)]
         raise DataError(
@@ -325,7 +329,7 @@ def check_text_names(frame: Any) -> bool:
 
 
 class _TableReader:
-    """Yields an Arrow table and its targets in blocks of rows; a reader for `tables.fit`."""
+    """A reader for `tables.fit` that yields an Arrow table and its targets in blocks of rows."""
 
     def __init__(self, table: Any, y: npt.NDArray[Any]) -> None:
         self._table, self._y = table, y
@@ -337,7 +341,7 @@ class _TableReader:
             yield RawBlock(self._table[rows], self._y[rows], "X", row)
 
 
-def fitted_rows(
+def fit_encoder(
     X: Any, y: npt.NDArray[Any], seed: int, *, classes: bool
 ) -> tuple[npt.NDArray[np.float32], Encoder]:
     """Return the features (n, d) of a data frame, and the encoder that was fitted to it.
@@ -358,14 +362,14 @@ def fitted_rows(
             "float64 or dictionary_encode()"
         )
     fitted = fit(
-        _TableReader(table, y), lambda first: TargetConverter(first, kind), Declared(), MISSING,
+        _TableReader(table, y), lambda block: TargetConverter(block, kind), Declared(), MISSING,
         seed, 0, option_names=remedies, typed=True,
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
     return np.concatenate(features), fitted.encoder
 
 
-def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
+def encode_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
     """Return the features (n, d) of a data frame with the columns that the encoder was fitted to.
 
     Raises DataError for other columns, or if X is not a data frame.
@@ -376,7 +380,7 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
             f"give a data frame with the columns {some(encoder.columns)}",
         )
     names = tuple(name for name in X.columns if name not in encoder.dropped)
-    table = _cells(X.select(columns_in_order(names, encoder.columns)))
+    table = _cells(X.select(order_columns(names, encoder.columns)))
     parts = [encoder.encode(part, "X", row) for row, part in _parts(table)]  # refuses wrong cells
     unknown = UnknownWords(encoder)
     unknown.add(table)
@@ -390,6 +394,6 @@ def _cells(X: Any) -> Any:
 
 
 def _parts(table: Any) -> list[tuple[int, Any]]:
-    """Return parts of a table, each after the number of its first row."""
+    """Return (number of the first row, part) of each part of a table."""
     starts = range(0, len(table), _ENCODED_ROWS)
     return [(row, table[row : row + _ENCODED_ROWS]) for row in starts]

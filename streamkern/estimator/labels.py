@@ -1,4 +1,4 @@
-"""Check the labels of a classifier, convert them to outputs of the model, and back.
+"""Check the labels of a classifier, and convert between labels and outputs of the model.
 
 A row has one class, or several labels: targets (n, L) of 0 or 1, one column for each label. For
 several labels, the model has an output for each label, and a row has the labels whose output is
@@ -21,7 +21,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.values import to_builtin
-from streamkern.estimator.inputs import lazy_array, one_sentence
+from streamkern.estimator.inputs import shorten_errors, to_dask_or_numpy
 from streamkern.estimator.targets import check_length
 from streamkern.store.class_labels import KnownClasses, labels_from_names
 from streamkern.store.packing import refuse_packed
@@ -29,7 +29,7 @@ from streamkern.stream.sources.alignment import ReorderedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model.kernel_model import KernelModel
 
-HALF = 0.5
+LABEL_THRESHOLD = 0.5
 """Output above which a row has a label."""
 
 
@@ -48,7 +48,7 @@ class Labels:
     indicator: str | None = None
 
     @classmethod
-    def of_targets(cls, y: npt.NDArray[Any]) -> Self:
+    def from_targets(cls, y: npt.NDArray[Any]) -> Self:
         """Return the labels that occur in y, (n,), as `checked_labels` returns it."""
         if y.dtype.kind != "O":
             return cls(np.unique(y))
@@ -63,8 +63,8 @@ class Labels:
         """
         labels = labels_from_names(names, None if dtype is None else str(dtype))
         order = np.argsort(labels, kind="stable")
-        same = np.array_equal(order, np.arange(len(order)))
-        return cls(labels[order], None if same else order)
+        is_sorted = np.array_equal(order, np.arange(len(order)))
+        return cls(labels[order], None if is_sorted else order)
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -93,15 +93,15 @@ class Labels:
 
         Raises DataError for a label that the training data did not have.
         """
-        y = self.alike(y)
+        y = self.to_comparable(y)
         ids = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
         unseen = self.classes[ids] != y
         if unseen.any():
-            raise self._unseen(y, int(np.argmax(unseen)))
+            raise self._unseen_label_error(y, int(np.argmax(unseen)))
         return ids.astype(np.int64) if self.order is None else self.order[ids]
 
-    def alike(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return labels with a dtype that can be compared with `classes`.
+    def to_comparable(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return labels, (n,), with a dtype that can be compared with `classes`.
 
         Labels of another kind, such as text after training on numbers, are converted by their
         names; DataError for one that no class has.
@@ -109,14 +109,14 @@ class Labels:
         y = y.astype(object) if y.dtype.kind == "T" else y
         if _comparable_kind(y.dtype) == _comparable_kind(self.classes.dtype):
             return y
-        known = KnownClasses([str(label) for label in self.classes.tolist()], self.dtype)
+        classes = KnownClasses([str(label) for label in self.classes.tolist()], self.dtype)
         labels, inverse = np.unique(y, return_inverse=True)
-        positions = [known.find(label) for label in labels.tolist()]
+        positions = [classes.find(label) for label in labels.tolist()]
         if None in positions:
-            raise self._unseen(y, int(np.argmax(inverse == positions.index(None))))
+            raise self._unseen_label_error(y, int(np.argmax(inverse == positions.index(None))))
         return self.classes[np.array(positions, np.int64)[inverse]]
 
-    def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
+    def _unseen_label_error(self, y: npt.NDArray[Any], row: int) -> DataError:
         """Return the error for a label that is not among the classes."""
         return DataError(
             f"label {np.asarray(y[row]).item()!r} of row {row} is none of the "
@@ -125,9 +125,9 @@ class Labels:
             "partial_fit with classes= in the first call",
         )
 
-    def streamed_ids(self, y: Any) -> Any:
-        """Return the result of `ids` for labels that may be lazy."""
-        y = lazy_array(y)
+    def lazy_ids(self, y: Any) -> Any:
+        """Return the result of `ids` for labels that may be lazy; a Dask array if they are."""
+        y = to_dask_or_numpy(y)
         if isinstance(y, np.ndarray):
             return self.ids(y)
         return y.map_blocks(self.ids, dtype=np.int64)
@@ -138,10 +138,10 @@ class Labels:
 
 
 def _comparable_kind(dtype: np.dtype[Any]) -> str:
-    """Return the same text for dtypes whose labels can be compared: numbers and bools, or text."""
-    return {"b": "number", "i": "number", "u": "number", "f": "number"}.get(
-        dtype.kind, "text" if dtype.kind in "OU" else dtype.kind
-    )
+    """Return "number", "text", or the kind of other dtypes; labels of one kind can be compared."""
+    if dtype.kind in "biuf":
+        return "number"
+    return "text" if dtype.kind in "OU" else dtype.kind
 
 
 def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
@@ -160,13 +160,14 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         # NumPy would convert all of them to text, including numbers and None.
         _checked_objects(np.fromiter(y, object, len(y)), name)
     refuse_packed(y, name)
-    variable_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
-    array = np.asarray(y[:] if variable_length else y)  # y may be a zarr array of text
+    # y may be a zarr array of text of variable length, kind "T", which must be read explicitly.
+    has_variable_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
+    array = np.asarray(y[:] if has_variable_length else y)
     if array.dtype.kind in "SO":
         _refuse_bytes(array, name)
     if array.size and array.dtype.kind not in "OTUbiufmM":
-        raise _other_kind(array.flat[0], 0, name)
-    with one_sentence(y, name):
+        raise _label_kind_error(array.flat[0], 0, name)
+    with shorten_errors(y, name):
         labels: npt.NDArray[Any] = column_or_1d(array, warn=True)
     check_length(labels, n_rows)
     if labels.dtype.kind in "OT":
@@ -176,7 +177,7 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         _check_text(labels.tolist(), name)
     elif kind in "fmM" and not np.isfinite(labels).all():
         row = int(np.isfinite(labels).argmin())
-        raise _no_label(labels[row], row, name)
+        raise _missing_label_error(labels[row], row, name)
     if kind == "f":
         try:
             check_classification_targets(labels)
@@ -201,39 +202,41 @@ def _refuse_bytes(labels: npt.NDArray[Any], name: str) -> None:
         )
 
 
-_KINDS: tuple[tuple[type, ...], ...] = (
-    (str,),
-    (bool, np.bool_),
-    (int, float, np.integer, np.floating),
-)
-"""Kinds of labels in an array of objects, by their types; all labels must be of one kind."""
+_LABEL_TYPES: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "truth": (bool, np.bool_),  # before numbers, because bool is a subclass of int
+    "number": (int, float, np.integer, np.floating),
+}
+"""Kind of labels in an array of objects -> their types; all labels must be of one kind."""
 
 
 def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """Return labels in an array of objects: text unchanged, numbers with NumPy's dtype for them."""
-    listed = labels.tolist()
-    types = set(map(type, listed))
-    kinds = {} if types == {str} else {each: _kind_of(each) for each in types}
-    for row, label in enumerate(listed if kinds else ()):
+    values = labels.tolist()
+    types = set(map(type, values))
+    # Nearly all such arrays hold only str, and need no check of each label.
+    kinds = {} if types == {str} else {label_type: _kind_of(label_type) for label_type in types}
+    for row, label in enumerate(values if kinds else ()):
         if _is_missing(label):
-            raise _no_label(label, row, name)
+            raise _missing_label_error(label, row, name)
         kind = kinds[type(label)]
-        is_enum = kind == 0 and str(label) != label  # a member of an Enum of text
-        if is_enum or kind is None or kind != kinds[type(listed[0])]:
-            raise _other_kind(label, row, name)
-    if not kinds or set(kinds.values()) == {0}:
-        _check_text(listed, name)
-        return np.fromiter(map(str, listed), object, len(listed))
-    numbers = np.array(listed)
+        is_enum = kind == "text" and str(label) != label  # a member of an Enum of text
+        if is_enum or kind is None or kind != kinds[type(values[0])]:
+            raise _label_kind_error(label, row, name)
+    if not kinds or set(kinds.values()) == {"text"}:
+        _check_text(values, name)
+        return np.fromiter(map(str, values), object, len(values))
+    numbers = np.array(values)
     if numbers.dtype.kind == "O":  # a number is too large for any dtype
-        largest = max(listed, key=abs)
-        raise _other_kind(largest, listed.index(largest), name)
+        largest = max(values, key=abs)
+        raise _label_kind_error(largest, values.index(largest), name)
     return numbers
 
 
-def _kind_of(label_type: type) -> int | None:
-    """Return the index in `_KINDS` of a type; None for other types."""
-    return next((k for k, types in enumerate(_KINDS) if issubclass(label_type, types)), None)
+def _kind_of(label_type: type) -> str | None:
+    """Return the name in `_LABEL_TYPES` of a type's kind; None for other types."""
+    kinds = (kind for kind, types in _LABEL_TYPES.items() if issubclass(label_type, types))
+    return next(kinds, None)
 
 
 def _check_text(labels: list[str], name: str) -> None:
@@ -244,6 +247,7 @@ def _check_text(labels: list[str], name: str) -> None:
                 f"the label of row {labels.index(label)} of {name} is empty, which means missing",
                 "fill in such labels, or leave such rows out",
             )
+        # Files hold UTF-8, which has no lone surrogates; NumPy ends text at NUL.
         if "\0" in label or label != label.encode(errors="ignore").decode():
             raise DataError(
                 f"the label {label!r} of row {labels.index(label)} of {name} has a character that "
@@ -262,7 +266,7 @@ def _is_missing(label: Any) -> bool:
         return False
 
 
-def _no_label(label: Any, row: int, name: str) -> DataError:
+def _missing_label_error(label: Any, row: int, name: str) -> DataError:
     """Return the error for a label that is missing or infinite."""
     value = "NaN" if _is_missing(label) else "infinity"
     return DataError(
@@ -271,13 +275,13 @@ def _no_label(label: Any, row: int, name: str) -> DataError:
     )
 
 
-def _other_kind(label: Any, row: int, name: str) -> DataError:
+def _label_kind_error(label: Any, row: int, name: str) -> DataError:
     """Return the error for a label that is of no supported kind, or of another than the first."""
-    text = f"list(map(str, {name}))"
+    as_text = f"list(map(str, {name}))"
     return DataError(
         f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}, but labels "
         "must be all text, all whole numbers, all True or False, or all dates of NumPy",
-        f"give {mention(f'{name}={text}')}, for example",
+        f"give {mention(f'{name}={as_text}')}, for example",
     )
 
 
@@ -285,7 +289,7 @@ def _other_kind(label: Any, row: int, name: str) -> DataError:
 
 
 def is_indicator(y: Any) -> bool:
-    """Return whether the targets have a column for each of several labels."""
+    """Return whether the targets are (n, L) with L above 1: a column for each of several labels."""
     return y is not None and len(target_shape(y)) == 2 and target_shape(y)[1] > 1
 
 
@@ -313,11 +317,11 @@ class SeveralLabels(ReorderedSource):
         super().__init__(base, base.columns, base.target_columns)
 
     def _ordered_targets(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        _zeros_and_ones(y)
+        _as_zeros_and_ones(y)
         return y
 
 
-def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
+def check_label_columns(n_outputs: int, labels: Labels) -> None:
     """Raise DataError unless a store has a column for each of the labels of the training data."""
     if labels.indicator is None or n_outputs != len(labels.classes):
         c = len(labels.classes)
@@ -327,48 +331,48 @@ def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
             trained, remedy = f"{c} classes, one for each row", "give one class for each row"
         raise DataError(
             f"the data has {n_outputs} columns of targets, but the model was trained on {trained}",
-            f"{remedy}",
+            remedy,
         )
 
 
-def check_alike(y: Any, labels: Labels) -> None:
+def check_target_form(y: Any, labels: Labels) -> None:
     """Raise DataError unless y has the form of the training targets: (n,), or (n, L)."""
-    several, c = labels.indicator is not None, len(labels.classes)
-    if is_indicator(y) != several or (several and target_shape(y)[1] != c):
+    has_several, c = labels.indicator is not None, len(labels.classes)
+    if is_indicator(y) != has_several or (has_several and target_shape(y)[1] != c):
         trained, remedy = f"one of {c} classes for each row", "give labels of shape (n,)"
-        if several:
+        if has_several:
             trained, remedy = f"{c} labels for each row", f"give columns of 0 or 1, (n, {c})"
         raise DataError(
-            f"y has shape {target_shape(y)}, but the model was trained on {trained}", f"{remedy}"
+            f"y has shape {target_shape(y)}, but the model was trained on {trained}", remedy
         )
 
 
 def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
     """Return targets with a column for each label as float64 (n, L); DataError unless 0 or 1."""
     try:
-        with one_sentence(y, "y"):
+        with shorten_errors(y, "y"):
             indicator = check_array(y, dtype=None, input_name="y")
     except TypeError:  # for pandas.NA
         raise DataError(
             "y has no value in some row", "leave such rows out, or fill them in"
         ) from None
     check_length(indicator, n_rows)
-    return _zeros_and_ones(indicator)
+    return _as_zeros_and_ones(indicator)
 
 
-def streamed_indicator(y: Any) -> Any:
+def checked_lazy_indicator(y: Any) -> Any:
     """Return the result of `checked_indicator` for targets that may be lazy, checked when read."""
-    y = lazy_array(y)
+    y = to_dask_or_numpy(y)
     if isinstance(y, np.ndarray):
         return checked_indicator(y, len(y))
-    return y.rechunk({1: -1}).map_blocks(_zeros_and_ones, dtype=np.float64)
+    return y.rechunk({1: -1}).map_blocks(_as_zeros_and_ones, dtype=np.float64)
 
 
-def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _as_zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return targets (n, L) as float64; DataError unless all are 0 or 1."""
-    wrong = (y != 0) & (y != 1)
-    if wrong.any():
-        value = to_builtin(y[wrong][0])
+    is_other = (y != 0) & (y != 1)
+    if is_other.any():
+        value = to_builtin(y[is_other][0])
         text = f"{value:g}" if isinstance(value, int | float) else repr(value)
         raise DataError(
             f"y has a column for each of {y.shape[1]} labels and holds {text}",
@@ -380,9 +384,9 @@ def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def subset_accuracy(model: KernelModel, source: BaseSource) -> float:
-    """Return the share of rows for which all labels are predicted correctly."""
+    """Return the share of a source's rows for which all labels are predicted correctly."""
     n_correct = 0
     with model.backend.active():
         for _, F, Y in model.stream(source):
-            n_correct += int(((F > HALF) == (Y > HALF)).all(axis=1).sum())
+            n_correct += int(((F > LABEL_THRESHOLD) == (Y > LABEL_THRESHOLD)).all(axis=1).sum())
     return n_correct / source.n_rows

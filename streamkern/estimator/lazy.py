@@ -30,54 +30,54 @@ def is_lazy(X: Any) -> bool:
     return hasattr(X, "__dask_graph__")
 
 
-def lazy_predictions(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
+def predict_lazy_array(estimator: Any, X: Any, method: str, meta: npt.NDArray[Any]) -> Any:
     """Return a Dask array of `estimator._predict_block(block, method)`, chunked as the rows of X.
 
     X : a Dask array, or a Dask data frame, whose columns are found by name
-    like : the prediction for an array without rows, which has the dtype and number of columns
+    meta : the prediction for an array without rows, which has the dtype and number of columns
 
     Raises the errors that arrays in memory would raise, if they are detected without computing.
     """
     if is_dask_table(X):
-        X = as_dask_array(X, "X", lazy_columns_in_order(estimator, X))
+        X = as_dask_array(X, "X", order_lazy_columns(estimator, X))
     inputs.check_features(estimator, X)
     if any(count > 1 for count in X.numblocks[1:]):
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     return X.map_blocks(
-        _predict_one_block, on_demand("dask").delayed(_for_prediction(estimator)), method,
-        chunks=(X.chunks[0], *((k,) for k in like.shape[1:])),
-        drop_axis=list(range(like.ndim, X.ndim)), dtype=like.dtype, meta=like,
+        _predict_one_block, on_demand("dask").delayed(_copy_for_prediction(estimator)), method,
+        chunks=(X.chunks[0], *((k,) for k in meta.shape[1:])),
+        drop_axis=list(range(meta.ndim, X.ndim)), dtype=meta.dtype, meta=meta,
     )  # fmt: skip
 
 
-def framed_predictions(estimator: Any, table: Any, method: str, like: Any) -> Any:
+def predict_lazy_frame(estimator: Any, table: Any, method: str, meta: Any) -> Any:
     """Return predictions as a Dask data frame or series, indexed as `table`.
 
-    like : the prediction for a table without rows, a pandas object
+    meta : the prediction for a table without rows, a pandas object
     """
-    columns = lazy_columns_in_order(estimator, table)
+    columns = order_lazy_columns(estimator, table)
     table = table if columns is None else table[columns]
-    predictor = on_demand("dask").delayed(_for_prediction(estimator, framed=True))
-    return table.map_partitions(_predict_one_block, predictor, method, meta=like)
+    predictor = on_demand("dask").delayed(_copy_for_prediction(estimator, as_frame=True))
+    return table.map_partitions(_predict_one_block, predictor, method, meta=meta)
 
 
-def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
+def order_lazy_columns(estimator: Any, table: Any) -> list[str] | None:
     """Return the columns of a Dask frame in the order of training; None if names are missing."""
     if table.ndim != 2:
         return None
-    return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.columns)
+    return inputs.order_columns(names_of_columns(table), estimator._state.schema.columns)
 
 
-def _for_prediction(estimator: Any, *, framed: bool = False) -> Any:
+def _copy_for_prediction(estimator: Any, *, as_frame: bool = False) -> Any:
     """Return a copy of the estimator that predicts, without its state for training.
 
-    framed : whether it predicts data frames; otherwise it takes and returns arrays
+    as_frame : whether it predicts data frames; otherwise it takes and returns arrays
     """
     predictor = estimator._snapshot()
     for name in _TRAINING_ATTRIBUTES:
         vars(predictor).pop(name, None)
-    fitted = predictor._state.to_predict()
-    if not framed:
+    fitted = predictor._state.without_training_state()
+    if not as_frame:
         fitted = replace(fitted, schema=replace(fitted.schema, named_by_store=True))
         vars(predictor).pop("_sklearn_output_config", None)
     predictor._fitted_ = fitted

@@ -1,4 +1,4 @@
-"""`load` returns the estimator of a run or a saved model, and `evaluate` its figures."""
+"""Load the estimator of a run or a saved model, and evaluate it."""
 
 from __future__ import annotations
 
@@ -68,20 +68,21 @@ def load(
         )
     run, result = load_result(place, storage_options)
     with contextlib.closing(result.model.backend), checkpoint_errors(run.location):
-        return _fitted(run, result, storage_options)
+        return _restore_estimator(run, result, storage_options)
 
 
-def _fitted(
+def _restore_estimator(
     run: RunSnapshot, result: Result, storage_options: Mapping[str, Any] | None
 ) -> KernelRegressor | KernelClassifier:
     """Return the fitted estimator of a run and its result."""
-    regression = run.classes is None and run.facts.get("indicator") is None
-    kind = KernelRegressor if regression else KernelClassifier
-    estimator = kind(**_parameters(run, result.model))
+    is_regression = run.classes is None and run.facts.get("indicator") is None
+    estimator_class = KernelRegressor if is_regression else KernelClassifier
+    estimator = estimator_class(**_restore_parameters(run, result.model))
     transforms = estimator.transforms
-    built = None if isinstance(transforms, UnsavedParameter) else from_config(transforms)
-    estimator._fitted_ = FittedModel.of_run(run, result, built, storage_options)
-    if not regression:
+    is_saved = not isinstance(transforms, UnsavedParameter)
+    transform_objects = from_config(transforms) if is_saved else None
+    estimator._fitted_ = FittedModel.from_run(run, result, transform_objects, storage_options)
+    if not is_regression:
         _use_labels_as_keys(estimator)
     estimator._fitted_ = replace(estimator._fitted_, begun=estimator._model_parameters())
     return estimator
@@ -96,7 +97,7 @@ def _use_labels_as_keys(estimator: Any) -> None:
             setattr(estimator, name, {labels.get(key, key): w for key, w in table.items()})
 
 
-def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
+def _restore_parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     """Return the parameters of the estimator that trained a run, from the settings of the run."""
     settings, facts = run.record["identity"]["settings"], run.facts
     values: dict[str, Any] = {}
@@ -104,14 +105,15 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
         section, _, key = path.partition(".")
         if key in settings[section]:
             values[name] = settings[section][key]
-    for name in ("centers", "metric"):
+    for name in ("centers", "metric"):  # settings lack them only if they were arrays
         values.setdefault(name, UnsavedParameter("an array"))
     values.setdefault("calibrate", False)  # a version without this setting trained on all rows
     kernel = checked_kernel_record(values["kernel"])
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # the description of a `Kernel`
+        # The description lacks the values of a metric, which the model has.
         has_metric = "metric" in kernel
         values["kernel"] = model.op.kernel if has_metric else get_kernel(kernel, "auto")
-    values["loss"] = _loss(values.get("loss", SQUARES))
+    values["loss"] = _restore_loss(values.get("loss", SQUARES))
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.classes is not None:
         for name in ("class_weight", "class_sampling"):
@@ -123,14 +125,14 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}
 
 
-def _loss(described: Any) -> Any:
+def _restore_loss(record: Any) -> Any:
     """Return the parameter `loss` for a recorded loss; a user-defined loss becomes an object."""
-    name = loss_name(described)
-    if ":" not in name:
-        return described
+    name = loss_name(record)
+    if ":" not in name:  # a built-in loss; user-defined ones are module:class
+        return record
     if defined_class(name) is None:
         return UnsavedParameter(f"of the class {name!r}")
-    return given_loss(described)
+    return given_loss(record)
 
 
 @hide_traceback
@@ -138,7 +140,7 @@ def evaluate(
     model: str | os.PathLike[str] | KernelEstimator, X: Any, y: Any = None,
     sample_weight: Any = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return the figures of a model on rows that it was not trained on.
+    """Return evaluation metrics of a model on rows that it was not trained on.
 
     Parameters
     ----------
@@ -148,15 +150,16 @@ def evaluate(
 
     Returns
     -------
-    figures : name -> value: "mse" (for classes against one-hot targets), "r2" of values or
-        "accuracy" of classes, the figure of the loss if it is not the squared error, and figures of
-        the calibration if the model has one; weighted if there are weights. The figure of a
+    metrics : name -> value, weighted if there are sample weights: "mse" (for classes against
+        one-hot targets), "r2" of values or "accuracy" of classes, the metric of the loss if it is
+        not the squared error, and metrics of the calibration if the model has one. The metric of a
         user-defined loss is left out if its class is not defined, or differs from the class in
         training.
 
     Raises
     ------
-    ConfigError, DataError : the rows do not match the training rows, or have no targets.
+    ConfigError, DataError
+        The rows do not match the training rows, or have no targets.
 
     Examples
     --------
@@ -171,4 +174,4 @@ def evaluate(
             "directory",
             "give the result of fit or of streamkern.load, or the path of a run directory",
         )
-    return model._evaluated(X, y, sample_weight)
+    return model._evaluate(X, y, sample_weight)

@@ -1,4 +1,4 @@
-"""Errors for wrong keyword arguments, with suggestions, and without inner tracebacks."""
+"""Suggest keywords in errors about unknown ones, and hide inner tracebacks of wrong usage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ FOREIGN_PARAMETERS = {
     "max_iter": "epochs", "n_epochs": "epochs", "n_jobs": "threads", "seed": "random_state",
     "learning_rate": "step_scale", "intercept": "fit_intercept",
 }  # fmt: skip
-"""Names of parameters in other libraries -> our parameter, whose unit may differ."""
+"""Name of a parameter in other libraries -> the parameter of streamkern; units may differ."""
 
 RUN_ONLY_SETTINGS = ("center_ranks", "min_ranks", "cluster")
 """Settings in [run] for several ranks that are no parameters of an estimator."""
-
 
 FOREIGN_ARGUMENTS = {
     **dict.fromkeys(
@@ -40,15 +39,16 @@ FOREIGN_ARGUMENTS = {
 def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a public function or method: errors for wrong usage have no inner traceback.
 
-    Their message is sufficient. For a wrong keyword, a TypeError suggests the intended one.
+    The message of such an error is sufficient. For an unknown keyword, a TypeError suggests one
+    that exists.
     """
     names = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
     def call(*args: _P.args, **values: _P.kwargs) -> _T:
-        wrong = next((name for name in values if name not in names), None)
-        if wrong is not None:
-            raise TypeError(_wrong_keyword(method.__qualname__, args[:1], wrong, names))
+        unknown = next((name for name in values if name not in names), None)
+        if unknown is not None:
+            raise TypeError(_unknown_keyword_text(method.__qualname__, args[:1], unknown, names))
         try:
             return method(*args, **values)
         except StreamkernError as error:
@@ -60,24 +60,25 @@ def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-def _wrong_keyword(method: str, owner: Any, wrong: str, names: list[str]) -> str:
+def _unknown_keyword_text(method: str, owner: Any, keyword: str, names: list[str]) -> str:
     """Return the error message for an unknown keyword of a function or method.
 
     method : its qualified name
     owner : (self,) of a method
-    names : names of its arguments
+    keyword : the unknown keyword
+    names : names of the arguments that the function or method has
     """
     is_method = "." in method
-    called = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if is_method else method
-    similar = difflib.get_close_matches(wrong, [name for name in names if name != "self"])
-    hint = FOREIGN_ARGUMENTS.get(wrong)
+    caller = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if is_method else method
+    similar = difflib.get_close_matches(keyword, [name for name in names if name != "self"])
+    hint = FOREIGN_ARGUMENTS.get(keyword)
     if hint is not None and hint.partition("=")[0].split()[-1] not in names:
         hint = None  # the method lacks the argument that the hint names
-    if hint is None and is_method and hasattr(owner[0], wrong) and not wrong.startswith("_"):
-        hint = f"it is a parameter of {type(owner[0]).__name__}({wrong}=...)"
+    if hint is None and is_method and hasattr(owner[0], keyword) and not keyword.startswith("_"):
+        hint = f"it is a parameter of {type(owner[0]).__name__}({keyword}=...)"
     if hint is None:
         hint = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(names[1:])}"
-    return f"{called} has no argument {wrong!r}; {hint}"
+    return f"{caller} has no argument {keyword!r}; {hint}"
 
 
 def suggest_keywords(cls: C) -> C:
@@ -89,19 +90,17 @@ def suggest_keywords(cls: C) -> C:
     def constructor(self: Any, *args: Any, **values: Any) -> None:
         for name in values:
             if name not in names:
-                kind = type(self).__name__
-                raise TypeError(f"{kind} has no parameter {name!r}; {suggestion(name)}")
+                class_name = type(self).__name__
+                raise TypeError(f"{class_name} has no parameter {name!r}; {suggest(name)}")
         init(self, *args, **values)
 
-    def suggestion(name: str) -> str:
+    def suggest(name: str) -> str:
+        """Return the hint for an unknown keyword."""
         if name in RUN_ONLY_SETTINGS:
             return f"it is a setting of runs: run.{name} in streamkern.train_model"
-        similar = (
-            [FOREIGN_PARAMETERS[name]]
-            if name in FOREIGN_PARAMETERS
-            else difflib.get_close_matches(name, names)
-        )
-        if similar:
+        if name in FOREIGN_PARAMETERS:
+            return f"did you mean {FOREIGN_PARAMETERS[name]!r}?"
+        if similar := difflib.get_close_matches(name, names):
             return f"did you mean {similar[0]!r}?"
         return f"help({cls.__name__}) lists the parameters"
 

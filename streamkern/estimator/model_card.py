@@ -21,8 +21,9 @@ _HELD_OUT_ROWS = {
     "test_": "test rows",
     "validation_": "rows held out of the training data, which stopped the training",
 }
-"""Prefix of figures in `report_` -> the rows that they are for."""
-_MAX_NAMES = 20  # of columns or classes that are listed
+"""Prefix of figures in `report_` -> the rows on which they were measured."""
+_MAX_NAMES = 20
+"""Number of columns or classes that are listed."""
 
 _TEMPLATE = """\
 ---
@@ -34,7 +35,7 @@ A kernel {task} model, trained by streamkern.
 
 | | |
 |---|---|
-{facts}
+{rows}
 
 ```python
 import streamkern
@@ -89,8 +90,9 @@ def card_text(model: Any, name: str) -> str:
     """Return the text of the model card of a fitted estimator. name : name of the model"""
     classes = getattr(model, "classes_", None)
     task = "regression" if classes is None else "classification"
-    figures = list(_figures(model))
-    front: dict[str, Any] = {
+    figures = list(_held_out_figures(model))
+    # The keys of the front matter are defined by the Hub: huggingface.co/docs/hub/model-cards.
+    front_matter: dict[str, Any] = {
         "library_name": "streamkern",
         "tags": ["streamkern", "kernel-methods", task],
     }
@@ -99,64 +101,71 @@ def card_text(model: Any, name: str) -> str:
         results = [
             {
                 "task": {"type": f"{kind}-{task}"},
-                "dataset": {"name": rows, "type": "held-out"},
-                "metrics": [{"type": m, "value": v, "name": m} for r, m, v in figures if r == rows],
+                "dataset": {"name": data, "type": "held-out"},
+                "metrics": [
+                    {"type": metric, "value": value, "name": metric}
+                    for figure_rows, metric, value in figures
+                    if figure_rows == data
+                ],
             }
-            for rows in dict.fromkeys(rows for rows, _, _ in figures)
+            for data in dict.fromkeys(rows for rows, _, _ in figures)
         ]
-        front["model-index"] = [{"name": name, "results": results}]
-    facts = "\n".join(f"| {fact} | {_escaped(text)} |" for fact, text in _facts(model, figures))
-    front_text = on_demand("yaml").safe_dump(front, sort_keys=False, allow_unicode=True)
-    return _TEMPLATE.format(front=front_text, name=_escaped(name), task=task, facts=facts)
+        front_matter["model-index"] = [{"name": name, "results": results}]
+    rows = "\n".join(f"| {fact} | {_escape(text)} |" for fact, text in _table_rows(model, figures))
+    front_text = on_demand("yaml").safe_dump(front_matter, sort_keys=False, allow_unicode=True)
+    return _TEMPLATE.format(front=front_text, name=_escape(name), task=task, rows=rows)
 
 
-def _figures(model: Any) -> Iterator[tuple[str, str, float]]:
-    """Yield the finite figures of held-out rows: (rows, metric, value).
+def _held_out_figures(model: Any) -> Iterator[tuple[str, str, float]]:
+    """Yield (description of the rows, metric, value) of the finite figures of held-out rows.
 
     For quantiles and expectiles the squared error and R2 are left out, because these losses do not
     estimate means.
     """
-    misleading = ("mse", "r2") if model.loss in ("quantile", "expectile") else ()
+    misleading_metrics = ("mse", "r2") if model.loss in ("quantile", "expectile") else ()
     for prefix, rows in _HELD_OUT_ROWS.items():
         for key, value in model.report_.items():
             metric = key.removeprefix(prefix)
-            listed = key.startswith(prefix) and metric not in misleading
-            if listed and isinstance(value, int | float) and math.isfinite(value):
+            is_listed = key.startswith(prefix) and metric not in misleading_metrics
+            if is_listed and isinstance(value, int | float) and math.isfinite(value):
                 yield rows, metric, float(value)
 
 
-def _facts(model: Any, figures: Iterable[tuple[str, str, float]]) -> Iterator[tuple[str, str]]:
+def _table_rows(model: Any, figures: Iterable[tuple[str, str, float]]) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the rows of the card's table."""
     kernel, schema = model.kernel_, model._state.schema
-    described = {k: v for k, v in kernel.describe().items() if isinstance(v, str | int | float)}
-    parameters = [f"{key} {_number(value)}" for key, value in described.items() if key != "kernel"]
-    yield "kernel", ", ".join([str(described.get("kernel", type(kernel).__name__)), *parameters])
+    scalars = {k: v for k, v in kernel.describe().items() if isinstance(v, str | int | float)}
+    kernel_name = str(scalars.pop("kernel", type(kernel).__name__))
+    parameters = [f"{name} {_format_number(value)}" for name, value in scalars.items()]
+    yield "kernel", ", ".join([kernel_name, *parameters])
     if model.n_centers_:
         yield "centers", str(model.n_centers_)
     yield "solver", str(model.solver_)
     if "samples" in model.report_:
         yield "samples trained on, over all epochs", str(model.report_["samples"])
     if schema.given_columns is not None:
-        yield "columns", _listed(schema.given_columns)
+        yield "columns", _join_names(schema.given_columns)
     else:
         yield "shape of a row", " x ".join(map(str, schema.row_shape))
     if (classes := getattr(model, "classes_", None)) is not None:
-        yield "classes", _listed(classes)
+        yield "classes", _join_names(classes)
     for rows, metric, value in figures:
-        yield f"{metric} on {rows}", _number(value)
+        yield f"{metric} on {rows}", _format_number(value)
     yield "written by", f"streamkern {__version__}"
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
+    """Return a float to six digits, and other values unchanged, as text."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _listed(names: Iterable[Any]) -> str:
+def _join_names(names: Iterable[Any]) -> str:
+    """Return the first names with commas between them, and the number of others."""
     texts = list(map(str, names))
     more = f" and {len(texts) - _MAX_NAMES} more" if len(texts) > _MAX_NAMES else ""
     return ", ".join(texts[:_MAX_NAMES]) + more
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text as one line, with the characters escaped that Markdown would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>()#|~!&$])", r"\\\1", " ".join(text.split()))

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.devices import get_backend
 from streamkern.estimator.fitted import FittedModel
-from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.estimator.parameters import Parameters, use_parameter_names
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import loss_for_figures
@@ -18,13 +18,14 @@ from streamkern.predict.calibration import no_calibration_text
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.setup.assemble import recorded_accelerator
 
-SMALL_KERNEL_VALUES, SMALL_CENTERS_SIZE = 1 << 17, 1 << 22
-"""Limits of a small call: the kernel values that one thread computes in about the time in which
-threads are started, and the size of `centers_` up to which prepared centers are kept."""
+MAX_SMALL_KERNEL_VALUES = 1 << 17
+"""Kernel values that one thread computes in about the time in which threads are started."""
+MAX_CACHED_SIZE = 1 << 22
+"""Size of `centers_` up to which prepared centers are kept."""
 
 
-class OpeningModel(Parameters):
-    """The fit of an estimator, and its model on the device that the parameters name."""
+class ModelOpeningMixin(Parameters):
+    """Mixin of estimators: the fit, and its model on the device that the parameters name."""
 
     _fitted_: FittedModel | None = None
     """The fit, which is only replaced as a whole. scikit-learn detects it by the final _."""
@@ -47,7 +48,7 @@ class OpeningModel(Parameters):
             them, with centers that were prepared once. The predictions are bit-identical.
         """
         threads = None if isinstance(self.threads, str) else self.threads
-        with own_names():
+        with use_parameter_names():
             cached = self._cached_centers() if self._is_small(n_rows) else None
             if cached is not None:
                 with cached[0].backend.single_threaded_blas():
@@ -63,15 +64,16 @@ class OpeningModel(Parameters):
         return recorded_accelerator(self._state.meta) if auto else self.accelerator
 
     def _is_small(self, n_rows: int | None) -> bool:
-        """Return whether a call with `n_rows` rows is predicted by one thread with kept centers."""
+        """Return whether one thread predicts `n_rows` rows, with centers from the cache."""
         p = len(self._state.order)
         size = self._state.attributes["centers_"].size
-        small = (
+        # The second bound limits the multiplications of a kernel with many features.
+        has_few_values = (
             n_rows is not None
-            and n_rows * p <= SMALL_KERNEL_VALUES
-            and n_rows * size <= 8 * SMALL_CENTERS_SIZE
+            and n_rows * p <= MAX_SMALL_KERNEL_VALUES
+            and n_rows * size <= 8 * MAX_CACHED_SIZE
         )
-        return small and size <= SMALL_CENTERS_SIZE
+        return has_few_values and size <= MAX_CACHED_SIZE
 
     def _cached_centers(self) -> tuple[KernelOperator, Points, Array] | None:
         """Return the result of `_prepare_centers` on one thread, computed once; None on a GPU.
@@ -107,12 +109,12 @@ class OpeningModel(Parameters):
             encoder=schema.encoder, label_dtype=schema.label_dtype,
             weight_column=schema.weight_column, file_form=schema.file_form,
             calibration=fitted.calibration,
-            posterior=fitted.posterior, lacking=self._lacking,
+            posterior=fitted.posterior, lacking=self._needed_calibration_text,
             loss=loss_for_figures(fitted.meta),
             centers=fitted.centers if fitted.wide else None, wide=fitted.wide,
         )  # fmt: skip
 
     @property
-    def _lacking(self) -> str:
+    def _needed_calibration_text(self) -> str:
         """The text after "needs" in errors for a missing calibration, with the reason."""
         return no_calibration_text(self._state.meta)

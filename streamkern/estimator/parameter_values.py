@@ -50,11 +50,11 @@ class ParameterValue:
         objects: list[Any] = []
         return cls(_text(value, objects), tuple(objects))
 
-    def same(self, other: ParameterValue) -> bool:
+    def equals(self, value: ParameterValue) -> bool:
         """Return whether both values produce the same model."""
-        if self.text != other.text or len(self.objects) != len(other.objects):
+        if self.text != value.text or len(self.objects) != len(value.objects):
             return False
-        return all(a is b or a == b for a, b in zip(self.objects, other.objects, strict=True))
+        return all(a is b or a == b for a, b in zip(self.objects, value.objects, strict=True))
 
 
 def _text(value: Any, objects: list[Any]) -> str:
@@ -66,7 +66,8 @@ def _text(value: Any, objects: list[Any]) -> str:
     if isinstance(value, os.PathLike):
         return repr(os.fspath(value))
     if isinstance(value, Mapping):
-        return f"{{{', '.join(sorted(f'{k!r}: {_text(v, objects)}' for k, v in value.items()))}}}"
+        entries = sorted(f"{k!r}: {_text(v, objects)}" for k, v in value.items())
+        return f"{{{', '.join(entries)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_text(item, objects) for item in value)}]"
     if isinstance(value, Kernel):
@@ -94,7 +95,7 @@ class UnsavedParameter:
 
     kind: str
 
-    def refusal(self, name: str) -> str:
+    def error_text(self, name: str) -> str:
         """Return the error message for a call that needs the value."""
         return (
             f"{name} was {self.kind}, which is not kept on disk; give it again with "
@@ -143,5 +144,5 @@ def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, 
     """
     if "transforms" not in facts:
         return tuple(copy.deepcopy(dict(table)) for table in tables)
-    stored = facts["transforms"]
-    return UnsavedParameter(facts["not_kept"]) if stored is None else tuple(stored)
+    recorded = facts["transforms"]
+    return UnsavedParameter(facts["not_kept"]) if recorded is None else tuple(recorded)

@@ -24,8 +24,8 @@ from streamkern.kernels.builtin import Kernel
 
 
 @contextlib.contextmanager
-def own_names() -> Iterator[None]:
-    """Name settings as parameters of the estimator in the errors and warnings of a block."""
+def use_parameter_names() -> Iterator[None]:
+    """Use the names of the estimator's parameters in the errors and warnings of a block."""
     try:
         with warnings_worded(parameter_words):
             yield
@@ -92,7 +92,7 @@ class Parameters:
         for name in names:
             value = getattr(self, name)
             if isinstance(value, UnsavedParameter):
-                raise ConfigError(value.refusal(name))
+                raise ConfigError(value.error_text(name))
 
     def _model_parameters(self) -> dict[str, ParameterValue]:
         """Return the parameters that must not change between calls of partial_fit, by name."""
@@ -112,9 +112,10 @@ class Parameters:
         """
         current = self._model_parameters()
         for name, value in (first or {}).items():
-            if name in current and not current[name].same(value):
-                new_text, first_text = current[name].text[:80], value.text[:80]
-                if new_text == first_text:  # of objects with the same text
+            if name in current and not current[name].equals(value):
+                new_text = current[name].text[:80]
+                first_text = value.text[:80]
+                if new_text == first_text:  # two objects may have the same text
                     new_text = f"another {new_text}"
                 raise ConfigError(
                     f"{mention(f'{name}={new_text}')} is set, but the model that partial_fit "
@@ -200,6 +201,7 @@ class Parameters:
                 f"{mention('n_centers', 'all')} uses all rows as centers, but centers is an array",
                 "leave one of them out",
             )
+        # A run has no previous fit, so True is resolved by `fit`; only a directory is a setting.
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
@@ -215,12 +217,13 @@ class Parameters:
                     f"set for example {mention('random_state', 0)}",
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
+        # These parameters exist only in one of the two estimators. JSON has only text as keys.
         class_tables = {
             name: getattr(self, name, None) for name in ("class_weight", "class_sampling")
         }
         for name, table in class_tables.items():
             if isinstance(table, Mapping):
-                class_tables[name] = {str(label): w for label, w in table.items()}
+                class_tables[name] = {str(label): weight for label, weight in table.items()}
         tables: dict[str, dict[str, Any]] = {
             "data": class_tables,
             "model": {"target_transform": getattr(self, "target_transform", "auto")},
@@ -232,6 +235,15 @@ class Parameters:
         tables["run"]["device_memory"] = self.memory
         return RunConfig.from_tables(tables)
 
+    def _execution_settings(self) -> dict[str, Any]:
+        """Return the settings of execution, which may differ between calls of `partial_fit`."""
+        config = self._config(1 if self.epochs == "auto" else self.epochs)
+        names = ("device", "accelerator", "memory", "device_memory", "threads")
+        return {f"run.{name}": getattr(config.run, name) for name in names} | {
+            "data.epochs": config.data.epochs,
+            "run.early_stopping": config.run.early_stopping,
+        }
+
 
 _CALL_PARAMETERS = frozenset(
     ("epochs", "device", "accelerator", "memory", "threads", "ranks", "run_dir", "verbose",
@@ -241,7 +253,7 @@ _CALL_PARAMETERS = frozenset(
 """Parameters that may change from one call of `partial_fit` to the next."""
 
 
-POINTS = 100
+N_TEST_POINTS = 100
 """Number of random points on which a user-defined kernel is tested."""
 _SCIKIT_LEARN_KERNELS = {
     "RBF": "Gaussian(length_scale)",
@@ -269,8 +281,9 @@ def _check_kernel(kernel: Any) -> None:
         raise ConfigError(
             f"{mention('kernel', kernel)} is a kernel of scikit-learn", f"give {equivalent}"
         )
-    custom = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
-    if custom and kernel.geometry == "distance" and not _is_positive_definite(kernel):
+    is_builtin = type(kernel).__module__.startswith("streamkern.")
+    is_custom = isinstance(kernel, Kernel) and not is_builtin
+    if is_custom and kernel.geometry == "distance" and not _is_positive_definite(kernel):
         warn(
             f"{mention('kernel', kernel)} is not positive definite on a few random points, so the "
             "model may predict badly; use a positive definite kernel, such as a sum or product of "
@@ -283,7 +296,10 @@ def _is_positive_definite(kernel: Kernel) -> bool:
 
     The distances between the points are about 0.1 to 10. Returns True if a value is not finite.
     """
-    points = np.random.default_rng(0).normal(size=(POINTS, 3)) * np.logspace(-1, 1, POINTS)[:, None]
+    points = (
+        np.random.default_rng(0).normal(size=(N_TEST_POINTS, 3))
+        * np.logspace(-1, 1, N_TEST_POINTS)[:, None]
+    )
     squares = ((points[:, None] - points) ** 2).sum(axis=2)
     with np.errstate(all="ignore"):
         values = np.asarray(kernel.profile(squares, np), np.float64)

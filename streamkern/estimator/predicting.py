@@ -16,11 +16,11 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
-from streamkern.estimator.files import is_files, rows_of_files, rows_without_targets
+from streamkern.estimator.files import is_files, open_file_rows, open_without_targets
 from streamkern.estimator.fitted import FittedAttribute, Schema
-from streamkern.estimator.lazy import framed_predictions, is_lazy, lazy_predictions
+from streamkern.estimator.lazy import is_lazy, predict_lazy_array, predict_lazy_frame
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.opened_model import OpeningModel
+from streamkern.estimator.opened_model import ModelOpeningMixin
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.numeric import frame_numbers
 from streamkern.ingest.received import convert_received
@@ -34,13 +34,13 @@ from streamkern.stream.sources.arrays import ArraySource, is_sparse
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-CONTAINERS = ("default", "pandas")
-"""Values of `set_output`."""
-ENDS = ("lower", "upper")
+OUTPUT_CONTAINERS = ("default", "pandas")
+"""Values of the argument `predict` of `set_output`."""
+INTERVAL_COLUMNS = ("lower", "upper")
 """Names of the columns of intervals in a data frame."""
 
 
-def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+def on_snapshot(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
     """Decorate a public method so that it works on a snapshot of the estimator.
 
     Changes by other threads during the call have no effect on it. Without a fit it raises
@@ -57,7 +57,7 @@ def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concate
     return call
 
 
-class Predicting(OpeningModel):
+class PredictionMixin(ModelOpeningMixin):
     """Mixin of estimators: fitted attributes, and predictions in all forms."""
 
     n_features_in_ = FittedAttribute()
@@ -85,15 +85,15 @@ class Predicting(OpeningModel):
         vars(snapshot).update(vars(self))  # one step of the interpreter, so threads do not matter
         return snapshot
 
-    def _for_checks(self, schema: Schema | None = None) -> Self:
-        """Return a copy on which scikit-learn's checks can set `n_features_in_` and the like.
+    def _copy_for_checks(self, schema: Schema | None = None) -> Self:
+        """Return a copy on which scikit-learn's checks can set `n_features_in_` and other names.
 
         schema : schema whose attributes the checks compare with
         """
-        holder = self._snapshot()
-        vars(holder).pop("_fitted_", None)
-        vars(holder).update({} if schema is None else schema.attributes)
-        return holder
+        estimator = self._snapshot()
+        vars(estimator).pop("_fitted_", None)
+        vars(estimator).update({} if schema is None else schema.attributes)
+        return estimator
 
     @property
     def encoded_features_(self) -> npt.NDArray[Any]:
@@ -130,8 +130,8 @@ class Predicting(OpeningModel):
                 f"{type(self).__name__} has no transform",
                 "give predict='pandas' for predictions with the index of X",
             )
-        if predict not in (None, *CONTAINERS):
-            raise ConfigError(f"predict={predict!r} must be one of {some(CONTAINERS)}")
+        if predict not in (None, *OUTPUT_CONTAINERS):
+            raise ConfigError(f"predict={predict!r} must be one of {some(OUTPUT_CONTAINERS)}")
         if predict is not None:
             self._sklearn_output_config = {"predict": predict}  # which `clone` copies
         return self
@@ -139,7 +139,7 @@ class Predicting(OpeningModel):
     _sklearn_output_config: Mapping[str, str] = {}
 
     @property
-    def _framed_output(self) -> bool:
+    def _returns_frames(self) -> bool:
         """True if predictions are returned as pandas objects."""
         return self._sklearn_output_config.get("predict") == "pandas"
 
@@ -152,47 +152,47 @@ class Predicting(OpeningModel):
         if not is_lazy(X):
             return self._in_container(getattr(self, method)(self._values(X)), X, method)
         X = self._without_targets(X, self._state.schema)
-        framed = self._framed_output and is_dask_table(X)
-        like = self._empty_prediction(X, method, framed=framed)
-        return (framed_predictions if framed else lazy_predictions)(self, X, method, like)
+        as_frame = self._returns_frames and is_dask_table(X)
+        meta = self._empty_prediction(X, method, as_frame=as_frame)
+        return (predict_lazy_frame if as_frame else predict_lazy_array)(self, X, method, meta)
 
     def _predict_block(self, X: Any, method: str) -> Any:
         """Return predictions for a block of a Dask array, which may be empty after a filter."""
         if not X.shape[0]:
-            return self._empty_prediction(X, method, framed=self._framed_output)
+            return self._empty_prediction(X, method, as_frame=self._returns_frames)
         return self._predict(X, method)
 
-    def _empty_prediction(self, X: Any, method: str, *, framed: bool) -> Any:
+    def _empty_prediction(self, X: Any, method: str, *, as_frame: bool) -> Any:
         """Return the predictions for no rows, which show their dtype, columns and container."""
         no_outputs = np.zeros((0, len(self._state.targets.mean)), self._dtype)
         predictions = getattr(self, method)(no_outputs)
-        return self._framed(predictions, X, method) if framed else predictions
+        return self._to_frame(predictions, X, method) if as_frame else predictions
 
     def _in_container(self, predictions: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions in the container of `set_output`."""
-        return self._framed(predictions, X, method) if self._framed_output else predictions
+        return self._to_frame(predictions, X, method) if self._returns_frames else predictions
 
-    def _framed(self, predictions: npt.NDArray[Any], X: Any, method: str) -> Any:
+    def _to_frame(self, predictions: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions as a pandas object with the index of X, if it has one.
 
-        Intervals have the two columns `ENDS`, or these two for each output.
+        Intervals have the two columns `INTERVAL_COLUMNS`, or these two for each output.
         """
         pandas = import_optional("pandas", 'set_output(predict="pandas")', "frames")
         X = X.to_native() if is_frame(X) else X
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
-        names = self._names_of(method)
+        names = self._column_names(method)
         if method == "_ends":  # intervals, (n, 2) or (n, c, 2)
-            columns: Any = list(ENDS)
+            columns: Any = list(INTERVAL_COLUMNS)
             if predictions.ndim == 3:
                 columns = pandas.MultiIndex.from_product(
-                    [names or range(predictions.shape[1]), ENDS]
+                    [names or range(predictions.shape[1]), INTERVAL_COLUMNS]
                 )
             return pandas.DataFrame(predictions.reshape(len(predictions), -1), index, columns)
         if predictions.ndim == 1:
             return pandas.Series(predictions, index, name=None if names is None else names[0])
         return pandas.DataFrame(predictions, index, names)
 
-    def _names_of(self, _method: str) -> Sequence[Any] | None:
+    def _column_names(self, _method: str) -> Sequence[Any] | None:
         """Return the names of the columns of predictions."""
         schema, loss = self._state.schema, loss_for_figures(self._state.meta)
         names = schema.output_names or schema.target_columns
@@ -207,25 +207,25 @@ class Predicting(OpeningModel):
         dtype: np.dtype[Any] = fitted.attributes["dual_coef_"].dtype
         return dtype
 
-    def _values(self, X: Any, **behind: bool) -> npt.NDArray[Any]:
-        """Return f(X), (n, c). behind : columns to append, as in `KernelModel.values`"""
+    def _values(self, X: Any, **appended: bool) -> npt.NDArray[Any]:
+        """Return f(X), (n, c). appended : columns to append, as in `KernelModel.values`"""
         schema = self._state.schema
         if is_files(X):
-            with self._model() as model, rows_of_files(X, schema, targets=False) as rows:
-                return np.concatenate([F for _, _, F in model.predicted_tiles(rows, **behind)])
+            with self._model() as model, open_file_rows(X, schema, targets=False) as rows:
+                return np.concatenate([F for _, _, F in model.predicted_tiles(rows, **appended)])
         if not inputs.is_stream(X):
-            rows = self._rows(X, schema)
+            rows = self._check_rows(X, schema)
             with self._model(rows.shape[0]) as model:
-                return model.values(rows, **behind)
-        source = rows_without_targets(X, schema)
+                return model.values(rows, **appended)
+        source = open_without_targets(X, schema)
         with self._model() as model:
-            return model.predict(source, **behind)
+            return model.predict(source, **appended)
 
     def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return outputs (n, c) in the shape that y had in training, (n,) or (n, c)."""
         return F[:, 0] if self._state.flat else F
 
-    def _at_quantiles(self, X: Any, quantiles: Sequence[float]) -> Any:
+    def _predict_quantiles(self, X: Any, quantiles: Sequence[float]) -> Any:
         """Return the outputs, (n, q), for some of the quantiles of a model that has several."""
         levels = self._state.levels
         if levels is None:
@@ -243,6 +243,7 @@ class Predicting(OpeningModel):
                 f"{mention('quantiles', quantiles)} must be a number or a list of numbers",
                 f"choose from {some([f'{q:g}' for q in levels])}",
             )
+        # The output of each requested quantile; none if the model lacks the quantile.
         columns = [
             k
             for q in requested
@@ -261,12 +262,12 @@ class Predicting(OpeningModel):
             else predictions[:, columns]
         )
 
-    def _with_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
+    def _predict_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
         """Return values and the ends of their intervals, for rows that are not lazy."""
-        calibration, lacking = self._state.calibration, self._lacking
+        calibration, lacking = self._state.calibration, self._needed_calibration_text
         loss, c = loss_for_figures(self._state.meta), len(self._state.targets.mean)
         form = OutputFormat.of(calibration, None, False, interval, lacking, normalised, loss)
-        X = self._not_lazy(X, f"interval={interval!r}")
+        X = self._check_not_lazy(X, f"interval={interval!r}")
         values = form(self._values(X, spread=normalised))
         if form.ends is not None:  # two of the quantiles of a model of several
             F, intervals = values[:, :c], values[:, c:]
@@ -277,15 +278,18 @@ class Predicting(OpeningModel):
         F = self._in_container(self._as_targets(F), X, "_as_targets")
         return F, self._in_container(intervals, X, "_ends")
 
-    def _with_std(self, X: Any) -> tuple[Any, Any]:
+    def _predict_std(self, X: Any) -> tuple[Any, Any]:
         """Return values and their standard deviations, for rows that are not lazy."""
-        X = self._not_lazy(X, "return_std=True")
+        X = self._check_not_lazy(X, "return_std=True")
         F, std = map(self._as_targets, np.split(self._values(X, std=True), 2, axis=1))
         return self._in_container(F, X, "_as_targets"), self._in_container(std, X, "_as_targets")
 
     @staticmethod
-    def _not_lazy(X: Any, request: str) -> Any:
-        """Return X, see `convert_received`; ConfigError if it is lazy. request : for messages"""
+    def _check_not_lazy(X: Any, request: str) -> Any:
+        """Return X, see `convert_received`; ConfigError if it is lazy.
+
+        request : the argument that needs rows in memory, for the message
+        """
         X = convert_received(X, "X")
         if is_lazy(X):
             raise ConfigError(
@@ -297,20 +301,20 @@ class Predicting(OpeningModel):
     def _write(self, X: Any, out: Any, **options: Any) -> None:
         """Write the predictions to `out`. options : as in `KernelModel.predict_to`"""
         with contextlib.ExitStack() as stack:
-            source = self._source_of(X, stack)
+            source = self._open_rows(X, stack)
             stack.enter_context(self._model()).predict_to(source, out, **options)
 
-    def _source_of(self, X: Any, stack: contextlib.ExitStack) -> Any:
+    def _open_rows(self, X: Any, stack: contextlib.ExitStack) -> Any:
         """Return a source of the rows of X, in any form that `predict` takes, without targets.
 
         stack : closes the files that this method opens
         """
         X, schema = convert_received(X, "X"), self._state.schema
         if is_files(X):
-            return stack.enter_context(rows_of_files(X, schema, targets=False))
+            return stack.enter_context(open_file_rows(X, schema, targets=False))
         if inputs.is_stream(X):
-            return rows_without_targets(X, schema)
-        source = ArraySource(self._rows(X, schema))
+            return open_without_targets(X, schema)
+        source = ArraySource(self._check_rows(X, schema))
         source.encoder = schema.encoder
         return source
 
@@ -329,7 +333,7 @@ class Predicting(OpeningModel):
             return X.drop(columns=[name for name in X.columns if name in unused])
         return X
 
-    def _rows(self, X: Any, schema: Schema) -> Any:
+    def _check_rows(self, X: Any, schema: Schema) -> Any:
         """Return checked rows in memory, with the row shape of the training data.
 
         Flattened images get that shape. A data frame is encoded by the encoder of the training.
@@ -337,12 +341,12 @@ class Predicting(OpeningModel):
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:
-            rows = inputs.encoded_rows(X, Encoder.from_json(schema.encoder, "the model"))
+            rows = inputs.encode_rows(X, Encoder.from_json(schema.encoder, "the model"))
         else:
-            holder = self._for_checks(schema)
+            estimator = self._copy_for_checks(schema)
             numbers = frame_numbers(X, "X") if is_frame(X) else None
             rows = inputs.checked_rows(
-                holder, X, reset=False, nameless=schema.named_by_store, numbers=numbers
+                estimator, X, reset=False, nameless=schema.named_by_store, numbers=numbers
             )
         if schema.sparse:
             return PackedRows.of_matrix(rows)

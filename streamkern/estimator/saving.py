@@ -11,15 +11,15 @@ from streamkern.estimator.fitted import FittedModel, Schema
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.model_card import ModelCard
 from streamkern.estimator.parameter_values import transform_tables
-from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.estimator.predicting import Predicting
+from streamkern.estimator.parameters import Parameters, use_parameter_names
+from streamkern.estimator.predicting import PredictionMixin
 from streamkern.train.export.onnx_model import ExportedOutputs, write_c, write_onnx
 from streamkern.train.online import Online
 from streamkern.train.saved_model import save_model, without_solver
 
 
-class Saving(Predicting):
-    """Methods of an estimator that write its fitted model."""
+class SavingMixin(PredictionMixin):
+    """Mixin of estimators: methods that write the fitted model."""
 
     @hide_traceback
     def save(
@@ -53,7 +53,7 @@ class Saving(Predicting):
         snapshot = self._snapshot()
         fitted = snapshot._state
         model_card = ModelCard(snapshot, place) if card else None
-        with own_names():
+        with use_parameter_names():
             snapshot._save(fitted, place, storage_options)
         if model_card is not None:
             model_card.write()
@@ -117,8 +117,9 @@ class Saving(Predicting):
         labels = fitted.schema.labels
         outputs = ExportedOutputs(flat=fitted.flat)
         if labels is not None:
-            several = labels.indicator is not None
-            outputs = ExportedOutputs(None if several else labels.classes, labels.order, several)
+            has_several = labels.indicator is not None
+            classes = None if has_several else labels.classes
+            outputs = ExportedOutputs(classes, labels.order, has_several)
         with snapshot._model() as model:
             write(model, fitted.centers, outputs, path, dtype=dtype, overwrite=overwrite)
 

@@ -1,4 +1,4 @@
-"""Check targets of a regression, sample weights, and whether labels are numbers by mistake."""
+"""Check the targets of a regression, sample weights, and labels that are probably values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, _num_samples, check_a
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
-from streamkern.estimator.inputs import as_floats, lazy_array, one_sentence
+from streamkern.estimator.inputs import as_floats, shorten_errors, to_dask_or_numpy
 from streamkern.ingest.conform import without_long_doubles
 from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import is_sparse
@@ -29,11 +29,12 @@ from streamkern.ingest.tables.numbers import (
 from streamkern.ingest.targets import MANY_CLASSES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
+from streamkern.stream.sources.base import BaseSource
 
-FEW_CLASSES = 10
-"""Up to this number of classes, numbers in another notation, such as 5%, are taken as labels."""
-ROWS_OF_A_CLASS = 5
-"""Mean number of rows per class from which numbers are taken as labels, such as months."""
+MAX_NOTATION_CLASSES = 10
+"""Up to this number of classes, numbers in another notation, such as 5%, are accepted as labels."""
+MIN_ROWS_PER_CLASS = 5
+"""Number of rows per class from which numbers, such as months, are accepted as labels."""
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
@@ -42,23 +43,22 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     Raises DataError for dates, text that is not a number, NaN, infinity, and another length.
     """
     refuse_packed(y, "y")
-    y = values_of_text(y)
+    y = parse_text_targets(y)
     kind = np.asarray(y).dtype.kind
     if kind in "mM" or (kind == "O" and _is_time(y)):
         raise DataError(
             "y holds dates or durations, whose values depend on their unit",
             "give numbers, such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')",
         )
-    if (
-        kind == "O"
-        and (cell := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
-    ):
+    objects = np.asarray(y).flat if kind == "O" else ()
+    sequence = next((value for value in objects if np.ndim(value)), None)
+    if sequence is not None:
         raise DataError(
-            f"y holds {cell!r}, which is not one number but several",
+            f"y holds {sequence!r}, which is not one number but several",
             "give a column for each number: np.array(list(y))",
         )
     try:
-        with one_sentence(y, "y"):
+        with shorten_errors(y, "y"):
             values: npt.NDArray[Any] = check_array(
                 y, dtype="numeric", ensure_2d=False, input_name="y"
             )
@@ -66,14 +66,14 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
         values = without_long_doubles(values, "y")
         return values if values.dtype.kind == "f" else as_floats(values, "y")
     except TypeError:  # float() of an object that is not a number
-        raise _not_a_number(y) from None
+        raise _not_a_number_error(y) from None
 
 
-def _not_a_number(y: Any) -> DataError:
+def _not_a_number_error(y: Any) -> DataError:
     """Return the error that names the first target for which `float` raises TypeError."""
     rows = np.asarray(y, dtype=object).reshape(len(y), -1)
     cells = ((row, cell) for row, cells in enumerate(rows) for cell in cells)
-    row, cell = next(entry for entry in cells if not _is_accepted(entry[1]))
+    row, cell = next((row, cell) for row, cell in cells if not _has_float(cell))
     return DataError(
         f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is not "
         "a number",
@@ -81,7 +81,7 @@ def _not_a_number(y: Any) -> DataError:
     )
 
 
-def _is_accepted(cell: Any) -> bool:
+def _has_float(cell: Any) -> bool:
     """Return whether `float` raises no TypeError for a cell; True for None, a missing number."""
     try:
         float(cell)
@@ -94,11 +94,12 @@ def _is_accepted(cell: Any) -> bool:
 
 def _is_time(y: Any) -> bool:
     """Return whether the first value in an array of objects is a period, a date or a duration."""
-    first = next(iter(np.asarray(y).ravel()[:1]), None)
-    return hasattr(first, "freqstr") or isinstance(first, datetime.date | datetime.timedelta)
+    first_value = next(iter(np.asarray(y).ravel()[:1]), None)
+    is_period = hasattr(first_value, "freqstr")  # of pandas
+    return is_period or isinstance(first_value, datetime.date | datetime.timedelta)
 
 
-def values_of_text(y: Any) -> Any:
+def parse_text_targets(y: Any) -> Any:
     """Return targets, (n,) or (n, c), with text converted to numbers; other targets unchanged.
 
     Raises DataError for text that is not a number.
@@ -116,11 +117,11 @@ def values_of_text(y: Any) -> Any:
     try:
         flat[list(texts)] = numbers(texts.values())
     except ValueError:
-        index, wrong = next(text for text in texts.items() if not is_number(text[1]))
-        notation = other_notation(wrong)
+        index, text = next((k, text) for k, text in texts.items() if not is_number(text))
+        notation = other_notation(text)
         problem = "which is not a number" if notation is None else notation_text(notation)
         raise DataError(
-            f"y holds {wrong[:80]!r} in row {index // width}, {problem}, but KernelRegressor takes "
+            f"y holds {text[:80]!r} in row {index // width}, {problem}, but KernelRegressor takes "
             "numbers",
             "write numbers with a decimal point and nothing around them, or use KernelClassifier "
             "if they are labels",
@@ -131,26 +132,28 @@ def values_of_text(y: Any) -> Any:
 def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     """Raise DataError for classes that are numbers or dates written as text, such as "5%".
 
-    Up to `FEW_CLASSES` of them are accepted as labels, and more if they have on average
-    `ROWS_OF_A_CLASS` rows.
+    Up to `MAX_NOTATION_CLASSES` of them are accepted as labels, and more if they have on average
+    `MIN_ROWS_PER_CLASS` rows.
 
     Parameters
     ----------
     names : names of the classes.
     n_rows : number of all rows.
     """
-    many = 2 * len(names) > n_rows
-    few_rows = len(names) > FEW_CLASSES and n_rows < ROWS_OF_A_CLASS * len(names)
-    if not names or not (many or few_rows):
+    are_mostly_unique = 2 * len(names) > n_rows
+    has_few_rows = len(names) > MAX_NOTATION_CLASSES and n_rows < MIN_ROWS_PER_CLASS * len(names)
+    if not names or not (are_mostly_unique or has_few_rows):
         return
     n_integers = sum(map(is_integer, names))
+    # The first sign of numbers that is found explains the names: "5%", then 2.5, then "5 kg".
     notations = {name: text for name in names if (text := other_notation(name)) is not None}
-    if not notations and many:
+    if not notations and are_mostly_unique:
         fractions = [name for name in names if is_number(name) and not is_integer(name)]
         notations = dict.fromkeys(fractions, "a fraction")
     if not notations and share_a_unit(names):
         notations = dict.fromkeys(names, "a unit")
-    if not notations or 2 * (len(notations) + n_integers) <= len(names):
+    is_minority = 2 * (len(notations) + n_integers) <= len(names)
+    if not notations or is_minority:
         return
     name, notation = next(iter(notations.items()))
     raise DataError(
@@ -167,8 +170,8 @@ def refuse_values_as_labels(
 ) -> None:
     """Raise DataError for numeric labels with many classes of few rows, which are probably values.
 
-    The smallest number of rows is 2 for integers, which may be ids of persons, and
-    `ROWS_OF_A_CLASS` for floats. `ingest` infers classes by a similar rule, with
+    A class has few rows if it has less than 2 for integers, which may be ids of persons, and less
+    than `MIN_ROWS_PER_CLASS` for floats. `ingest` infers classes by a similar rule, with
     `MIN_CLASS_ROWS`.
 
     Parameters
@@ -177,23 +180,22 @@ def refuse_values_as_labels(
     n_classes, n_rows : numbers of classes and of rows.
     ids : (n,) the class of each row, if the rows are in memory.
     """
-    least_rows = {"f": ROWS_OF_A_CLASS, "i": 2, "u": 2}.get(np.dtype(label_dtype).kind, 0)
-    if n_classes <= MANY_CLASSES or not least_rows:
+    min_rows = {"f": MIN_ROWS_PER_CLASS, "i": 2, "u": 2}.get(np.dtype(label_dtype).kind, 0)
+    if n_classes <= MANY_CLASSES or not min_rows:
         return
-    typical = n_rows / n_classes if ids is None else float(np.median(np.bincount(ids)))
-    if typical < least_rows:
+    typical_rows = n_rows / n_classes if ids is None else float(np.median(np.bincount(ids)))
+    if typical_rows < min_rows:
         raise DataError(
             f"y holds numbers that would be {n_classes} classes, most of them with fewer than "
-            f"{least_rows} of the {n_rows} rows",
+            f"{min_rows} of the {n_rows} rows",
             "use KernelRegressor or, if they are classes, give text: "
             "np.asarray(y).astype(int).astype(str)",
         )
 
 
-def floating(y: Any) -> Any:
+def to_floating(y: Any) -> Any:
     """Return streamed regression targets in a floating dtype, which a source takes as values."""
-    y = lazy_array(y)
-    y = values_of_text(y)
+    y = parse_text_targets(to_dask_or_numpy(y))
     if y is None or y.dtype.kind == "f":
         return y
     if isinstance(y, np.ndarray):
@@ -223,7 +225,7 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
         )
     if np.size(sample_weight) and not np.any(sample_weight):
         raise DataError("all sample weights are zero", "give some rows a weight above 0")
-    with one_sentence(sample_weight, "sample_weight"):
+    with shorten_errors(sample_weight, "sample_weight"):
         w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:
         raise DataError(
@@ -238,24 +240,29 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     return w
 
 
-def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tuple[Any, Any, Any]:
+def drop_negligible_rows(
+    X: Any, y: Any, sample_weight: Any, *, min_rows: int = 1
+) -> tuple[Any, Any, Any]:
     """Return X, y and the weights without rows whose weight is 0, or negligible beside the largest.
 
-    Such rows must not affect scaling, encoding and centers. Invalid weights are returned unchanged;
-    `checked_weights` reports them. Raises DataError if fewer rows than `fewest` are left.
+    Rows without weight must not affect scaling, encoding and centers. Invalid weights are returned
+    unchanged; `checked_weights` reports them.
+
+    Raises DataError if fewer rows than `min_rows` are left.
     """
     weights = np.asarray(sample_weight)
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
         return X, y, sample_weight
     largest = weights.max()
-    counted = weights > NEGLIGIBLE_WEIGHT * largest
-    if counted.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
+    counts = weights > NEGLIGIBLE_WEIGHT * largest
+    are_valid = np.isfinite(largest) and largest > 0 and (weights >= 0).all()
+    if counts.all() or not are_valid:
         return X, y, sample_weight
-    rows = np.flatnonzero(counted)
-    if len(rows) < fewest:
+    rows = np.flatnonzero(counts)
+    if len(rows) < min_rows:
         raise DataError(
             f"sample_weight of row {rows[0]} is {largest:g}, compared with which all other "
-            f"weights are negligible; at least {fewest} rows must count",
+            f"weights are negligible; at least {min_rows} rows must count",
             "give more rows a weight of this size",
         )
     X = X.tocsr() if is_sparse(X) else X  # rows of other sparse formats cannot be selected
@@ -264,3 +271,12 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
         y = y[:]
     X = X[rows] if is_frame(X) else _safe_indexing(X, rows)
     return X, _safe_indexing(y, rows), weights[rows]
+
+
+def check_outputs(source: BaseSource, n_targets: int) -> None:
+    """Raise DataError unless a source has as many targets as the model, `n_targets`."""
+    if source.n_outputs != n_targets:
+        raise DataError(
+            f"y has {source.n_outputs} outputs, but the model was trained on {n_targets}",
+            "give as many outputs as in training",
+        )

@@ -1,4 +1,4 @@
-"""`tune` searches the best settings, for an estimator and data or for a run file."""
+"""Search the best settings, for an estimator and data or for a run file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.files import given_data, ingest_temporarily, is_files, temporary_stores
+from streamkern.estimator.files import (
+    ingest_temporarily,
+    is_files,
+    remove_temporary_stores,
+    resolve_data,
+)
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.parameters import own_names
+from streamkern.estimator.parameters import use_parameter_names
 from streamkern.kernels.builtin import Kernel
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
@@ -27,11 +32,11 @@ from streamkern.tuning import search
 from streamkern.tuning.metrics import CLASS_METRICS, REGRESSION_METRICS
 from streamkern.tuning.search import Tuned
 
-CALL = "tune(X, y, estimator=KernelClassifier(...))"
+EXAMPLE_CALL = "tune(X, y, estimator=KernelClassifier(...))"
 
 
 @hide_traceback
-@temporary_stores()
+@remove_temporary_stores()
 def tune(
     X: Any, y: Any = None, sample_weight: Any = None, *,
     estimator: KernelRegressor | KernelClassifier | None = None, metric: str = "auto",
@@ -94,11 +99,16 @@ def tune(
 
     Raises
     ------
-    ConfigError, DataError : an argument or the data is wrong; nothing was written.
-    ResumeMismatchError : `out` holds a search with other settings or data.
-    RunError : `out` cannot be used, or another process is using it.
-    TrainingInterrupted : a signal stopped a search with `out`.
-    DivergenceError : every candidate diverged.
+    ConfigError, DataError
+        An argument or the data is wrong; nothing was written.
+    ResumeMismatchError
+        `out` holds a search with other settings or data.
+    RunError
+        `out` cannot be used, or another process is using it.
+    TrainingInterrupted
+        A signal stopped a search with `out`.
+    DivergenceError
+        Every candidate diverged.
 
     Examples
     --------
@@ -111,8 +121,9 @@ def tune(
         "sampler": sampler, "n_trials": n_trials,
         "out": out, "progress": progress, "report": report, "stop": stop,
     }  # fmt: skip
+    # Settings determine the data and the model.
     if _are_settings(X):
-        _check_alone({"y": y, "sample_weight": sample_weight, "estimator": estimator})
+        _refuse_arguments({"y": y, "sample_weight": sample_weight, "estimator": estimator})
         if refit:
             raise ConfigError(
                 "refit=True needs an estimator and data, not settings",
@@ -124,41 +135,48 @@ def tune(
     if isinstance(X, KernelEstimator):
         raise ConfigError(
             "the first argument is the data, not the estimator",
-            f"give the estimator by name: {CALL}",
+            f"give the estimator by name: {EXAMPLE_CALL}",
         )
-    X, y, sample_weight = _data(X, y, sample_weight, estimator)
+    # Data, with an estimator or without
+    X, y, sample_weight = _read_data(X, y, sample_weight, estimator)
     if estimator is None:
-        template = _estimator(X, y, metric)
+        template = _default_estimator(X, y, metric)
     else:
-        template = _with_separate_metric(_checked(estimator))
-    if refit and (
-        template.run_dir is not None or isinstance(template.warm_start, str | os.PathLike)
-    ):
+        template = _with_separate_metric(_check_estimator(estimator))
+    uses_other_run = isinstance(template.warm_start, str | os.PathLike)
+    if refit and (template.run_dir is not None or uses_other_run):
         raise ConfigError(
             "refit=True cannot be used with run_dir or warm_start of the estimator, because its "
             "best settings may differ from those of that run",
             "leave refit out, and set another run_dir or warm_start on tuned.estimator",
         )
     tuned = _search(clone(template), X, y, sample_weight, options)
-    best = clone(template)
+    best_estimator = clone(template)
     if not tuned.best["as_given"]:
-        model, ridge = tuned.config.model, tuned.config.solver.ridge
-        best.set_params(kernel=model.kernel, bandwidth=model.bandwidth, ridge=ridge)
-        best.set_params(scale=tuned.config.data.scale)
-        if model.target_transform == "log":
-            best.set_params(target_transform="log")
-        if isinstance(template.metric, str):
-            best.set_params(metric=model.metric)
-    return replace(tuned, estimator=best.fit(X, y, sample_weight) if refit else best)
+        _set_best_parameters(best_estimator, tuned.config)
+    if refit:
+        best_estimator.fit(X, y, sample_weight)
+    return replace(tuned, estimator=best_estimator)
 
 
-def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any, Any]:
+def _set_best_parameters(estimator: KernelRegressor | KernelClassifier, config: RunConfig) -> None:
+    """Set the parameters of an estimator that a search has chosen, from the best settings."""
+    model = config.model
+    estimator.set_params(kernel=model.kernel, bandwidth=model.bandwidth)
+    estimator.set_params(ridge=config.solver.ridge, scale=config.data.scale)
+    if model.target_transform == "log":
+        estimator.set_params(target_transform="log")
+    if isinstance(estimator.metric, str):  # an array is not replaced by a name
+        estimator.set_params(metric=model.metric)
+
+
+def _read_data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any, Any]:
     """Return the data in a form that can be read several times; files are ingested once."""
-    data = given_data(X, y, sample_weight)
+    data = resolve_data(X, y, sample_weight)
     if not is_files(data.X):
         return data.X, data.y, data.sample_weight
-    kinds = {KernelClassifier: "classes", KernelRegressor: "values"}
-    targets = kinds.get(type(estimator), "auto")
+    targets_of = {KernelClassifier: "classes", KernelRegressor: "values"}
+    targets = targets_of.get(type(estimator), "auto")
     rows = ingest_temporarily(X, y, sample_weight, targets=targets, seed=0, memory="auto")
     return rows, None, None
 
@@ -169,17 +187,17 @@ def _are_settings(X: Any) -> bool:
     return is_run_file or isinstance(X, RunConfig)
 
 
-def _check_alone(arguments: Mapping[str, Any]) -> None:
+def _refuse_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError for arguments, by name, that settings determine."""
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
                 f"{name} cannot be given with settings as X, which determine it",
-                f"leave it out, or give the data: {CALL}",
+                f"leave it out, or give the data: {EXAMPLE_CALL}",
             )
 
 
-def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
+def _check_estimator(estimator: Any) -> KernelRegressor | KernelClassifier:
     """Return the estimator; ConfigError for other objects."""
     if isinstance(estimator, KernelRegressor | KernelClassifier):
         return estimator
@@ -194,7 +212,7 @@ def _with_separate_metric(
 ) -> KernelRegressor | KernelClassifier:
     """Return the estimator with the metric of its kernel, if any, as the parameter `metric`.
 
-    All kernels that are tried then have this metric.
+    All kernels that the search tries then have this metric.
     """
     kernel = estimator.kernel
     if not isinstance(kernel, Kernel) or kernel.metric is None:
@@ -205,13 +223,13 @@ def _with_separate_metric(
             f"{mention('metric=')}",
             f"leave {mention('metric=')} out of the estimator",
         )
-    separated: KernelRegressor | KernelClassifier = clone(estimator)
-    separated.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))
-    return separated
+    copy: KernelRegressor | KernelClassifier = clone(estimator)
+    copy.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))
+    return copy
 
 
-def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
-    """Return an estimator of the kind that the metric is for, or else the targets."""
+def _default_estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
+    """Return an estimator for the metric, or for the targets if the metric fits both kinds."""
     if (metric in CLASS_METRICS) != (metric in REGRESSION_METRICS):
         are_labels = metric in CLASS_METRICS
     elif y is None:
@@ -232,8 +250,8 @@ def _search(
 ) -> Tuned:
     """Run the search on the data that `fit` would train on."""
     model._check_saved("centers", "loss", "metric", "transforms")
-    source, _ = model._source(X, y, sample_weight)
-    with own_names():
-        stream = model._transformed(source, model._transforms(source))
+    source, _ = model._open_data(X, y, sample_weight)
+    with use_parameter_names():
+        stream = model._apply_transforms(source, model._bind_transforms(source))
         config, distances = model._config(model.epochs), model._array_of_metric()
         return search.search_settings(config, source=stream, distances=distances, **options)

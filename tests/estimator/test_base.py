@@ -78,12 +78,15 @@ def test_partial_fit_refuses_compressed_model() -> None:
     """Check models that were fitted, and models of partial_fit, whose solver state is lost."""
     X, y = load_diabetes(return_X_y=True)
     model = KernelRegressor(threads=1, kernel="gaussian", metric="none", random_state=0)
-    for started in (clone(model).fit(X[:300], y[:300]), clone(model).partial_fit(X[:300], y[:300])):
-        small = compress(started, X, n_centers=40)
-        before = small.predict(X)
+    for restarted in (
+        clone(model).fit(X[:300], y[:300]),
+        clone(model).partial_fit(X[:300], y[:300]),
+    ):
+        small = compress(restarted, X, n_centers=40)
+        predictions = small.predict(X)
         with pytest.raises(ConfigError, match="cannot continue a compressed model"):
             small.partial_fit(X[:50], y[:50])
-        np.testing.assert_array_equal(small.predict(X), before)
+        np.testing.assert_array_equal(small.predict(X), predictions)
 
 
 def test_partial_fit_continues_from_best_weights(tmp_path: Path) -> None:
@@ -126,6 +129,6 @@ def test_fit_uses_cluster_of_callers_client(tmp_path: Path) -> None:
         assert client.status == "running"
     np.testing.assert_allclose(two.predict(X), one.predict(X), rtol=1e-3)
     assert [figures["samples"] for figures in two.history_] == [442, 884, 1326]
-    again = clone(pickle.loads(pickle.dumps(two)))
-    assert again.get_params()["ranks"] == 2
-    assert "client" not in again.get_params()
+    copy = clone(pickle.loads(pickle.dumps(two)))
+    assert copy.get_params()["ranks"] == 2
+    assert "client" not in copy.get_params()

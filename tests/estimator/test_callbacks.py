@@ -1,4 +1,4 @@
-"""Check scikit-learn's callbacks on the estimators, and the package's own callbacks."""
+"""Check callbacks of scikit-learn and of streamkern on the estimators."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ def sklearn_callback() -> Any:
 
 
 class Recorder:
-    """A `FitCallback` of scikit-learn's. stops : the pass after which it asks to stop."""
+    """A `FitCallback` of scikit-learn that records its calls as (event, task name, task id).
+
+    last_epoch : number of the epoch after which it asks to stop; 0 for never
+    """
 
     max_propagation_depth = None
 
-    def __init__(self, stops: int = 0) -> None:
-        self.stops, self.told = stops, list[tuple[str, str, int]]()
+    def __init__(self, last_epoch: int = 0) -> None:
+        self.last_epoch = last_epoch
+        self.calls: list[tuple[str, str, int]] = []
         self.predictions: list[np.ndarray] = []
         self.setups = self.teardowns = 0
 
@@ -52,16 +56,16 @@ class Recorder:
         self.teardowns += 1
 
     def on_fit_task_begin(self, estimator: Any, context: Any, *, X: Any = None) -> None:
-        self.told.append(("begin", context.task_name, context.task_id))
+        self.calls.append(("begin", context.task_name, context.task_id))
 
     def on_fit_task_end(
         self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None
     ) -> bool:
-        self.told.append(("end", context.task_name, context.task_id))
+        self.calls.append(("end", context.task_name, context.task_id))
         if context.task_name == "pass" and fitted_estimator is not None:
             assert fitted_estimator is not estimator
             self.predictions.append(fitted_estimator.predict(X))
-        return context.task_name == "pass" and context.task_id + 1 == self.stops
+        return context.task_name == "pass" and context.task_id + 1 == self.last_epoch
 
 
 @pytest.mark.parametrize(("kind", "y"), [(KernelRegressor, Y), (KernelClassifier, LABELS)])
@@ -70,7 +74,7 @@ def test_callback_receives_every_pass_as_task(kind: Any, y: Any) -> None:
     assert isinstance(recorder, sklearn_callback().FitCallback)
     model = kind(**SMALL).set_callbacks(recorder).fit(X, y)
     passes = [(event, "pass", k) for k in range(3) for event in ("begin", "end")]
-    assert recorder.told == [("begin", "fit", 0), *passes, ("end", "fit", 0)]
+    assert recorder.calls == [("begin", "fit", 0), *passes, ("end", "fit", 0)]
     assert (recorder.setups, recorder.teardowns) == (1, 1)
     np.testing.assert_array_equal(recorder.predictions[-1], model.predict(X))
     plain = kind(**SMALL | {"epochs": 1}).fit(X, y)
@@ -79,7 +83,7 @@ def test_callback_receives_every_pass_as_task(kind: Any, y: Any) -> None:
 
 def test_callback_can_stop_fit() -> None:
     sklearn_callback()
-    recorder = Recorder(stops=2)
+    recorder = Recorder(last_epoch=2)
     model = KernelRegressor(**SMALL).set_callbacks(recorder).fit(X, Y)
     assert model.n_iter_ == 2
     assert model.report_["ended"] == "ScikitLearnCallbacks asked for no further epoch"
@@ -90,11 +94,11 @@ def test_callback_can_stop_fit() -> None:
 def test_failed_fit_tears_callbacks_down() -> None:
     sklearn_callback()
 
-    class Failing(Recorder):
+    class FailingRecorder(Recorder):
         def on_fit_task_end(self, *args: Any, **values: Any) -> bool:
             raise ZeroDivisionError
 
-    recorder = Failing()
+    recorder = FailingRecorder()
     with pytest.raises(ZeroDivisionError):
         KernelRegressor(**SMALL).set_callbacks(recorder).fit(X, Y)
     assert recorder.teardowns == 1
@@ -106,8 +110,10 @@ def test_early_stopped_pass_ends_its_task() -> None:
     settings = SMALL | {"epochs": 40, "early_stopping": True, "n_iter_no_change": 1, "ridge": 0.0}
     model = KernelRegressor(**settings).set_callbacks(recorder).fit(X, Y)
     assert model.n_iter_ < 40
-    started, ended = ([t for t in recorder.told if t[0] == event] for event in ("begin", "end"))
-    assert len(started) == len(ended) == model.n_iter_ + 1
+    begun_tasks, ended_tasks = (
+        [t for t in recorder.calls if t[0] == event] for event in ("begin", "end")
+    )
+    assert len(begun_tasks) == len(ended_tasks) == model.n_iter_ + 1
 
 
 def test_scikit_learn_scoring_monitor_scores_every_pass() -> None:
@@ -126,15 +132,16 @@ def test_callbacks_reach_estimator_inside_pipeline_and_search() -> None:
     recorder = Recorder()
     pipeline = make_pipeline(StandardScaler(), KernelRegressor(**SMALL))
     pipeline.set_callbacks(recorder).fit(X, Y)
-    assert ("end", "pass", 2) in recorder.told
-    searched = Recorder()
+    assert ("end", "pass", 2) in recorder.calls
+    search_recorder = Recorder()
     search = GridSearchCV(KernelRegressor(**SMALL), {"ridge": [0.0, 1e-3]}, cv=2)
-    search.set_callbacks(searched).fit(X, Y)
-    assert searched.told.count(("end", "pass", 2)) == 5
+    search.set_callbacks(search_recorder).fit(X, Y)
+    # 2 ridges in 2 folds, and the fit of the best one.
+    assert search_recorder.calls.count(("end", "pass", 2)) == 5
 
 
-class Counting(Callback):
-    """One of ours. It can be pickled and cloned."""
+class EpochCounter(Callback):
+    """A callback of streamkern that records the epochs; it can be pickled and cloned."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -144,12 +151,12 @@ class Counting(Callback):
 
 
 def test_streamkern_callbacks_are_an_estimator_parameter() -> None:
-    counting = Counting()
-    model = KernelRegressor(**SMALL, callbacks=[counting]).fit(X, Y)
-    assert counting.epochs == [1, 2, 3]
+    counter = EpochCounter()
+    model = KernelRegressor(**SMALL, callbacks=[counter]).fit(X, Y)
+    assert counter.epochs == [1, 2, 3]
     assert pickle.loads(pickle.dumps(model)).callbacks[0].epochs == [1, 2, 3]
     clone(model).fit(X, Y)
-    assert counting.epochs == [1, 2, 3]  # the clone has its own
+    assert counter.epochs == [1, 2, 3]  # the clone has its own
     np.testing.assert_array_equal(model.predict(X), KernelRegressor(**SMALL).fit(X, Y).predict(X))
 
 
@@ -163,5 +170,7 @@ def test_estimators_work_without_scikit_learn_callbacks() -> None:
         "model = KernelRegressor(early_stopping=True, threads=1, solver='block').fit(X, X[:, 0])\n"
         "print(hasattr(model, 'set_callbacks'), len(model.validation_scores_) == model.n_iter_)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.split() == ["False", "True"]

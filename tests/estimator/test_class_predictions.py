@@ -29,7 +29,11 @@ SETTINGS: dict[str, Any] = {
     "threads": 1, "accelerator": "none", "n_centers": 80, "kernel": "laplace", "bandwidth": 2.0,
     "calibrate": True, "ridge": 1e-3, "metric": "none",
 }  # fmt: skip
+DEFAULT_CALIBRATION: dict[str, Any] = {
+    "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
+}  # fmt: skip
 FIT, NEW = slice(1000), slice(1000, 1500)
+LOG_2 = 0.69  # log loss of equal probabilities
 
 
 @pytest.fixture(scope="module")
@@ -45,50 +49,55 @@ def regressor() -> KernelRegressor:
 def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
     """Check that leave-one-out probabilities are near the truth, and that scorers of scikit-learn
     accept them."""
-    quick: dict[str, Any] = {
-        "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
-    }  # fmt: skip
+    quick = DEFAULT_CALIBRATION
     model = KernelClassifier(**quick, run_dir=tmp_path / "run").fit(X[:400], y[:400])
     assert model.report_["calibration"]["rows"] == 400
-    found = model.predict_proba(X[NEW])
-    assert np.abs(found[:, 1] - p[NEW]).mean() < 0.1
+    probabilities = model.predict_proba(X[NEW])
+    assert np.abs(probabilities[:, 1] - p[NEW]).mean() < 0.1
     sets = model.predict(X[NEW], interval=0.9)[1]
     assert 0.85 < np.mean(sets[np.arange(500), (y[NEW] == "yes").astype(int)]) < 0.97
-    np.testing.assert_array_equal(load(tmp_path / "run").predict_proba(X[NEW]), found)
-    again = KernelClassifier(**quick, run_dir=tmp_path / "run").fit(X[:400], y[:400])
-    np.testing.assert_array_equal(again.predict_proba(X[NEW]), found)
+    np.testing.assert_array_equal(load(tmp_path / "run").predict_proba(X[NEW]), probabilities)
+    resumed = KernelClassifier(**quick, run_dir=tmp_path / "run").fit(X[:400], y[:400])
+    np.testing.assert_array_equal(resumed.predict_proba(X[NEW]), probabilities)
     scores = cross_val_score(KernelClassifier(**quick), X[:300], y[:300], scoring="neg_log_loss")
-    assert scores.min() > -0.69
-    alike = KernelClassifier(**quick).fit(X[:400], y[:400], np.full(400, 3.0))
-    np.testing.assert_allclose(alike.predict_proba(X[NEW]), found, rtol=1e-6)
-    wrong = np.where(y[:400] == "yes", "no", "yes")
-    labels, w = np.where(np.arange(400) % 4, y[:400], wrong), np.arange(400) % 4
+    assert scores.min() > -LOG_2
+
+
+def test_small_tables_calibrate_on_weighted_rows() -> None:
+    """Check equal weights, and weights that leave out every fourth row, whose label is wrong."""
+    quick = DEFAULT_CALIBRATION
+    probabilities = KernelClassifier(**quick).fit(X[:400], y[:400]).predict_proba(X[NEW])
+    equal_weights = KernelClassifier(**quick).fit(X[:400], y[:400], np.full(400, 3.0))
+    np.testing.assert_allclose(equal_weights.predict_proba(X[NEW]), probabilities, rtol=1e-6)
+    swapped = np.where(y[:400] == "yes", "no", "yes")
+    labels, w = np.where(np.arange(400) % 4, y[:400], swapped), np.arange(400) % 4
     for class_weight in (None, "balanced"):
         weighted = KernelClassifier(**quick, class_weight=class_weight).fit(X[:400], labels, w)
         assert weighted.report_["calibration"]["rows"] == 300
         assert np.abs(weighted.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1
-    for without in (
+
+
+def test_error_without_probabilities_proposes_calibration() -> None:
+    quick = DEFAULT_CALIBRATION
+    for model_without in (
         KernelClassifier(**quick, calibrate=False).fit(X[:100], y[:100]),
         KernelClassifier(**quick, solver="sgd").fit(X[:150], y[:150]),
         KernelClassifier(**quick).partial_fit(X[:100], y[:100]),
     ):
         with pytest.raises(AttributeError, match=r"predict_proba needs .* calibrate=True"):
-            without.predict_proba(X)
+            model_without.predict_proba(X)
 
 
 def test_search_over_n_centers_scores_probabilities() -> None:
     """Check the default of small tables, in which few rows are centers and all rows are for
     training."""
-    quick: dict[str, Any] = {
-        "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
-        "bandwidth": 2.0, "ridge": 1e-3,
-    }  # fmt: skip
+    quick = DEFAULT_CALIBRATION | {"bandwidth": 2.0, "ridge": 1e-3}
     search = GridSearchCV(
         KernelClassifier(**quick), {"n_centers": [10, 40, 200], "solver": ["direct", "falkon"]},
         scoring="neg_log_loss", cv=3,
     ).fit(X[:300], y[:300])  # fmt: skip
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-    assert search.best_score_ > -0.69
+    assert search.best_score_ > -LOG_2
     for settings, rows in (
         ({"n_centers": 60}, 1000), ({"n_centers": 60, "solver": "block"}, 1000),
         ({"features": "fourier", "n_features": 60}, 1000),
@@ -99,24 +108,25 @@ def test_search_over_n_centers_scores_probabilities() -> None:
 
 
 def test_predict_proba_agrees_with_predict(classifier: KernelClassifier, tmp_path: Path) -> None:
-    found = classifier.predict_proba(X[NEW])
-    assert found.dtype == np.float64
+    probabilities = classifier.predict_proba(X[NEW])
+    assert probabilities.dtype == np.float64
     np.testing.assert_array_equal(
-        classifier.classes_[found.argmax(axis=1)], classifier.predict(X[NEW])
+        classifier.classes_[probabilities.argmax(axis=1)], classifier.predict(X[NEW])
     )
-    np.testing.assert_allclose(np.log(found), classifier.predict_log_proba(X[NEW]))
-    assert classifier.report_["test_log_loss"] == pytest.approx(log_loss(y[NEW], found), rel=1e-6)
-    assert np.abs(found[:, 1] - p[NEW]).mean() < 0.1
+    np.testing.assert_allclose(np.log(probabilities), classifier.predict_log_proba(X[NEW]))
+    assert classifier.report_["test_log_loss"] == pytest.approx(
+        log_loss(y[NEW], probabilities), rel=1e-6
+    )
+    assert np.abs(probabilities[:, 1] - p[NEW]).mean() < 0.1
     classifier.save(tmp_path / "m")
-    again = load(tmp_path / "m")
-    np.testing.assert_array_equal(again.predict_proba(X[NEW]), found)
-    again.save(tmp_path / "n")
-    np.testing.assert_array_equal(load(tmp_path / "n").predict_proba(X[NEW]), found)
+    loaded = load(tmp_path / "m")
+    np.testing.assert_array_equal(loaded.predict_proba(X[NEW]), probabilities)
+    loaded.save(tmp_path / "n")
+    np.testing.assert_array_equal(load(tmp_path / "n").predict_proba(X[NEW]), probabilities)
     array = on_demand("dask.array").from_array(X[NEW], chunks=(200, 2))
-    np.testing.assert_allclose(classifier.predict_proba(array).compute(), found)
-    assert set(cross_val_score(clone(classifier), X, y, cv=2, scoring="neg_log_loss") > -0.69) == {
-        True
-    }
+    np.testing.assert_allclose(classifier.predict_proba(array).compute(), probabilities)
+    scores = cross_val_score(clone(classifier), X, y, cv=2, scoring="neg_log_loss")
+    assert scores.min() > -LOG_2
 
 
 def test_prediction_sets_and_intervals_have_coverage(
@@ -127,8 +137,8 @@ def test_prediction_sets_and_intervals_have_coverage(
     assert sets[np.arange(500), (y[NEW] == "yes").astype(int)].mean() > 0.9
     values, ends = regressor.predict(X[NEW], interval=0.8)
     np.testing.assert_array_equal(values, regressor.predict(X[NEW]))
-    inside = (ends[:, 0] <= t[NEW]) & (t[NEW] <= ends[:, 1])
-    assert 0.7 < inside.mean() < 0.9
+    is_inside = (ends[:, 0] <= t[NEW]) & (t[NEW] <= ends[:, 1])
+    assert 0.7 < is_inside.mean() < 0.9
     assert 0.8 < regressor.report_["test_coverage"] < 0.97
     assert regressor.report_["calibration"] == {"rows": 100}
     two = KernelRegressor(**SETTINGS).fit(X, np.stack((t, 9 * t), axis=1))
@@ -146,15 +156,15 @@ def test_normalised_intervals_follow_residual_scale(tmp_path: Path) -> None:
     np.testing.assert_allclose(ends.mean(axis=1), values, atol=1e-9)
     assert np.corrcoef(np.log(width), X[NEW, 1])[0, 1] > 0.5
     assert 0.65 < ((ends[:, 0] <= hard[NEW]) & (hard[NEW] <= ends[:, 1])).mean() < 0.95
-    found = model.report_
-    assert 0.8 < found["test_normalised_coverage"] < 0.98
-    assert found["test_normalised_width"] > 0
+    report = model.report_
+    assert 0.8 < report["test_normalised_coverage"] < 0.98
+    assert report["test_normalised_width"] > 0
     model.save(tmp_path / "m")
-    again = load(tmp_path / "m")
-    np.testing.assert_array_equal(again.predict(X[NEW], interval=0.8, normalised=True)[1], ends)
+    loaded = load(tmp_path / "m")
+    np.testing.assert_array_equal(loaded.predict(X[NEW], interval=0.8, normalised=True)[1], ends)
     ingest(X[NEW], tmp_path / "x.zarr", y=hard[NEW])
     full = np.column_stack((values, ends))
-    again.predict(str(tmp_path / "x.zarr"), interval=0.8, normalised=True, out=tmp_path / "a.npy")
+    loaded.predict(str(tmp_path / "x.zarr"), interval=0.8, normalised=True, out=tmp_path / "a.npy")
     np.testing.assert_allclose(np.load(tmp_path / "a.npy"), full, atol=1e-4)
     arguments = ["predict", str(tmp_path / "m"), str(tmp_path / "x.zarr"), str(tmp_path / "b.csv")]
     assert main.run_command([*arguments, "--interval", "0.8", "--normalised"]) == 0
@@ -168,10 +178,10 @@ def test_normalised_intervals_follow_residual_scale(tmp_path: Path) -> None:
     lazy = on_demand("dask.array").from_array(X)
     with pytest.raises(ConfigError, match="not available for Dask arrays"):
         model.predict(lazy, interval=0.9, normalised=True)
-    fitted, known = model._state, model._state.calibration
-    assert known is not None
-    # as it was saved before
-    model._fitted_ = replace(fitted, calibration=replace(known, normalised=None))
+    fitted, calibration = model._state, model._state.calibration
+    assert calibration is not None
+    # As saved by a version without normalised intervals.
+    model._fitted_ = replace(fitted, calibration=replace(calibration, normalised=None))
     for location in ({}, {"out": tmp_path / "c.csv"}):
         with pytest.raises(ConfigError, match="normalised=True needs a residual scale"):
             model.predict(X, interval=0.8, normalised=True, **location)
@@ -211,9 +221,10 @@ def test_predict_and_evaluate_commands_give_probabilities(
     regressor.save(tmp_path / "r")
     ingest(X[NEW], tmp_path / "c.zarr", y=y[NEW])
     ingest(X[NEW], tmp_path / "r.zarr", y=t[NEW])
-    location = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
+    path = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
+    # Probabilities
     out = str(tmp_path / "c.csv")
-    assert main.run_command(["predict", location["c"], location["c.zarr"], out, "--proba"]) == 0
+    assert main.run_command(["predict", path["c"], path["c.zarr"], out, "--proba"]) == 0
     with open(out, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "most_probable", "probability_no", "probability_yes"]
@@ -221,25 +232,22 @@ def test_predict_and_evaluate_commands_give_probabilities(
         [[float(row["probability_no"]), float(row["probability_yes"])] for row in rows],
         classifier.predict_proba(X[NEW]), atol=1e-5,
     )  # fmt: skip
+    # Intervals
     out = str(tmp_path / "r.npy")
-    assert (
-        main.run_command(["predict", location["r"], location["r.zarr"], out, "--interval", "0.8"])
-        == 0
-    )
+    assert main.run_command(["predict", path["r"], path["r.zarr"], out, "--interval", "0.8"]) == 0
     values, ends = regressor.predict(X[NEW], interval=0.8)
     np.testing.assert_allclose(np.load(out), np.column_stack((values, ends)), atol=1e-5)
+    # Metrics of the calibration
     capfd.readouterr()
-    assert main.run_command(["evaluate", location["c"], location["c.zarr"], "--json"]) == 0
-    message = capfd.readouterr().out
-    assert all(
-        f'"{name}"' in message for name in ("log_loss", "brier", "ece", "coverage", "set_size")
-    )
-    assert main.run_command(["evaluate", location["r"], location["r.zarr"]]) == 0
+    assert main.run_command(["evaluate", path["c"], path["c.zarr"], "--json"]) == 0
+    metrics = capfd.readouterr().out
+    for name in ("log_loss", "brier", "ece", "coverage", "set_size"):
+        assert f'"{name}"' in metrics
+    assert main.run_command(["evaluate", path["r"], path["r.zarr"]]) == 0
     assert "width" in capfd.readouterr().out
-    for wrong in (["--proba"], ["--interval", "1.5"]):
-        assert (
-            main.run_command(["predict", location["r"], location["r.zarr"], "x.csv", *wrong]) == 2
-        )
+    # A regression has no probabilities, and no level is above 1.
+    for options in (["--proba"], ["--interval", "1.5"]):
+        assert main.run_command(["predict", path["r"], path["r.zarr"], "x.csv", *options]) == 2
 
 
 def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
@@ -255,7 +263,9 @@ def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
     assert model.score(source) == np.mean(model.predict(X) == labels) > 0.9
     assert model.score(on_demand("dask.array").from_array(X), labels) == model.score(source)
     for metric in ("neg_log_loss", "roc_auc_ovr"):
-        from_labels, from_store = (get_scorer(metric)(each, X, labels) for each in (plain, model))
+        from_labels, from_store = (
+            get_scorer(metric)(estimator, X, labels) for estimator in (plain, model)
+        )
         assert from_store == pytest.approx(from_labels, abs=0.01)
     for method in ("predict_values", "decision_function", "predict_log_proba"):
         largest = getattr(model, method)(X).argmax(axis=1)
@@ -263,22 +273,22 @@ def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
     sets = model.predict(X, interval=0.9)[1]
     assert np.mean(sets[np.arange(len(X)), np.searchsorted(model.classes_, labels)]) > 0.85
     model.save(tmp_path / "m")
-    again = load(tmp_path / "m")
-    np.testing.assert_array_equal(again.classes_, model.classes_)
+    loaded = load(tmp_path / "m")
+    np.testing.assert_array_equal(loaded.classes_, model.classes_)
     for method in ("predict", "predict_proba", "predict_log_proba", "decision_function"):
-        np.testing.assert_array_equal(getattr(again, method)(X), getattr(model, method)(X))
+        np.testing.assert_array_equal(getattr(loaded, method)(X), getattr(model, method)(X))
     more = KernelClassifier(**SETTINGS | {"calibrate": False}).partial_fit(source)
     assert np.mean(more.partial_fit(X, labels).predict(X) == labels) > 0.9
 
 
 def test_numeric_text_labels_of_csv_are_sorted_classes(tmp_path: Path) -> None:
     for labels in (["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]):
-        which = np.arange(len(X)) % len(labels)
-        rows = X[:, :1] * 0.1 + which[:, None]
-        lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, which, strict=True)]
+        class_ids = np.arange(len(X)) % len(labels)
+        rows = X[:, :1] * 0.1 + class_ids[:, None]
+        lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, class_ids, strict=True)]
         (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
         ingest(tmp_path / "t.csv", store := tmp_path / f"{len(labels)}.zarr", y="label")
-        model, truth = KernelClassifier(**SETTINGS).fit(str(store)), np.array(labels)[which]
+        model, truth = KernelClassifier(**SETTINGS).fit(str(store)), np.array(labels)[class_ids]
         assert list(model.classes_) == sorted(labels)
         assert get_scorer("neg_log_loss")(model, rows, truth) > -0.1
         assert np.mean(model.predict(rows) == truth) > 0.98

@@ -42,9 +42,9 @@ def test_every_precompiling_fit_launches_kernels(
         monkeypatch.setattr(kind, "__call__", written)
     assert run_command(["warmup", "--jobs", "1", "--json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["kernels"] == len(launched) > 5
-    assert found["cache"] == str(tmp_path / "cache")
+    result = json.loads(out)
+    assert result["kernels"] == len(launched) > 5
+    assert result["cache"] == str(tmp_path / "cache")
     assert err == ""
 
 
@@ -69,6 +69,6 @@ def _killed(name: str, device: str) -> None:
 
 
 def test_killed_compiler_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_fit", _killed)
+    monkeypatch.setattr(module, "_fit_and_predict", _killed)
     with pytest.raises(BackendError, match=r"a process that compiled .* was killed.*lower jobs"):
         compile_kernels("gpu", 2)

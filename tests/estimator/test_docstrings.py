@@ -15,23 +15,21 @@ ESTIMATORS = [KernelClassifier, KernelRegressor]
 
 
 def entries(kind: type, section: str) -> dict[str, str]:
-    """Name -> text, of a section of a docstring."""
+    """Return the entries of a section of a docstring, as name -> text."""
     text = inspect.getdoc(kind) or ""
     body = re.split(r"^\w+\n-+\n", text, flags=re.MULTILINE)
     titles = re.findall(r"^(\w+)\n-+\n", text, flags=re.MULTILINE)
-    message = dict(zip(titles, body[1:], strict=True))[section]
-    parts = re.split(r"^(\w+) : ", message, flags=re.MULTILINE)
+    section_text = dict(zip(titles, body[1:], strict=True))[section]
+    parts = re.split(r"^(\w+) : ", section_text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_every_parameter_is_documented_with_its_default(kind: type) -> None:
-    message, defaults = entries(kind, "Parameters"), kind().get_params()
-    assert message.keys() == defaults.keys()
+    texts, defaults = entries(kind, "Parameters"), kind().get_params()
+    assert texts.keys() == defaults.keys()
     for name, default in defaults.items():
-        assert f'"{default}"' in message[name] or str(default) in message[name] or default == (), (
-            name
-        )
+        assert f'"{default}"' in texts[name] or str(default) in texts[name] or default == (), name
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

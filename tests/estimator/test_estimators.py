@@ -99,12 +99,12 @@ def checks_of_array_libraries() -> str:
     """Return pytest's output about them in a process of its own, because SciPy reads the
     environment variable on import."""
     options = ["-q", "-p", "no:xdist", "--full", "-k", "array_api"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, __file__],
         env={**os.environ, "SCIPY_ARRAY_API": "1", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return done.stdout
+    return process.stdout
 
 
 @pytest.mark.slow
@@ -117,8 +117,10 @@ X = np.random.default_rng(0).standard_normal((300, 4))
 KernelRegressor().fit(X, X[:, 0]).predict(X)
 print("numba" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "False\n"
 
 
 # --------------------------------------------------------------------------------- the solution
@@ -132,9 +134,9 @@ def test_fitted_attributes_reproduce_predictions() -> None:
     assert (model.bandwidth_, model.n_features_in_, model.report_["samples"]) == (2.0, 4, 600)
     assert model.report_["step_size"] > 0
     # New rows: beside a center itself, float32 knows the distance to its root only.
-    new = rng.normal(size=(100, 4))
-    F = laplace(new, model.centers_, 2.0) @ model.dual_coef_ + model.intercept_
-    np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
+    X_new = rng.normal(size=(100, 4))
+    F = laplace(X_new, model.centers_, 2.0) @ model.dual_coef_ + model.intercept_
+    np.testing.assert_allclose(model.predict(X_new), F, atol=1e-4)
 
 
 def test_fit_converges_to_least_squares() -> None:
@@ -145,10 +147,10 @@ def test_fit_converges_to_least_squares() -> None:
     np.testing.assert_array_equal(model.centers_, centers.astype(np.float32))
     mean = Y.mean(axis=0)
     exact = np.linalg.lstsq(laplace(X, centers, 2.0), Y - mean, rcond=None)[0]
-    new = rng.normal(size=(100, 4))
-    F = mean + laplace(new, centers, 2.0) @ exact
+    X_new = rng.normal(size=(100, 4))
+    F = mean + laplace(X_new, centers, 2.0) @ exact
     # 240 passes' worth of steps leave a thousandth of the spread of Y
-    np.testing.assert_allclose(model.predict(new), F, atol=5e-3 * np.ptp(Y))
+    np.testing.assert_allclose(model.predict(X_new), F, atol=5e-3 * np.ptp(Y))
 
 
 def test_ridge_equals_kernel_ridge_regression() -> None:
@@ -203,8 +205,8 @@ def test_equal_seeds_give_equal_bits() -> None:
     make = lambda seed: KernelRegressor(epochs=1, random_state=seed, **small).fit(X, Y)  # noqa: E731
     np.testing.assert_array_equal(make(3).dual_coef_, make(3).dual_coef_)
     assert not np.array_equal(make(3).centers_, make(4).centers_)
-    drawn = [make(np.random.RandomState(5)).dual_coef_ for _ in range(2)]
-    np.testing.assert_array_equal(*drawn)
+    weights = [make(np.random.RandomState(5)).dual_coef_ for _ in range(2)]
+    np.testing.assert_array_equal(*weights)
     assert make(None).dual_coef_.shape == (200, 2)
 
 
@@ -267,13 +269,13 @@ def test_warm_start_continues_from_previous_fit(solver: str) -> None:
 def test_warm_start_of_converged_falkon_stops_at_once() -> None:
     model = KernelClassifier(solver="falkon", ridge=1e-3, centers=X[:50], warm_start=True, **SMALL)
     model.fit(X, LABELS)
-    first = model.report_["samples"]
-    before = model.predict_values(X)
-    again = pickle.loads(pickle.dumps(model)).fit(X, LABELS)
-    assert again.report_["samples"] <= 600 < first
-    np.testing.assert_allclose(again.predict_values(X), before, atol=1e-4)
+    n_samples = model.report_["samples"]
+    values = model.predict_values(X)
+    refitted = pickle.loads(pickle.dumps(model)).fit(X, LABELS)
+    assert refitted.report_["samples"] <= 600 < n_samples
+    np.testing.assert_allclose(refitted.predict_values(X), values, atol=1e-4)
     # Other rows with the same centers; and with others.
-    assert model.fit(X[100:], LABELS[100:]).report_["samples"] < first
+    assert model.fit(X[100:], LABELS[100:]).report_["samples"] < n_samples
     with pytest.raises(DataError, match="none of the 3 classes of the training data"):
         model.fit(X, np.where(LABELS == "mid", "medium", LABELS))
     with pytest.raises(ConfigError, match=r"^warm_start=True has other centers than this run"):
@@ -284,8 +286,8 @@ def test_warm_start_reads_run_directory(tmp_path: Path) -> None:
     model = KernelRegressor(n_centers=60, solver="block", run_dir=tmp_path / "a", **SMALL)
     model.fit(X, Y, test=(X, Y))
     still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
-    other = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
-    np.testing.assert_allclose(other.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
+    restarted = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
+    np.testing.assert_allclose(restarted.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* set"):
         clone(model).set_params(warm_start=True).fit(X, Y)
     with pytest.raises(RunError, match=r"there is no run in .*/c"):
@@ -396,8 +398,8 @@ def test_scaling_is_saved_with_model_but_noise_is_not() -> None:
     objects.fit(raw, Y)
     np.testing.assert_array_equal(tables.dual_coef_, objects.dual_coef_)
     bare = {"scale": "none", **small}
-    drawn = {"transforms": [GaussianNoise(0)]}  # no row comes as it is stored
-    plain = KernelRegressor(epochs=2, **drawn, **bare).fit(scaled.astype(np.float32), Y)
+    random_transforms = {"transforms": [GaussianNoise(0)]}  # no row comes as it is stored
+    plain = KernelRegressor(epochs=2, **random_transforms, **bare).fit(scaled.astype(np.float32), Y)
     np.testing.assert_allclose(tables.centers_, plain.centers_, atol=1e-5)
     np.testing.assert_allclose(tables.predict(raw), plain.predict(scaled), atol=1e-2)
     noisy = KernelRegressor(transforms=[GaussianNoise(0.3)], epochs=4, **bare).fit(X, Y)
@@ -440,18 +442,18 @@ def test_partial_fit_of_one_block_equals_fit() -> None:
 
 
 def test_later_blocks_use_accelerator_of_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[str] = []
+    backends: list[str] = []
 
     def noted(*requested: Any) -> Any:
         backend = get_backend(*requested)
-        used.append(backend.accelerator)
+        backends.append(backend.accelerator)
         return backend
 
     monkeypatch.setattr(resolved_run, "get_backend", noted)
     model = KernelRegressor(**SMALL).partial_fit(X, Y)
     monkeypatch.setattr(devices, "WORTH_COMPILING", 0.0)
     model.partial_fit(X, Y)
-    assert used == ["none", "none"]
+    assert backends == ["none", "none"]
 
 
 def test_partial_fit_score_improves_with_blocks() -> None:
@@ -482,21 +484,21 @@ def test_partial_fit_continues_after_pickling() -> None:
 
 def test_diverged_block_leaves_model_unchanged() -> None:
     model = KernelRegressor(**SMALL).partial_fit(X, Y)
-    before, seen = model.dual_coef_, model.report_["samples"]
+    weights, n_samples = model.dual_coef_, model.report_["samples"]
     with pytest.raises(DivergenceError, match="diverged on this block"), np.errstate(all="ignore"):
         model.partial_fit(X, np.full_like(Y, 3e38))
     model.partial_fit(X[:50], Y[:50])
-    assert model.report_["samples"] == seen + 50
+    assert model.report_["samples"] == n_samples + 50
     assert np.isfinite(model.dual_coef_).all()
-    assert model.dual_coef_ is not before
+    assert model.dual_coef_ is not weights
 
 
 def test_partial_fit_keeps_scaling_of_first_block() -> None:
     model = KernelRegressor(transforms=[{"kind": "scale", "mode": "feature"}], **SMALL)
     model.partial_fit(X[:150], Y[:150])
-    before = model._state.fixed[0].mean
+    mean = model._state.fixed[0].mean
     model.partial_fit(X[150:] * 3 + 9, Y[150:])
-    np.testing.assert_array_equal(model._state.fixed[0].mean, before)
+    np.testing.assert_array_equal(model._state.fixed[0].mean, mean)
 
 
 def test_partial_fit_accepts_smaller_blocks_and_streams() -> None:
@@ -512,7 +514,7 @@ def test_partial_fit_accepts_smaller_blocks_and_streams() -> None:
 
 def test_partial_fit_refuses_invalid_input(tmp_path: Path) -> None:
     few = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2)
-    after, values = few._fitted_, KernelRegressor(**SMALL).partial_fit(X, Y)
+    fitted, values = few._fitted_, KernelRegressor(**SMALL).partial_fit(X, Y)
     for call, message in (
         (lambda: few.partial_fit(X[:50], np.arange(50) % 3), "label 2 of row 2 is none of"),
         (lambda: few.partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2]), "differ from"),
@@ -523,10 +525,12 @@ def test_partial_fit_refuses_invalid_input(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises((ConfigError, DataError), match=message):
             call()
-    assert few._fitted_ is after
-    known = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2])
-    known.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
-    np.testing.assert_array_equal(known.classes_, [0, 1, 2])
+    assert few._fitted_ is fitted
+    with_classes = KernelClassifier(**SMALL).partial_fit(
+        X[:50], np.arange(50) % 2, classes=[0, 1, 2]
+    )
+    with_classes.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
+    np.testing.assert_array_equal(with_classes.classes_, [0, 1, 2])
 
 
 # ------------------------------------------------------------------------- persistence and errors
@@ -534,9 +538,9 @@ def test_partial_fit_refuses_invalid_input(tmp_path: Path) -> None:
 
 def test_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
     make = lambda **more: KernelClassifier(run_dir=tmp_path / "run", epochs=3, **more)  # noqa: E731
-    first = make().fit(X, LABELS)
-    again = make(threads=1).fit(X, LABELS)
-    np.testing.assert_array_equal(first.dual_coef_, again.dual_coef_)
+    many_threads = make().fit(X, LABELS)
+    one_thread = make(threads=1).fit(X, LABELS)
+    np.testing.assert_array_equal(many_threads.dual_coef_, one_thread.dual_coef_)
     with pytest.raises(ResumeMismatchError, match=r"ridge: was 'auto', now 1.0"):
         make(ridge=1.0).fit(X, LABELS)
     with pytest.raises(ResumeMismatchError, match="other rows or targets"):
@@ -601,7 +605,7 @@ def test_invalid_data_gives_one_sentence(make_zarr: Any) -> None:
     model = KernelRegressor(epochs=1, **QUICK).fit(X, Y)
     classifier = KernelClassifier(epochs=1, **QUICK).fit(X, LABELS)
     two = np.arange(300) % 2
-    stored, values = (
+    from_store, values = (
         make_zarr({"X": X, "y": two}, 50, "a.zarr"),
         make_zarr({"X": X, "y": Y}, name="b"),
     )
@@ -614,7 +618,7 @@ def test_invalid_data_gives_one_sentence(make_zarr: Any) -> None:
         (lambda: model.score(ArraySource(X, Y), sample_weight=np.ones(300)), "sample_weight"),
         (lambda: model.score(ArraySource(X, Y[:, :1])), "y has 1 outputs, but the model"),
         (lambda: classifier.score(ArraySource(X, np.array(["a", "b"])[two])), "classes 'a', 'b'"),
-        (lambda: KernelRegressor().fit(stored), "2 classes, not values; use KernelClassifier"),
+        (lambda: KernelRegressor().fit(from_store), "2 classes, not values; use KernelClassifier"),
         (lambda: KernelClassifier().fit(values), "use KernelRegressor"),
         (lambda: KernelRegressor().fit(values, Y), "leave y out"),
     ):  # fmt: skip
@@ -655,11 +659,11 @@ def test_partial_fit_extends_loss_curve() -> None:
         (full.n_iter_, len(full.loss_curve_)) == (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
     )
     assert full.loss_curve_[-1] < full.loss_curve_[0]
-    first = parts.loss_curve_
+    first_losses = parts.loss_curve_
     pickle.loads(pickle.dumps(parts)).partial_fit(X[:50], Y[:50])
     parts.partial_fit(X[:50], Y[:50])
     assert (parts.n_iter_, len(parts.loss_curve_)) == (6, 6)
-    assert parts.loss_curve_[:3] == first
+    assert parts.loss_curve_[:3] == first_losses
     direct, curve = curved("direct", ridge=1e-4, epochs=1), []
     for rows in (slice(0, 100), slice(100, 250)):
         direct.partial_fit(X[rows], Y[rows, 0])
@@ -670,7 +674,8 @@ def test_partial_fit_extends_loss_curve() -> None:
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro3", "block", "eigenpro4"])
 def test_loss_curve_is_loss_after_every_epoch(solver: str, tmp_path: Path) -> None:
     """Check the curve after a fit, after save and load, and in the log of the run."""
-    y, ridge = Y[:, 0], 1e-4 if solver in ("direct", "falkon") else "auto"
+    y = Y[:, 0]
+    ridge = 1e-4 if solver in ("direct", "falkon") else "auto"
     model = curved(solver, batch_size=32, epochs=7, ridge=ridge).fit(X, y)
     curve, error = model.loss_curve_, np.mean((model.predict(X) - y) ** 2)
     assert len(curve) == model.n_iter_
@@ -685,10 +690,10 @@ def test_loss_curve_is_loss_after_every_epoch(solver: str, tmp_path: Path) -> No
 
 
 def test_repeated_fit_restores_loss_curve(tmp_path: Path) -> None:
-    first = curved("block", run_dir=tmp_path).fit(X, Y)
-    assert len(first.loss_curve_) == 3
-    for again in (curved("block", run_dir=tmp_path).fit(X, Y), streamkern.load(tmp_path)):
-        assert (again.loss_curve_, again.n_iter_) == (first.loss_curve_, 3)
+    first_fit = curved("block", run_dir=tmp_path).fit(X, Y)
+    assert len(first_fit.loss_curve_) == 3
+    for repeated in (curved("block", run_dir=tmp_path).fit(X, Y), streamkern.load(tmp_path)):
+        assert (repeated.loss_curve_, repeated.n_iter_) == (first_fit.loss_curve_, 3)
 
 
 @pytest.mark.slow
@@ -730,6 +735,6 @@ def test_folds_with_fewer_rows_than_centers_are_scored() -> None:
     assert (scores > 0.5).all()
     few = KernelRegressor(n_centers="auto", kernel="gaussian", bandwidth=2.0, ridge=1e-3)
     with pytest.warns(UserWarning, match="is more than the 40 training rows"):
-        same = model.fit(X[:40], X[:40, 0]).predict(X)
+        predictions = model.fit(X[:40], X[:40, 0]).predict(X)
     assert len(model.centers_) == 40
-    np.testing.assert_allclose(same, few.fit(X[:40], X[:40, 0]).predict(X), atol=1e-5)
+    np.testing.assert_allclose(predictions, few.fit(X[:40], X[:40, 0]).predict(X), atol=1e-5)

@@ -28,11 +28,11 @@ def test_predict_and_score_accept_several_files(
     frame.to_csv("x.csv", index=False)
     frame.assign(y=Y).to_csv("xy.csv", index=False)
     model = sk.KernelRegressor(n_centers=9, run_dir="run").fit(["xy.csv", "xy.csv"], "y")
-    for known in (model, sk.load("run")):
+    for fitted in (model, sk.load("run")):
         for files in (["x.csv", "xy.csv"], ("x.csv", Path("xy.csv"))):
-            assert np.allclose(known.predict(files), np.tile(known.predict(frame), 2))
-        assert known.score(["xy.csv", "xy.csv"]) == pytest.approx(known.score(frame, Y))
-        assert sk.evaluate(known, ["xy.csv"] * 2)["r2"] == pytest.approx(known.score(frame, Y))
+            assert np.allclose(fitted.predict(files), np.tile(fitted.predict(frame), 2))
+        assert fitted.score(["xy.csv", "xy.csv"]) == pytest.approx(fitted.score(frame, Y))
+        assert sk.evaluate(fitted, ["xy.csv"] * 2)["r2"] == pytest.approx(fitted.score(frame, Y))
     classes = sk.KernelClassifier(n_centers=9).fit(frame, Y > 0)
     assert np.array_equal(classes.predict(["x.csv"]), classes.predict(frame))
 
@@ -43,19 +43,20 @@ def test_target_position_of_headerless_file_is_remembered(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.savetxt("x.csv", X, delimiter=",")
-    for k, (columns, y, w) in enumerate(
-        [((X, Y), 3, None), ((X, Y), -1, None), ((Y, X), 0, None), ((Y, X, W), 0, 4)]
-    ):
+    cases = [  # columns of the file, positions of the target and of the weights
+        ((X, Y), 3, None), ((X, Y), -1, None), ((Y, X), 0, None), ((Y, X, W), 0, 4),
+    ]  # fmt: skip
+    for k, (columns, y, w) in enumerate(cases):
         np.savetxt("t.csv", np.column_stack(columns), delimiter=",")
         store = f"{k}.zarr"
         sk.ingest_store("t.csv", store, y=y, sample_weight=w)
         assert sk.append_store("t.csv", store).n_rows == 2 * N
         model = sk.KernelRegressor(n_centers=9, run_dir=f"run{k}").fit("t.csv", y, sample_weight=w)
-        for known in (model, sk.load(f"run{k}")):
-            assert np.allclose(known.predict("t.csv"), known.predict("x.csv"))
-            assert np.allclose(known.predict("t.csv"), known.predict(X))
+        for fitted in (model, sk.load(f"run{k}")):
+            assert np.allclose(fitted.predict("t.csv"), fitted.predict("x.csv"))
+            assert np.allclose(fitted.predict("t.csv"), fitted.predict(X))
             weights = None if w is None else W
-            assert sk.evaluate(known, "t.csv")["r2"] == pytest.approx(known.score(X, Y, weights))
+            assert sk.evaluate(fitted, "t.csv")["r2"] == pytest.approx(fitted.score(X, Y, weights))
 
 
 def test_temporary_stores_are_deleted_after_each_call(
@@ -66,19 +67,19 @@ def test_temporary_stores_are_deleted_after_each_call(
     path, stores = tmp_path / "rows.csv", f"{FIT_PREFIX}*"
     table = pd.DataFrame(rng.normal(size=(200, 2)), columns=["a", "b"])
     table.assign(y=rng.integers(0, 2, 200)).to_csv(path, index=False)
-    made: list[int] = []
+    counts: list[int] = []
 
-    class Watch(sk.Callback):
+    class StoreCounter(sk.Callback):
         def record(self, record: Mapping[str, Any]) -> None:
-            made.append(len(list(tmp_path.glob(stores))))
+            counts.append(len(list(tmp_path.glob(stores))))
 
     gc.collect()
-    gc.disable()
+    gc.disable()  # so that the stores are not deleted by the garbage collector
     try:
-        model = sk.KernelClassifier(callbacks=[Watch()], n_centers=20, epochs=1).fit(
+        model = sk.KernelClassifier(callbacks=[StoreCounter()], n_centers=20, epochs=1).fit(
             path, "y", test=path
         )
-        assert max(made) == 2
+        assert max(counts) == 2  # of the training rows and of the test rows
         assert not list(tmp_path.glob(stores))
         model.permutation_importances(path, "y", n_repeats=1)
         sk.KernelClassifier(n_centers=20, epochs=1).partial_fit(path, "y").partial_fit(path, "y")

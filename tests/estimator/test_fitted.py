@@ -38,11 +38,11 @@ DATA = [
     (pd.DataFrame(50 + 9 * ROWS, columns=["p", "q"]), np.where(SIDE, "y", "x")),
     (ROWS[::-1] - 5, np.where(SIDE, 3, np.where(ROWS[:, 1] > 0, 1, 2))),
 ]
-"""Other names, scales, classes and numbers of classes."""
+"""Pairs (X, y) with different columns, scales, classes and numbers of classes."""
 PROBE = ROWS[:7]
 
 
-class Failing(Callback):
+class RaiseAfterEpoch(Callback):
     def __init__(self, error: type[BaseException]) -> None:
         self._error = error
 
@@ -50,7 +50,8 @@ class Failing(Callback):
         raise self._error
 
 
-REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
+INTERRUPT, OUT_OF_MEMORY = RaiseAfterEpoch(KeyboardInterrupt), RaiseAfterEpoch(MemoryError)
+FAILING_FITS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "a missing value": lambda m, X, y: m.fit(X * np.nan, y),
     "a row too many": lambda m, X, y: m.fit(X, y[1:]),
     "a negative weight": lambda m, X, y: m.fit(X, y, -np.ones(len(y))),
@@ -61,10 +62,10 @@ REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "a wrong bandwidth": lambda m, X, y: m.set_params(bandwidth=-1.0).fit(X, y),
     "a block that lacks a value": lambda m, X, y: m.partial_fit(X * np.nan, y),
     "classes that lack one": lambda m, X, y: m.partial_fit(X, y, classes=y[:1]),
-    "an interrupt": lambda m, X, y: m.set_params(callbacks=[Failing(KeyboardInterrupt)]).fit(X, y),
-    "no more memory": lambda m, X, y: m.set_params(callbacks=[Failing(MemoryError)]).fit(X, y),
+    "an interrupt": lambda m, X, y: m.set_params(callbacks=[INTERRUPT]).fit(X, y),
+    "no more memory": lambda m, X, y: m.set_params(callbacks=[OUT_OF_MEMORY]).fit(X, y),
 }
-ENDED = (StreamkernError, KeyboardInterrupt, MemoryError)
+FIT_ERRORS = (StreamkernError, KeyboardInterrupt, MemoryError)
 
 
 def answers(model: Any) -> tuple[bytes, bytes]:
@@ -73,6 +74,7 @@ def answers(model: Any) -> tuple[bytes, bytes]:
 
 
 def labels(model: Any) -> bytes:
+    """Return the predicted labels of PROBE, to compare them."""
     return ",".join(map(str, model.predict(PROBE))).encode()
 
 
@@ -85,38 +87,43 @@ def test_fitted_arrays_are_read_only(name: str) -> None:
         with pytest.raises(ValueError, match="read-only"):
             getattr(one, name)[:1] = 0
         np.testing.assert_array_equal(one.predict(X[:2]), model.predict(X)[:2])
-    model.fit(X, X[:, 1] > 0)  # is not kept from training
+    model.fit(X, X[:, 1] > 0)  # training is still possible
 
 
 @pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
 def test_chosen_settings_are_fitted_attributes(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(90, 3))
     y = np.stack((np.sin(X[:, 0]), X[:, 1]), axis=1)
-    given = KernelRegressor(ridge=1e-3, solver="block", n_centers=20, epochs=1).fit(X, y[:, 0])
-    assert (given.ridge_, given.solver_, given.n_centers_) == (1e-3, "block", 20)
-    assert given.report_["ridge"] == 1e-3
-    found = KernelRegressor().fit(X, y[:, 0])
-    assert found.ridge_ == found.report_["ridge"] > 0
-    assert (found.solver_, found.n_centers_) == (found.report_["solver"], len(found.centers_))
-    each = KernelRegressor(solver="direct").fit(X, y)
-    assert each.ridge_.shape == (2,)
-    each.save(tmp_path / "each")
-    np.testing.assert_array_equal(load(tmp_path / "each").ridge_, each.ridge_)
+    fixed_ridge = KernelRegressor(ridge=1e-3, solver="block", n_centers=20, epochs=1).fit(
+        X, y[:, 0]
+    )
+    assert (fixed_ridge.ridge_, fixed_ridge.solver_, fixed_ridge.n_centers_) == (1e-3, "block", 20)
+    assert fixed_ridge.report_["ridge"] == 1e-3
+    estimated = KernelRegressor().fit(X, y[:, 0])
+    assert estimated.ridge_ == estimated.report_["ridge"] > 0
+    assert (estimated.solver_, estimated.n_centers_) == (
+        estimated.report_["solver"],
+        len(estimated.centers_),
+    )
+    two_targets = KernelRegressor(solver="direct").fit(X, y)
+    assert two_targets.ridge_.shape == (2,)
+    two_targets.save(tmp_path / "each")
+    np.testing.assert_array_equal(load(tmp_path / "each").ridge_, two_targets.ridge_)
     with pytest.raises(AttributeError, match="ridge_"):
         _ = KernelRegressor().ridge_
 
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 def test_failed_fit_leaves_estimator_unchanged() -> None:
-    (X, y), (other, words) = DATA[0], DATA[1]
+    (X, y), (X_words, words) = DATA[0], DATA[1]
     model = KernelClassifier(**SETTINGS).fit(X, y)
-    before, known = answers(model), vars(model)["_fitted_"]
-    for name, fail in REFUSED.items():
-        with pytest.raises(ENDED):
-            fail(model, other, words)
+    answers_before, fitted = answers(model), vars(model)["_fitted_"]
+    for name, fail in FAILING_FITS.items():
+        with pytest.raises(FIT_ERRORS):
+            fail(model, X_words, words)
         model.set_params(**SETTINGS, memory="auto", callbacks=())
-        assert answers(model) == before, name
-        assert vars(model)["_fitted_"] is known, name
+        assert answers(model) == answers_before, name
+        assert vars(model)["_fitted_"] is fitted, name
         assert model.n_features_in_ == 2
         assert not hasattr(model, "feature_names_in_"), name
         assert model.score(X, y) > 0.9
@@ -145,12 +152,12 @@ def test_failed_first_fit_leaves_estimator_unfitted(kind: Any, tmp_path: Path) -
     check_is_fitted(fitted)
     check_is_fitted(fitted, "centers_")
     assert any(name.endswith("_") and not name.startswith("__") for name in vars(fitted))
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
+    unpickled = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(unpickled.predict(X), fitted.predict(X))
     assert not hasattr(clone(fitted), "centers_")
 
 
-class Interrupting(Callback):
+class InterruptAfterFirstEpoch(Callback):
     def pass_ended(self, passed: Any) -> None:
         if passed.epoch == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -160,7 +167,7 @@ class Interrupting(Callback):
 def test_interrupted_fit_leaves_saved_model(tmp_path: Path) -> None:
     X, y = ROWS, np.where(SIDE, "a", "b")
     model = KernelClassifier(**SETTINGS | {"epochs": 3}).fit(*DATA[2])
-    model.set_params(run_dir=tmp_path / "run", callbacks=[Interrupting()])
+    model.set_params(run_dir=tmp_path / "run", callbacks=[InterruptAfterFirstEpoch()])
     with pytest.raises(TrainingInterrupted):
         model.fit(X, y)
     saved = load(tmp_path / "run")
@@ -189,29 +196,37 @@ def test_concurrent_partial_fits_are_both_learned() -> None:
     assert model.predict(X).tobytes() in orders
 
 
-class Fits(RuleBasedStateMachine):
-    """Fits of all kinds, while a thread predicts: it gets what a completed fit says."""
+class FitMachine(RuleBasedStateMachine):
+    """Fits of all kinds, while a thread predicts. Every prediction must be that of a completed fit.
+
+    blocks : indices in `DATA` of the blocks that `partial_fit` has trained on
+    answers : answers of the model after the last completed fit; None before the first
+    lacks_solver_state : whether the model was loaded, and has no state for `partial_fit`
+    loaded : whether the model was loaded, and nothing was trained since
+    valid_answers : answers of all completed fits
+    predictions : everything that the thread has predicted
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.model: Any = KernelClassifier(**SETTINGS)
         self.bandwidth, self.blocks = 2.0, list[int]()
-        self.now: tuple[bytes, bytes] | None = None
-        self.only_a_model = False  # loaded, with no state of a solver to go on from
-        self.loaded = False  # and nothing was trained since
-        self.states = set[tuple[bytes, bytes]]()
+        self.answers: tuple[bytes, bytes] | None = None
+        self.lacks_solver_state = False
+        self.loaded = False
+        self.valid_answers = set[tuple[bytes, bytes]]()
         self.folder = tempfile.TemporaryDirectory()
-        self.seen: set[bytes] = set()
+        self.predictions: set[bytes] = set()
         self.errors: list[BaseException] = []
-        self.over = threading.Event()
-        self.reader = threading.Thread(target=self.read, name="reader")
+        self.stop = threading.Event()
+        self.reader = threading.Thread(target=self.predict_repeatedly, name="reader")
         self.reader.start()
 
-    def read(self) -> None:
-        while not self.over.wait(0.001):
+    def predict_repeatedly(self) -> None:
+        while not self.stop.wait(0.001):
             try:
-                self.seen.add(np.asarray(self.model.predict_values(PROBE)).tobytes())
-                self.seen.add(labels(self.model))
+                self.predictions.add(np.asarray(self.model.predict_values(PROBE)).tobytes())
+                self.predictions.add(labels(self.model))
             except NotFittedError:
                 pass
             except BaseException as error:
@@ -220,45 +235,45 @@ class Fits(RuleBasedStateMachine):
     def settings(self) -> dict[str, Any]:
         return SETTINGS | {"bandwidth": self.bandwidth}
 
-    def has(self, truth: Any) -> None:
+    def check_equals(self, truth: Any) -> None:
         """Check that the model equals `truth`, which was trained separately."""
-        self.now = answers(truth)
-        self.states.add(self.now)
-        assert answers(self.model) == self.now
+        self.answers = answers(truth)
+        self.valid_answers.add(self.answers)
+        assert answers(self.model) == self.answers
 
     @rule(k=st.sampled_from(range(3)))
-    def fits(self, k: int) -> None:
-        self.blocks, self.only_a_model, self.loaded = [], False, False
+    def fit(self, k: int) -> None:
+        self.blocks, self.lacks_solver_state, self.loaded = [], False, False
         self.model.fit(*DATA[k])
-        self.has(KernelClassifier(**self.settings()).fit(*DATA[k]))
+        self.check_equals(KernelClassifier(**self.settings()).fit(*DATA[k]))
 
-    @rule(k=st.sampled_from(range(3)), name=st.sampled_from(sorted(REFUSED)))
-    def fails(self, k: int, name: str) -> None:
-        fresh = self.now is None
+    @rule(k=st.sampled_from(range(3)), name=st.sampled_from(sorted(FAILING_FITS)))
+    def fail(self, k: int, name: str) -> None:
+        is_unfitted = self.answers is None
         if name == "classes that lack one" and self.blocks:
             k = self.blocks[0]
-        with pytest.raises(ENDED):
-            REFUSED[name](self.model, *DATA[k])
+        with pytest.raises(FIT_ERRORS):
+            FAILING_FITS[name](self.model, *DATA[k])
         self.model.set_params(**self.settings(), memory="auto", callbacks=())
-        if fresh:
+        if is_unfitted:
             assert not hasattr(self.model, "classes_")
         else:
-            assert answers(self.model) == self.now
+            assert answers(self.model) == self.answers
 
     @rule(k=st.sampled_from(range(3)))
-    def takes_a_block(self, k: int) -> None:
+    def fit_block(self, k: int) -> None:
         k = self.blocks[0] if self.blocks else k
         X, y = DATA[k]
-        if self.only_a_model:
+        if self.lacks_solver_state:
             refused = r"without the state|none of the|was trained with"
             with pytest.raises((ConfigError, DataError), match=refused):
                 self.model.partial_fit(X, y)
-            assert answers(self.model) == self.now
+            assert answers(self.model) == self.answers
             return
-        if self.blocks and self.bandwidth != self.decided:
+        if self.blocks and self.bandwidth != self.first_block_bandwidth:
             with pytest.raises(ConfigError, match="is set, but the model that partial_fit con"):
                 self.model.partial_fit(X, y)
-            assert answers(self.model) == self.now
+            assert answers(self.model) == self.answers
             return
         self.model.partial_fit(X, y)
         self.loaded = False
@@ -266,50 +281,51 @@ class Fits(RuleBasedStateMachine):
         truth = KernelClassifier(**SETTINGS | {"bandwidth": self.first_bandwidth()})
         for _ in self.blocks:
             truth.partial_fit(X, y)
-        self.has(truth)
+        self.check_equals(truth)
 
     def first_bandwidth(self) -> float:
         """Return the bandwidth that the first block of rows determined."""
         if len(self.blocks) == 1:
-            self.decided = self.bandwidth
-        return self.decided
+            self.first_block_bandwidth = self.bandwidth
+        return self.first_block_bandwidth
 
     @rule(bandwidth=st.sampled_from([1.0, 2.0]))
-    def sets_a_parameter(self, bandwidth: float) -> None:
+    def set_bandwidth(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
         self.model.set_params(bandwidth=bandwidth)
 
     @rule()
-    def is_saved_and_loaded(self) -> None:
-        if self.now is None:
+    def save_and_load(self) -> None:
+        if self.answers is None:
             return
         path = Path(self.folder.name) / str(time.monotonic_ns())
         self.model.save(path)
         self.model = load(path).set_params(**self.settings())
-        # What was loaded leaves the state of its solver where it was.
-        self.only_a_model, self.loaded = not self.blocks or self.loaded, True
-        assert answers(self.model) == self.now
+        # A loaded model is saved without the state of its solver.
+        self.lacks_solver_state = not self.blocks or self.loaded
+        self.loaded = True
+        assert answers(self.model) == self.answers
 
     @rule()
-    def is_pickled(self) -> None:
+    def pickle_and_load(self) -> None:
         self.model = pickle.loads(pickle.dumps(self.model))
 
     def teardown(self) -> None:
-        self.over.set()
+        self.stop.set()
         self.reader.join()
         self.folder.cleanup()
         assert not self.errors
-        assert self.seen <= {answer for state in self.states for answer in state}
+        assert self.predictions <= {answer for state in self.valid_answers for answer in state}
 
 
 @pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
 @pytest.mark.filterwarnings("ignore:partial_fit does not continue from fit")
-class TestFits(Fits.TestCase):
+class TestFits(FitMachine.TestCase):
     settings = hypothesis_settings(max_examples=6, stateful_step_count=8, deadline=None)
 
 
-class Writing(Callback):
-    """Writes to a file that is trained on, as another program may."""
+class WriteAfterFirstEpoch(Callback):
+    """Overwrites bytes of a file of training data after the first epoch, as another program may."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -323,17 +339,17 @@ class Writing(Callback):
 
 @pytest.mark.parametrize("mapped", ["X", "y"])  # weights are copied
 def test_memory_map_that_changes_during_fit_is_refused(tmp_path: Path, mapped: str) -> None:
-    given: dict[str, Any] = {"X": ROWS, "y": ROWS[:, 0]}
-    np.save(tmp_path / "a.npy", given[mapped])
-    given[mapped] = np.load(tmp_path / "a.npy", mmap_mode="r")
-    model = KernelRegressor(**SETTINGS).fit(**given)
-    before = model.predict(ROWS)
+    arguments: dict[str, Any] = {"X": ROWS, "y": ROWS[:, 0]}
+    np.save(tmp_path / "a.npy", arguments[mapped])
+    arguments[mapped] = np.load(tmp_path / "a.npy", mmap_mode="r")
+    model = KernelRegressor(**SETTINGS).fit(**arguments)
+    predictions = model.predict(ROWS)
     scaled = KernelRegressor(**SETTINGS, transforms=[{"kind": "noise", "sigma": 0.1}])
-    scaled.fit(**given)
-    for each in (model, scaled):
-        each.set_params(callbacks=[Writing(tmp_path / "a.npy")])
+    scaled.fit(**arguments)
+    for estimator in (model, scaled):
+        estimator.set_params(callbacks=[WriteAfterFirstEpoch(tmp_path / "a.npy")])
         with pytest.raises(DataError, match=r"file .*a\.npy' has changed since training"):
-            each.fit(**given)
-        each.set_params(callbacks=()).fit(**{k: np.array(v) for k, v in given.items()})
-    model.fit(**given | {mapped: np.array(given[mapped])})
-    assert not np.array_equal(model.predict(ROWS), before)
+            estimator.fit(**arguments)
+        estimator.set_params(callbacks=()).fit(**{k: np.array(v) for k, v in arguments.items()})
+    model.fit(**arguments | {mapped: np.array(arguments[mapped])})
+    assert not np.array_equal(model.predict(ROWS), predictions)

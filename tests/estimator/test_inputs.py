@@ -40,11 +40,11 @@ def test_frame_trains_like_its_csv(tmp_path: Path, model: sk.KernelRegressor) ->
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET, drop=ID)
     assert spec.encoder is not None
     assert model._state.schema.encoder == spec.encoder | {"dropped": []}
-    stored = sk.KernelRegressor(**FAST).fit(str(tmp_path / "s.zarr"))
-    assert list(stored.feature_names_in_) == list(model.feature_names_in_) == list(data()[0])
+    from_store = sk.KernelRegressor(**FAST).fit(str(tmp_path / "s.zarr"))
+    assert list(from_store.feature_names_in_) == list(model.feature_names_in_) == list(data()[0])
     X, y = data(1)
     assert model.score(X, y) > 0.8
-    assert stored.score(X, y) > 0.8
+    assert from_store.score(X, y) > 0.8
     assert model.n_features_in_ == X.shape[1]
 
 
@@ -56,23 +56,23 @@ def test_model_encodes_rows_to_predict(model: sk.KernelRegressor) -> None:
     rounding = 6e-8 * np.abs(model.dual_coef_).sum()  # of float32, in a sum in another order
     np.testing.assert_allclose(model.predict(X[:3]), answers[:3], rtol=1e-5, atol=rounding)
     assert model.predict(X[:0]).shape == (0,)
-    new = X.copy()
-    new["City"] = "Ulan Bator"
+    X_new = X.copy()
+    X_new["City"] = "Ulan Bator"
     with pytest.warns(
         UserWarning, match=r"'City' of X has words in 500 rows, of which 500 did not occur"
     ):
-        assert np.isfinite(model.predict(new)).all()
+        assert np.isfinite(model.predict(X_new)).all()
 
 
 def test_loaded_model_encodes_raw_rows(tmp_path: Path, model: sk.KernelRegressor) -> None:
     X, y = data(1)
     model.save(tmp_path / "model")
-    again = sk.load(tmp_path / "model")
-    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-5)
-    assert list(again.feature_names_in_) == list(X)
+    loaded = sk.load(tmp_path / "model")
+    np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-5)
+    assert list(loaded.feature_names_in_) == list(X)
     X.assign(**{TARGET: y, ID: 0}).to_parquet(tmp_path / "new.parquet")
     with pytest.raises(DataError, match=f"has '{ID}' besides"):
-        again.predict(X.assign(**{ID: 0}))
+        loaded.predict(X.assign(**{ID: 0}))
 
 
 @pytest.mark.slow
@@ -111,16 +111,16 @@ def test_numeric_text_is_refused_as_ambiguous() -> None:
     """Check that text of numbers is refused, because 01 and 1 may be two houses or one number."""
     houses = np.array(["01", "1", "10115"])
     message = r"'house' is text, but every cell is a number: .*float}\), .*\"category"
-    which = np.arange(120) % 3
-    X = pd.DataFrame({"house": houses[which], "b": np.arange(120.0)})
+    class_ids = np.arange(120) % 3
+    X = pd.DataFrame({"house": houses[class_ids], "b": np.arange(120.0)})
     for frame in (X, X[["house"]], X.assign(b="x"), X.astype({"house": object})):
         with pytest.raises(DataError, match=message):
-            sk.KernelRegressor(**FAST).fit(frame, which)
-    model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), which)
+            sk.KernelRegressor(**FAST).fit(frame, class_ids)
+    model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), class_ids)
     assert model._state.schema.columns == ("house=01", "house=1", "house=10115", "b")
-    assert model.score(X, which) > 0.99  # the model knows which words there are
+    assert model.score(X, class_ids) > 0.99  # the model knows which words there are
     assert (
-        sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), which)._state.schema.encoder
+        sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), class_ids)._state.schema.encoder
         is None
     )
 
@@ -162,9 +162,9 @@ def test_partial_fit_keeps_encoding() -> None:
     X, y = data()
     model = sk.KernelRegressor(**FAST)
     model.partial_fit(X, y)
-    before = model._state.schema.encoder
+    encoder = model._state.schema.encoder
     model.partial_fit(*data(1))
-    assert model._state.schema.encoder == before
+    assert model._state.schema.encoder == encoder
     assert np.isfinite(model.predict(X)).all()
 
 
@@ -182,6 +182,6 @@ def test_cell_that_is_not_text_is_refused_with_position(cell: Any) -> None:
     """Check a cell in the frame of a prediction, such as an interval of polars."""
     frame = pd.DataFrame({"x": np.sin(np.arange(40.0)), "word": ["red", "blue"] * 20})
     model = sk.KernelRegressor(n_centers=9, metric="none").fit(frame, frame["x"])
-    wrong = frame[:3].assign(word=pd.Series([cell] * 3))
+    unseen = frame[:3].assign(word=pd.Series([cell] * 3))
     with pytest.raises(DataError, match=r"^X, row 0, column 'word' is .*, which is not a word"):
-        model.predict(wrong)
+        model.predict(unseen)

@@ -20,7 +20,8 @@ from streamkern import DataError, KernelClassifier, load
 
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 2))
-CLASS_IDS = (X[:, 0] > 0).astype(int) + (X[:, 0] > 0.8)
+CLASS_IDS = (X[:, 0] > 0).astype(int) + (X[:, 0] > 0.8)  # three classes
+MISSING_ROW = 5
 SETTINGS: dict[str, Any] = {
     "threads": 1, "solver": "direct", "epochs": 1, "n_centers": 20, "kernel": "gaussian",
     "bandwidth": 2.0, "metric": "none", "ridge": 1e-3, "accelerator": "none",
@@ -44,7 +45,7 @@ def object_array(values: list[Any]) -> np.ndarray:
     return np.fromiter(list_of_labels(values), object, N)
 
 
-KEPT: dict[str, Any] = {
+SUPPORTED_LABELS: dict[str, Any] = {
     **{
         name: array_of_labels(np.array([0, 1, 100], name))
         for name in ("i1", "i2", "i4", "i8", ">i4")
@@ -86,9 +87,10 @@ KEPT: dict[str, Any] = {
     "Arrow": pa.array(array_of_labels(WORDS).tolist()),
 }
 
-MISSING_MESSAGE, TYPE_MESSAGE = r" row 5\b", " is of type "
-CHARACTER_MESSAGE = "files"  # of "cannot be stored in files": lone surrogates and NUL
-REFUSED: dict[str, tuple[Any, str]] = {
+TYPE_MESSAGE = " is of type "
+CHARACTER_MESSAGE = "has a character that files cannot store"
+# Name -> labels, and a part of the error message.
+UNSUPPORTED_LABELS: dict[str, tuple[Any, str]] = {
     "surrogate": (object_array(["\ud800", "a", "b"]), CHARACTER_MESSAGE),
     "surrogate in a list": (list_of_labels(["\ud800", "a", "b"]), CHARACTER_MESSAGE),
     "surrogate in U": (array_of_labels(["\udfff", "a", "b"]), CHARACTER_MESSAGE),
@@ -109,7 +111,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "words and numbers": (object_array(["a", 1, 2]), TYPE_MESSAGE),
     "words and numbers in a list": (list_of_labels(["a", 1, 2]), TYPE_MESSAGE),
     "booleans and numbers": (object_array([True, 2, 3]), TYPE_MESSAGE),
-    "fractions": (array_of_labels([0.5, 1.25, 2]), "continuous"),
     "Period": (pd.Series(pd.PeriodIndex(array_of_labels(DAYS), freq="D")), TYPE_MESSAGE),
     "time zone": (
         pd.Series(array_of_labels(DAYS.astype("M8[ns]"))).dt.tz_localize("UTC"),
@@ -119,12 +120,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 def with_missing_label(values: Any, missing: Any, dtype: Any = object) -> Any:
-    with_missing = object_array(list(values))
-    with_missing[5] = missing
-    return with_missing if dtype is object else pd.Series(with_missing.tolist()).astype(dtype)
+    """Return labels of which one is missing, as an array of objects or a pandas series."""
+    labels = object_array(list(values))
+    labels[MISSING_ROW] = missing
+    return labels if dtype is object else pd.Series(labels.tolist()).astype(dtype)
 
 
-MISSING: dict[str, Any] = {
+LABELS_WITH_MISSING: dict[str, Any] = {
     **{
         f"{missing!r} among {values[0]!r}": with_missing_label(values, missing)
         for missing, values in itertools.product(
@@ -138,62 +140,75 @@ MISSING: dict[str, Any] = {
             ("Int64", (1, 2, 3)), ("category", (1, 2, 3)), ("boolean", (True, False, True)),
         ]
     },
-    "NaN": np.where(np.arange(N) == 5, np.nan, CLASS_IDS),
-    "list with None": [None if k == 5 else "a" for k in range(N)],
-    "list of numbers with None": [None if k == 5 else int(v) for k, v in enumerate(CLASS_IDS)],
-    "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT", "D"), array_of_labels(DAYS)),
+    "NaN": np.where(np.arange(N) == MISSING_ROW, np.nan, CLASS_IDS),
+    "list with None": [None if k == MISSING_ROW else "a" for k in range(N)],
+    "list of numbers with None": [
+        None if row == MISSING_ROW else int(k) for row, k in enumerate(CLASS_IDS)
+    ],
+    "NaT": np.where(np.arange(N) == MISSING_ROW, np.datetime64("NaT", "D"), array_of_labels(DAYS)),
     "NaT timedelta": np.where(
-        np.arange(N) == 5, np.timedelta64("NaT", "s"), CLASS_IDS.astype("m8[s]")
+        np.arange(N) == MISSING_ROW, np.timedelta64("NaT", "s"), CLASS_IDS.astype("m8[s]")
     ),
-    "polars": polars.Series([None if k == 5 else "a" for k in range(N)]),
-    "Arrow": pa.array([None if k == 5 else "a" for k in range(N)]),
+    "polars": polars.Series([None if k == MISSING_ROW else "a" for k in range(N)]),
+    "Arrow": pa.array([None if k == MISSING_ROW else "a" for k in range(N)]),
 }  # fmt: skip
 
 
 def expected_labels(name: str) -> np.ndarray:
-    """Return the labels of KEPT as `predict` returns them: text keeps its dtype, or is objects."""
-    given = np.asarray(KEPT[name])
-    if name in ("polars", "Arrow") or given.dtype.kind == "T":  # NumPy has no fixed dtype for these
-        return given.astype(object)
-    if given.dtype.kind == "O" and not isinstance(given[0], str):  # numbers or booleans as objects
-        return np.array(given.tolist())
-    return given
+    """Return labels in the dtype in which `predict` returns them."""
+    labels = np.asarray(SUPPORTED_LABELS[name])
+    # NumPy has no fixed dtype for text of Arrow and polars, or of variable length.
+    if name in ("polars", "Arrow") or labels.dtype.kind == "T":
+        return labels.astype(object)
+    if labels.dtype.kind == "O" and not isinstance(
+        labels[0], str
+    ):  # numbers or booleans as objects
+        return np.array(labels.tolist())
+    return labels
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", SUPPORTED_LABELS)
 def test_labels_keep_their_dtype(name: str, tmp_path: Path) -> None:
-    y, expected = KEPT[name], expected_labels(name)
+    y, expected = SUPPORTED_LABELS[name], expected_labels(name)
     model = KernelClassifier(**SETTINGS).fit(X, y)
     model.save(tmp_path / "saved")
     loaded = load(tmp_path / "saved")
     partial = KernelClassifier(**SETTINGS).partial_fit(X, y, classes=y)
-    for each in (model, loaded, partial):
-        predicted = each.predict(X)
+    for classifier in (model, loaded, partial):
+        predicted = classifier.predict(X)
         assert predicted.dtype == expected.dtype
-        assert each.classes_.dtype == predicted.dtype
-        assert set(each.classes_.tolist()) == set(expected.tolist())
-        assert all(type(a) is type(b) for a, b in zip(each.classes_, predicted, strict=False))
-        assert np.mean(predicted == expected) == each.score(X, y) > 0.5
+        assert classifier.classes_.dtype == predicted.dtype
+        assert set(classifier.classes_.tolist()) == set(expected.tolist())
+        # Comparing as many rows as there are classes is enough.
+        assert all(type(a) is type(b) for a, b in zip(classifier.classes_, predicted, strict=False))
+        assert np.mean(predicted == expected) == classifier.score(X, y) > 0.5
     np.testing.assert_array_equal(model.predict(X), loaded.predict(X))
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED_LABELS)
 def test_error_for_unsupported_labels_names_row(name: str) -> None:
-    y, message = REFUSED[name]
+    y, message = UNSUPPORTED_LABELS[name]
     with pytest.raises(DataError, match=message) as caught:
         KernelClassifier(**SETTINGS).fit(X, y)
-    assert message == "continuous" or "row " in str(caught.value)
+    assert "row " in str(caught.value)
     with pytest.raises(DataError, match=message):
         KernelClassifier(**SETTINGS).partial_fit(X, y)
 
 
-@pytest.mark.parametrize("name", MISSING)
+def test_fractions_are_refused_as_labels() -> None:
+    y = array_of_labels([0.5, 1.25, 2])
+    for fit in (KernelClassifier(**SETTINGS).fit, KernelClassifier(**SETTINGS).partial_fit):
+        with pytest.raises(DataError, match="Unknown label type: continuous"):
+            fit(X, y)
+
+
+@pytest.mark.parametrize("name", LABELS_WITH_MISSING)
 def test_error_for_missing_label_names_row(name: str) -> None:
-    with pytest.raises(DataError, match=MISSING_MESSAGE) as caught:
-        KernelClassifier(**SETTINGS).fit(X, MISSING[name])
+    with pytest.raises(DataError, match=rf" row {MISSING_ROW}\b") as caught:
+        KernelClassifier(**SETTINGS).fit(X, LABELS_WITH_MISSING[name])
     assert "leave such rows out" in str(caught.value)
 
 
@@ -236,16 +251,24 @@ def test_many_classes_are_accepted_if_labels_are_plain(rows: np.ndarray, y: np.n
 
 
 def converted_as_proposed(y: Any, error: DataError) -> Any:
-    """Return y converted by the remedy of an error, which has an expression in y: "give y=..."."""
+    """Return y converted by the remedy of an error.
+
+    The message holds Python code that users may copy: "give y=list(map(str, y)), for example".
+    """
     expression = str(error).partition(" give y=")[2].partition(", for example")[0]
     return eval(expression, {"y": y})
 
 
 @pytest.mark.parametrize(
-    "name", [k for k, (_, text) in REFUSED.items() if text in (TYPE_MESSAGE, "with a time zone")]
+    "name",
+    [
+        name
+        for name, (_, message) in UNSUPPORTED_LABELS.items()
+        if message in (TYPE_MESSAGE, "with a time zone")
+    ],
 )
 def test_remedy_for_labels_works(name: str) -> None:
-    y, model = REFUSED[name][0], KernelClassifier(**SETTINGS)
+    y, model = UNSUPPORTED_LABELS[name][0], KernelClassifier(**SETTINGS)
     with pytest.raises(DataError) as caught:
         model.fit(X, y)
     converted = converted_as_proposed(y, caught.value)

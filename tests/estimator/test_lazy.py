@@ -124,22 +124,22 @@ def test_lazy_blocks_are_computed_one_at_a_time(
 ) -> None:
     """Check that Dask's threads do not compute several blocks at once, each of which takes memory
     and all processors."""
-    inside, most = 0, 0
+    n_running, max_running = 0, 0
     values = KernelRegressor._values
 
     def counted(self: Any, rows: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        found = values(self, rows)
-        inside -= 1
-        return found
+        nonlocal n_running, max_running
+        n_running += 1
+        max_running = max(max_running, n_running)
+        result = values(self, rows)
+        n_running -= 1
+        return result
 
     monkeypatch.setattr(KernelRegressor, "_values", counted)
     lazy = regressor.predict(da.from_array(X, chunks=(10, 4)))
     with dask.config.set(scheduler="threads", num_workers=8):
         lazy.compute()
-    assert most == 1
+    assert max_running == 1
 
 
 def test_invalid_lazy_input_is_refused_at_once(regressor: KernelRegressor) -> None:
@@ -168,9 +168,9 @@ def test_partitions_of_unknown_length_are_predicted(classifier: KernelClassifier
 
 def test_lazy_graph_holds_model_without_training_objects(regressor: KernelRegressor) -> None:
     model = copy.copy(regressor)
-    held = [threading.Lock()]  # which no process hands to another
-    model.callbacks, model.transforms, fitted = held, held, model._state
-    model._fitted_ = replace(fitted, attributes={**fitted.attributes, "history_": held})
+    locks = [threading.Lock()]  # which no process hands to another
+    model.callbacks, model.transforms, fitted = locks, locks, model._state
+    model._fitted_ = replace(fitted, attributes={**fitted.attributes, "history_": locks})
     lazy = model.predict(da.from_array(X, chunks=(70, 4)))
     sent = cloudpickle.dumps(lazy)
     assert len(sent) < 2 * (regressor.centers_.nbytes + regressor.dual_coef_.nbytes + X.nbytes)
@@ -180,14 +180,14 @@ def test_lazy_graph_holds_model_without_training_objects(regressor: KernelRegres
 def test_empty_partitions_give_empty_predictions() -> None:
     table = pd.DataFrame(np.sort(X, axis=0), columns=list("abcd"))
     lazy = dd.from_pandas(table, npartitions=4)
-    found, expected = lazy[lazy["a"] > 1], table[table["a"] > 1]
+    selected, expected = lazy[lazy["a"] > 1], table[table["a"] > 1]
     model = KernelClassifier(**SMALL).fit(table, pd.Series(LABELS, name="level"))
-    np.testing.assert_array_equal(model.predict(found).compute(), model.predict(expected))
-    rows = found.to_dask_array()
+    np.testing.assert_array_equal(model.predict(selected).compute(), model.predict(expected))
+    rows = selected.to_dask_array()
     np.testing.assert_array_equal(model.predict(rows).compute(), model.predict(expected))
     assert model.decision_function(lazy[lazy["a"] > 99]).compute().shape == (0, 3)
     model.set_output(predict="pandas")
-    pd.testing.assert_series_equal(model.predict(found).compute(), model.predict(expected))
+    pd.testing.assert_series_equal(model.predict(selected).compute(), model.predict(expected))
     pd.testing.assert_frame_equal(
-        model.decision_function(found).compute(), model.decision_function(expected)
+        model.decision_function(selected).compute(), model.decision_function(expected)
     )

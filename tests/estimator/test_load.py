@@ -132,17 +132,17 @@ def test_saved_estimator_equals_loaded_estimator(way: str, tmp_path: Path) -> No
     loaded = load(tmp_path / "saved")
     same(loaded, fitted, rows)
     loaded.save(tmp_path / "again")
-    again = load(tmp_path / "again")
-    same(again, fitted, rows)
-    assert repr(again) == repr(loaded)
+    reloaded = load(tmp_path / "again")
+    same(reloaded, fitted, rows)
+    assert repr(reloaded) == repr(loaded)
 
 
 @pytest.mark.parametrize("way", ["values", "words", "direct", "a metric", "centers", "noise"])
 def test_run_directory_loads_trained_estimator(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {**SMALL, "run_dir": tmp_path / "run"}
-    monkeypatch.setattr(f"{__name__}.SMALL", kept)
+    settings = {**SMALL, "run_dir": tmp_path / "run"}
+    monkeypatch.setattr(f"{__name__}.SMALL", settings)
     if way == "centers":
         fitted = KernelRegressor(
             threads=1, epochs=2, centers=X[:40], run_dir=tmp_path / "run"
@@ -158,7 +158,7 @@ def test_array_parameters_are_not_restored_but_paths_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    once: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "threads": 1, "epochs": 2, "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
     }  # fmt: skip
     arrays: dict[str, Any] = {"centers": X[:40], "metric": METRIC}
@@ -166,12 +166,12 @@ def test_array_parameters_are_not_restored_but_paths_are(
         np.save(f"{name}.npy", array)
         zarr.save_array(name, array)
         for path in (name, f"{name}.npy"):
-            KernelRegressor(**once, run_dir=f"run of {path}", **{name: path}).fit(X, Y)
+            KernelRegressor(**settings, run_dir=f"run of {path}", **{name: path}).fit(X, Y)
             assert getattr(load(f"run of {path}"), name) == path
-        KernelRegressor(**once, run_dir=f"run-{name}", **{name: array}).fit(X, Y).save(
+        KernelRegressor(**settings, run_dir=f"run-{name}", **{name: array}).fit(X, Y).save(
             f"fit-{name}"
         )
-        parts = KernelRegressor(**once, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
+        parts = KernelRegressor(**settings, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
         parts.save(f"parts-{name}")
         for location in ("run", "fit", "parts"):
             with pytest.raises(
@@ -183,8 +183,8 @@ def test_array_parameters_are_not_restored_but_paths_are(
 def test_refitted_loaded_estimator_equals_original(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)]).fit(X, Y)
     fitted.save(tmp_path / "saved")
-    again = clone(load(tmp_path / "saved")).set_params(threads=1).fit(X, Y)
-    assert np.array_equal(again.predict(X), fitted.predict(X))
+    refitted = clone(load(tmp_path / "saved")).set_params(threads=1).fit(X, Y)
+    assert np.array_equal(refitted.predict(X), fitted.predict(X))
 
 
 def test_feature_names_are_restored(tmp_path: Path) -> None:
@@ -233,10 +233,10 @@ def test_partial_fit_continues_from_run_directory(solver: str, tmp_path: Path) -
     """Check that the loss on the same rows does not rise."""
     settings = SMALL | {"solver": solver, "ridge": "auto", "run_dir": tmp_path / "run"}
     fitted = KernelRegressor(**settings).fit(X, Y)
-    before = ((fitted.predict(X) - Y) ** 2).mean()
+    error = ((fitted.predict(X) - Y) ** 2).mean()
     loaded = load(tmp_path / "run")
     loaded.partial_fit(X, Y)
-    assert ((loaded.predict(X) - Y) ** 2).mean() < 1.02 * before
+    assert ((loaded.predict(X) - Y) ** 2).mean() < 1.02 * error
     assert not np.array_equal(loaded.predict(X), fitted.predict(X))
     twin = pickle.loads(pickle.dumps(load(tmp_path / "run"))).partial_fit(X, Y)
     assert np.array_equal(twin.predict(X), loaded.predict(X))
@@ -246,10 +246,10 @@ def test_partial_fit_continues_from_run_directory(solver: str, tmp_path: Path) -
 def test_partial_fit_refuses_model_without_solver_state(tmp_path: Path) -> None:
     KernelRegressor(**SMALL).fit(X, Y).save(tmp_path / "saved")
     loaded = load(tmp_path / "saved")
-    before = loaded.predict(X)
+    predictions = loaded.predict(X)
     with pytest.raises(ConfigError, match="without the state of its solver"):
         loaded.partial_fit(X, Y)
-    assert np.array_equal(loaded.predict(X), before)
+    assert np.array_equal(loaded.predict(X), predictions)
 
 
 def test_run_that_continued_can_be_loaded_again(tmp_path: Path) -> None:
@@ -257,16 +257,18 @@ def test_run_that_continued_can_be_loaded_again(tmp_path: Path) -> None:
     runs.stopped(config, 3, source=runs.stream())
     loaded = load(tmp_path / "run")
     rows, _ = runs.arrays()
-    before = loaded.decision_function(rows)
+    values = loaded.decision_function(rows)
     result = runs.finished(config, source=runs.stream(), test=runs.array_source(10, 5))
     with pytest.raises(RunError, match=f"loaded at step 3, but is now at step {runs.STEPS}"):
         loaded.partial_fit(rows, loaded.classes_[:1].repeat(len(rows)))
-    assert np.array_equal(loaded.decision_function(rows), before)
-    again = load(tmp_path / "run")
-    assert again.report_["samples"] == result.samples
-    assert list(again.classes_) == list(runs.CLASSES)
+    assert np.array_equal(loaded.decision_function(rows), values)
+    reloaded = load(tmp_path / "run")
+    assert reloaded.report_["samples"] == result.samples
+    assert list(reloaded.classes_) == list(runs.CLASSES)
     # The estimator has its centers in the order of the choice, so its sums round differently.
-    np.testing.assert_allclose(again.decision_function(rows), result.model.values(rows), atol=1e-5)
+    np.testing.assert_allclose(
+        reloaded.decision_function(rows), result.model.values(rows), atol=1e-5
+    )
 
 
 def test_saved_model_serves_as_warm_start(tmp_path: Path) -> None:
@@ -286,11 +288,11 @@ def test_commands_accept_saved_model(tmp_path: Path, run: Run) -> None:
     fitted = KernelClassifier(**SMALL).fit(X, LABELS)
     fitted.save(tmp_path / "saved")
     np.savez(tmp_path / "rows.npz", X=X, y=LABELS)
-    done = run("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
-    assert done[0] == 0, done
+    output = run("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
+    assert output[0] == 0, output
     assert list(np.load(tmp_path / "out.npy")) == list(fitted.predict(X))
-    _, found, _ = run("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
-    assert json.loads(found)["accuracy"] == fitted.score(X, LABELS)
+    _, out, _ = run("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
+    assert json.loads(out)["accuracy"] == fitted.score(X, LABELS)
     code, info, _ = run("info", tmp_path / "saved", "--json", "--verify")
     assert code == 0
     assert json.loads(info)["samples"] == fitted.report_["samples"]
@@ -298,11 +300,11 @@ def test_commands_accept_saved_model(tmp_path: Path, run: Run) -> None:
         f'[data]\ntrain = "{tmp_path}/rows.zarr"\n[run]\nrun_dir = "{tmp_path}/saved"\n'
     )
     streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
-    before = contents(tmp_path / "saved")
+    files = contents(tmp_path / "saved")
     code, _, refused = run("train", tmp_path / "run.toml")
     assert code == 2
     assert "holds a run that differs" in refused
-    assert contents(tmp_path / "saved") == before
+    assert contents(tmp_path / "saved") == files
 
 
 # ----------------------------------------------------------------------------------- what is not
@@ -340,8 +342,8 @@ def test_model_with_user_kernel_loads_where_its_class_exists(tmp_path: Path) -> 
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(load(tmp_path / "saved").predict(X), model.predict(X))
     elsewhere = f"import streamkern; streamkern.load({str(tmp_path / 'saved')!r})"
-    done = subprocess.run([sys.executable, "-c", elsewhere], capture_output=True, text=True)
-    assert "Odd' is a custom class that this process has not defined" in done.stderr
+    process = subprocess.run([sys.executable, "-c", elsewhere], capture_output=True, text=True)
+    assert "Odd' is a custom class that this process has not defined" in process.stderr
 
 
 def test_parameters_that_are_not_saved_must_be_set(tmp_path: Path) -> None:
@@ -371,7 +373,7 @@ def test_save_writes_only_to_new_folder(tmp_path: Path) -> None:
         fitted.save(tmp_path / "other")
     assert contents(tmp_path / "other") == {"checkpoints/best.pt": b"mine"}
     fitted.save(tmp_path / "saved")
-    before = contents(tmp_path / "saved")
+    files = contents(tmp_path / "saved")
     fitted.save(tmp_path / "saved")  # it is there already
     with pytest.raises(RunError, match="holds another model or run already"):
         KernelRegressor(**SMALL).fit(X, Y[:, ::-1]).save(tmp_path / "saved")
@@ -381,7 +383,7 @@ def test_save_writes_only_to_new_folder(tmp_path: Path) -> None:
     KernelRegressor(**SMALL, run_dir=run).fit(X, Y)
     with pytest.raises(RunError, match="holds another model or run already"):
         fitted.save(run)
-    assert contents(tmp_path / "saved") == before
+    assert contents(tmp_path / "saved") == files
 
 
 def test_load_refuses_folder_that_is_not_a_run(tmp_path: Path) -> None:
@@ -420,10 +422,12 @@ def test_killed_save_is_completed_by_next_save(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     fitted.save(tmp_path / "whole")
     files = sorted(contents(tmp_path / "whole"))
-    for kept in range(len(files)):
-        path = tmp_path / f"part-{kept}"
+    for n_kept in range(len(files)):
+        path = tmp_path / f"part-{n_kept}"
         shutil.copytree(tmp_path / "whole", path)
-        for name in sorted(files, key=lambda n: (tmp_path / "whole" / n).stat().st_mtime_ns)[kept:]:
+        for name in sorted(files, key=lambda n: (tmp_path / "whole" / n).stat().st_mtime_ns)[
+            n_kept:
+        ]:
             (path / name).unlink()
         for folder in sorted((p for p in path.rglob("*") if p.is_dir()), reverse=True):
             if not any(folder.iterdir()):
@@ -445,24 +449,24 @@ def test_save_and_load_remote_url(tmp_path: Path) -> None:
 def test_partial_fit_of_loaded_estimator_makes_one_pass(tmp_path: Path) -> None:
     KernelRegressor(**{**SMALL, "epochs": 1}).partial_fit(X, Y).save(tmp_path / "saved")
     loaded = load(tmp_path / "saved").set_params(epochs="auto")
-    before = loaded.n_iter_
-    assert loaded.partial_fit(X, Y).n_iter_ == before + 1
+    n_iter = loaded.n_iter_
+    assert loaded.partial_fit(X, Y).n_iter_ == n_iter + 1
 
 
 def test_loaded_model_shows_original_parameters(tmp_path: Path) -> None:
     """Check that parameters left at "auto" do not show their values, and that labels are not
     replaced by names."""
     labels = np.where(X[:, 0] > 0, 7, 3)
-    given: dict[str, Any] = {
+    original: dict[str, Any] = {
         "n_centers": 20, "bandwidth": 2.0, "class_weight": {3: 1.0, 7: 2.0}, "random_state": 1,
     }  # fmt: skip
-    fitted = KernelClassifier(**given, run_dir=tmp_path / "run", threads=1).fit(X, labels)
+    fitted = KernelClassifier(**original, run_dir=tmp_path / "run", threads=1).fit(X, labels)
     fitted.save(tmp_path / "saved")
     for location in ("run", "saved"):
         loaded = load(tmp_path / location)
-        assert loaded.get_params() == KernelClassifier(**given).get_params()
-        again = load(tmp_path / location).set_params(threads=1).fit(X, labels)
-        np.testing.assert_array_equal(again.predict_values(X), fitted.predict_values(X))
+        assert loaded.get_params() == KernelClassifier(**original).get_params()
+        refitted = load(tmp_path / location).set_params(threads=1).fit(X, labels)
+        np.testing.assert_array_equal(refitted.predict_values(X), fitted.predict_values(X))
 
 
 # -------------------------------------------------------------------------------------- evaluate
@@ -513,9 +517,9 @@ def test_targets_are_found_by_column_name(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "t.csv", index=False)
     streamkern.ingest_store(frame, tmp_path / "s", y="t")
     settings: dict[str, Any] = {"n_centers": 9, "bandwidth": 2.0, "threads": 1, "solver": "block"}
-    given = [(frame, "t"), (frame[["a", "b"]], frame["t"]), (tmp_path / "t.csv", "t"),
+    cases = [(frame, "t"), (frame[["a", "b"]], frame["t"]), (tmp_path / "t.csv", "t"),
              (tmp_path / "s", None)]  # fmt: skip
-    for X, y in given:
+    for X, y in cases:
         model = streamkern.KernelRegressor(**settings).fit(X, y)
         expected = model.score(frame[["a", "b"]], frame["t"])
         for table in (frame, pl.DataFrame(frame), pl.LazyFrame(frame), pa.table(frame)):

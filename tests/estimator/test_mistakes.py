@@ -32,11 +32,11 @@ def test_unknown_parameter_suggests_intended_one() -> None:
         "xyz": r"help\(Kernel\w+\) lists the parameters", **runs,
     }  # fmt: skip
     for kind in (KernelRegressor, KernelClassifier):
-        for wrong, hint in hints.items():
+        for keyword, hint in hints.items():
             with pytest.raises(
-                TypeError, match=f"^{kind.__name__} has no parameter '{wrong}'; {hint}"
+                TypeError, match=f"^{kind.__name__} has no parameter '{keyword}'; {hint}"
             ):
-                kind(**{wrong: 2})
+                kind(**{keyword: 2})
     with pytest.raises(TypeError, match="class_weight"):
         KernelRegressor(class_weight="balanced")  # that of the classifier
     assert set(FOREIGN_PARAMETERS.values()) <= PARAMETER_SETTINGS.keys()
@@ -44,7 +44,7 @@ def test_unknown_parameter_suggests_intended_one() -> None:
 
 
 def test_unknown_method_argument_suggests_intended_one() -> None:
-    for wrong, hint in {
+    for keyword, hint in {
         "eval_set": r"fit has no argument 'eval_set'; give held-out rows as test=\(X, y\)",
         "validation_data": r"test=\(X, y\)",
         "epochs": r"it is a parameter of KernelRegressor\(epochs=...\)",
@@ -52,7 +52,7 @@ def test_unknown_method_argument_suggests_intended_one() -> None:
         "tests": "did you mean 'test'",
     }.items():
         with pytest.raises(TypeError, match=hint):
-            KernelRegressor().fit(X, X[:, 0], **{wrong: X})
+            KernelRegressor().fit(X, X[:, 0], **{keyword: X})
     # `partial_fit` takes no sample weights, so none are suggested.
     with pytest.raises(TypeError, match=r"has no argument 'w'; it has X, y$"):
         KernelRegressor().partial_fit(np.eye(3), np.zeros(3), w=np.ones(3))  # type: ignore[call-arg]
@@ -60,7 +60,7 @@ def test_unknown_method_argument_suggests_intended_one() -> None:
 
 def test_invalid_data_error_names_valid_input() -> None:
     y, images, few = X[:, 0], np.zeros((20, 4, 4)), {"n_centers": 2, "bandwidth": 1.0}
-    mixed = [np.array(["a", "b", wrong, "b"], dtype=object) for wrong in (None, 7)]
+    mixed = [np.array(["a", "b", keyword, "b"], dtype=object) for keyword in (None, 7)]
     for call, message in (
         (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[0]), "label of row 2 is None"),
         (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[1]), "label 7 of row 2 of y"),
@@ -73,7 +73,7 @@ def test_invalid_data_error_names_valid_input() -> None:
     KernelRegressor(**few).fit(images[..., None], y)
     model = KernelRegressor(n_centers=2, ridge=1e-3).fit(np.eye(5), np.arange(5.0))
     rows = "give rows: an array, a data frame, a path or a store"
-    for wrong, message in (
+    for keyword, message in (
         (None, f"X is None; {rows}"), (3.0, f"X=3.0 has no rows; {rows}"),
         ({1}, "X is a set, whose entries have no order"),
         (True, "X=True has no rows"), (object(), "X=<object .* has no rows"), ([], "X is empty"),
@@ -82,7 +82,7 @@ def test_invalid_data_error_names_valid_input() -> None:
     ):  # fmt: skip
         for request in (model.predict, lambda X: KernelRegressor().fit(X, np.zeros(5))):
             with pytest.raises(DataError, match=message):
-                request(wrong)
+                request(keyword)
 
 
 def test_estimators_keep_signature_and_pickle() -> None:
@@ -90,8 +90,8 @@ def test_estimators_keep_signature_and_pickle() -> None:
     names = list(inspect.signature(KernelClassifier).parameters)
     assert (names[0], "class_weight" in names) == ("kernel", True)
     model = KernelClassifier("laplace", bandwidth=2)
-    for other in (clone(model), pickle.loads(pickle.dumps(model))):
-        assert other.get_params() == model.get_params()
+    for copy in (clone(model), pickle.loads(pickle.dumps(model))):
+        assert copy.get_params() == model.get_params()
 
 
 def test_usage_error_has_short_traceback_and_failure_full_one(
@@ -111,9 +111,9 @@ def test_usage_error_has_short_traceback_and_failure_full_one(
         text = "".join(traceback.format_exception(mistake.value))
         assert "another exception" not in text
         assert "direct cause" not in text
-    with pytest.raises(StoreNotFoundError) as missing:
+    with pytest.raises(StoreNotFoundError) as caught:
         KernelRegressor().fit(tmp_path / "no.zarr")
-    assert missing.value.__cause__ is None
+    assert caught.value.__cause__ is None
 
     @hide_traceback
     def failing() -> None:
@@ -130,9 +130,9 @@ def test_usage_error_has_short_traceback_and_failure_full_one(
 def test_warnings_name_estimator_parameters() -> None:
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.normal(size=(100, 3)), 2, axis=0)
-    same = KernelRegressor(kernel="laplace", solver="direct", ridge=0.0, bandwidth=2.0)
+    equivalent = KernelRegressor(kernel="laplace", solver="direct", ridge=0.0, bandwidth=2.0)
     with pytest.warns(UserWarning, match="give ridge, such as"):
-        same.fit(rows, np.sin(rows[:, 0]) + 0.1 * rng.normal(size=200))
+        equivalent.fit(rows, np.sin(rows[:, 0]) + 0.1 * rng.normal(size=200))
     rows[::50, 1] = 9999.0  # a code for missing values
     plain = KernelRegressor(kernel="laplace", n_centers=20, metric="none")
     with pytest.warns(UserWarning, match="or else set scale='quantiles'"):

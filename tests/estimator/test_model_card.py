@@ -58,10 +58,10 @@ def test_hub_cache_snapshot_can_be_loaded(tmp_path: Path) -> None:
         (tmp_path / "model" / name).unlink()
     snapshot = as_snapshot(tmp_path / "model", tmp_path / "cache")
     assert (snapshot / "run.json").is_symlink()
-    before = {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
+    times = {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
     loaded = streamkern.load(snapshot)
     np.testing.assert_array_equal(loaded.decision_function(X), model.decision_function(X))
-    assert before == {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
+    assert times == {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_model_card_of_quantiles_shows_pinball_loss(tmp_path: Path) -> None:
     (result,) = front["model-index"][0]["results"]
     figures = {metric["type"]: metric["value"] for metric in result["metrics"]}
     truth = np.mean([
-        mean_pinball_loss(Y[150:], found, alpha=q)
-        for q, found in zip((0.1, 0.9), model.predict(X[150:]).T, strict=True)
+        mean_pinball_loss(Y[150:], predicted, alpha=q)
+        for q, predicted in zip((0.1, 0.9), model.predict(X[150:]).T, strict=True)
     ])  # fmt: skip
     assert figures["pinball_loss"] == pytest.approx(truth, rel=1e-5)
     assert not {"mse", "r2"} & figures.keys()
@@ -138,8 +138,8 @@ def test_run_directory_and_loaded_model_write_cards(tmp_path: Path) -> None:
     model = KernelRegressor(**SMALL, run_dir=tmp_path / "run").fit(X[:150], Y[:150], test=(X, Y))
     model.save(tmp_path / "first" / "model", card=True)
     streamkern.load(tmp_path / "run").save(tmp_path / "second" / "model", card=True)
-    first, second = (tmp_path / k / "model" / "README.md" for k in ("first", "second"))
-    assert first.read_bytes() == second.read_bytes()
+    first_card, second_card = (tmp_path / k / "model" / "README.md" for k in ("first", "second"))
+    assert first_card.read_bytes() == second_card.read_bytes()
 
 
 def test_card_is_optional_and_never_replaces_a_users_card(tmp_path: Path) -> None:
@@ -158,11 +158,11 @@ def test_card_is_optional_and_never_replaces_a_users_card(tmp_path: Path) -> Non
     np.testing.assert_array_equal(streamkern.load(target).predict(X), model.predict(X))
     with pytest.raises(ConfigError, match="to a local folder only"):
         model.save("memory://model", card=True)
-    (other := tmp_path / "other").mkdir()
-    (other / "README.md").symlink_to(tmp_path / "nowhere")
+    (folder := tmp_path / "other").mkdir()
+    (folder / "README.md").symlink_to(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"README\.md exists already"):
-        model.save(other, card=True)
-    assert [path.name for path in other.iterdir()] == ["README.md"]  # nothing was written
+        model.save(folder, card=True)
+    assert [path.name for path in folder.iterdir()] == ["README.md"]  # nothing was written
 
 
 def test_hub_library_reads_model_card(tmp_path: Path) -> None:

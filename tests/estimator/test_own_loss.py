@@ -23,7 +23,7 @@ RNG = np.random.default_rng(3)
 X = RNG.standard_normal((N, 3)).astype(np.float32)
 TRUTH = np.sin(2 * X[:, 0]) + X[:, 1]
 Y = TRUTH + 0.3 * RNG.standard_normal(N)
-Y[RNG.random(N) < 0.05] += 20
+Y[RNG.random(N) < 0.05] += 20  # outliers
 SETTINGS: dict[str, Any] = {
     "n_centers": 40, "epochs": 2,
     "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
@@ -34,8 +34,8 @@ LOG_COSH_REFERENCE = "tests.losses.own_losses:LogCosh"
 
 def mean_log_cosh(predicted: np.ndarray, width: float) -> float:
     """Return the mean LogCosh(width) loss of predictions of Y."""
-    e = (predicted - Y) / width
-    return float(np.mean(width**2 * (np.logaddexp(e, -e) - np.log(2))))
+    r = (predicted - Y) / width
+    return float(np.mean(width**2 * (np.logaddexp(r, -r) - np.log(2))))  # logaddexp: log cosh r
 
 
 def test_user_loss_is_robust_to_outliers() -> None:
@@ -69,8 +69,8 @@ def test_saved_model_loads_where_loss_class_exists(tmp_path: Path) -> None:
     assert loaded.loss.width == 0.5
     figures = sk.evaluate(tmp_path / "saved", X, Y)
     assert figures["log_cosh"] == pytest.approx(mean_log_cosh(model.predict(X), 0.5), rel=1e-6)
-    again = clone(loaded).set_params(**SETTINGS).fit(X, Y)
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    refitted = clone(loaded).set_params(**SETTINGS).fit(X, Y)
+    np.testing.assert_array_equal(refitted.predict(X), model.predict(X))
 
 
 @pytest.mark.slow
@@ -88,12 +88,12 @@ np.save({str(tmp_path / "predicted.npy")!r}, model.predict(rows["X"]))
 print(sorted(sk.evaluate(model, rows["X"], rows["Y"])), "tests" in sys.modules)
 model.fit(rows["X"], rows["Y"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     np.testing.assert_array_equal(np.load(tmp_path / "predicted.npy"), model.predict(X))
-    assert done.stdout == "['mse', 'r2'] False\n"
+    assert process.stdout == "['mse', 'r2'] False\n"
     assert (
         f"loss was of the class '{LOG_COSH_REFERENCE}', which is not kept on disk; give it again"
-        in (done.stderr)
+        in (process.stderr)
     )
 
 
@@ -116,8 +116,8 @@ def test_run_resumes_with_same_loss_only(tmp_path: Path) -> None:
     def fit(loss: Any) -> Any:
         return sk.KernelRegressor(loss=loss, run_dir=tmp_path / "run", **SETTINGS).fit(X, Y)
 
-    first = fit(Distance)
-    np.testing.assert_array_equal(fit(Distance()).predict(X), first.predict(X))
+    first_fit = fit(Distance)
+    np.testing.assert_array_equal(fit(Distance()).predict(X), first_fit.predict(X))
     with pytest.raises(sk.ResumeMismatchError, match=r"model\.loss"):
         fit(LogCosh)
 
@@ -142,17 +142,17 @@ def distance_run(tmp_path_factory: pytest.TempPathFactory) -> DistanceRun:
 
 @pytest.mark.slow
 def test_continued_run_keeps_fitted_loss(distance_run: DistanceRun) -> None:
-    first, tables, loss = distance_run
-    continued = sk.train_model(tables, continues=first).model.loss
+    first_dir, tables, loss = distance_run
+    continued = sk.train_model(tables, continues=first_dir).model.loss
     assert isinstance(continued, Distance)
     assert continued.unit == loss.unit  # the fitted unit is not estimated again
 
 
 @pytest.mark.slow
 def test_continued_run_rejects_another_loss(distance_run: DistanceRun) -> None:
-    first, tables, _ = distance_run
+    first_dir, tables, _ = distance_run
     with pytest.raises(sk.ConfigError, match="keeps the model of that run"):
-        sk.train_model(tables | {"model": {"loss": LogCosh}}, continues=first)
+        sk.train_model(tables | {"model": {"loss": LogCosh}}, continues=first_dir)
 
 
 @pytest.mark.slow
@@ -164,17 +164,17 @@ def test_partial_fit_of_loaded_model_keeps_user_loss(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_does_not_continue_without_loss_class(distance_run: DistanceRun) -> None:
-    first, tables, _ = distance_run
+    first_dir, tables, _ = distance_run
     code = f"""
 import streamkern as sk, sys
 try:
-    sk.train_model({tables!r}, continues={str(first)!r})
+    sk.train_model({tables!r}, continues={str(first_dir)!r})
 finally:
     print("tests" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "False\n"
-    assert "Distance' is a custom class that this process has not defined" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout == "False\n"
+    assert "Distance' is a custom class that this process has not defined" in process.stderr
 
 
 def test_invalid_loss_is_refused_before_writing(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_early_stopping_uses_user_loss() -> None:
 def test_run_file_with_user_loss_roundtrips(tmp_path: Path) -> None:
     config = sk.RunConfig.from_tables({"model": {"loss": LogCosh(0.5)}})
     (tmp_path / "run.toml").write_text(run_file_text(config))
-    again = sk.load_run_file(tmp_path / "run.toml")
-    assert isinstance(again.model.loss, LogCosh)
-    assert again.identity() == config.identity()
+    reloaded = sk.load_run_file(tmp_path / "run.toml")
+    assert isinstance(reloaded.model.loss, LogCosh)
+    assert reloaded.identity() == config.identity()
 
 
 def test_run_file_names_loss_module_and_class(
@@ -231,9 +231,9 @@ def test_run_file_names_loss_module_and_class(
 def test_model_predicts_with_changed_loss_class() -> None:
     """Check that only the metric of the loss is missing."""
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SETTINGS).fit(X, Y)
-    before = model.predict(X)
-    recorded: Any = model._state.meta["loss"]
-    # as if the class had been changed after training
-    recorded["values"] = [2 * value for value in recorded["values"]]
-    np.testing.assert_array_equal(model.predict(X), before)
-    assert "log_cosh" not in model._evaluated(X, Y)
+    predictions = model.predict(X)
+    record: Any = model._state.meta["loss"]
+    # As if the class had been changed after training.
+    record["values"] = [2 * value for value in record["values"]]
+    np.testing.assert_array_equal(model.predict(X), predictions)
+    assert "log_cosh" not in model._evaluate(X, Y)

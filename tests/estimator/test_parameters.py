@@ -23,8 +23,8 @@ from streamkern import (
 )
 from streamkern.config.names import PARAMETER_SETTINGS
 
-# Of every parameter that a number or a path may be; words stand for themselves.
-PLAIN: dict[str, list[Any]] = {
+# Name of a parameter -> values that it may have.
+SAMPLE_VALUES: dict[str, list[Any]] = {
     "kernel": [{"kind": "polynomial", "degree": 3, "c0": 0.5}], "bandwidth": [2, 2.5],
     "metric": ["learn", "none", "m.npy"], "n_centers": [30], "centers": ["kmeans", "c.npy"],
     "features": ["kernel"], "n_features": [20], "fit_intercept": [False], "loss": ["squared_error"],
@@ -41,7 +41,8 @@ PLAIN: dict[str, list[Any]] = {
     "validation_fraction": [0.25], "n_iter_no_change": [3], "calibrate": [True, "auto"],
     "callbacks": [()],
 }  # fmt: skip
-BESIDE: dict[str, dict[str, Any]] = {
+# Name of a parameter -> values that other parameters must have for it.
+REQUIRED_PARAMETERS: dict[str, dict[str, Any]] = {
     "n_nystrom": {"solver": "eigenpro3"}, "level": {"solver": "eigenpro3"},
     "n_features": {"features": "fourier"}, "metric": {"kernel": "laplace"},
     "period": {"solver": "eigenpro4"}, "projection": {"solver": "eigenpro3"},
@@ -51,18 +52,17 @@ BESIDE: dict[str, dict[str, Any]] = {
     "damping": {"solver": "block"}, "warm_start": {"solver": "block"},
     "validation_fraction": {"early_stopping": True}, "n_iter_no_change": {"early_stopping": True},
 }  # fmt: skip
-PATHS = {"metric", "centers", "warm_start", "run_dir"}
+PATH_PARAMETERS = {"metric", "centers", "warm_start", "run_dir"}
 
 
-def twins(name: str, value: Any) -> list[Any]:
-    """Return the same value as a scalar of NumPy, or as a path; float32 and int16 hold the values
-    above."""
+def equal_variants(name: str, value: Any) -> list[Any]:
+    """Return the same value as scalars of NumPy, or as a path; float16 holds the sample values."""
     if isinstance(value, dict):
-        return [{k: twins(name, v)[0] for k, v in value.items()}]
+        return [{k: equal_variants(name, v)[0] for k, v in value.items()}]
     if isinstance(value, tuple):
-        return [tuple(twins(name, v)[0] for v in value)]
+        return [tuple(equal_variants(name, v)[0] for v in value)]
     if isinstance(value, str):
-        return [np.str_(value), *([Path(value)] if name in PATHS else [])]
+        return [np.str_(value), *([Path(value)] if name in PATH_PARAMETERS else [])]
     if isinstance(value, bool):
         return [np.bool_(value)]
     if isinstance(value, int):
@@ -71,35 +71,44 @@ def twins(name: str, value: Any) -> list[Any]:
 
 
 def test_numpy_scalars_and_paths_give_same_settings() -> None:
-    assert set(PLAIN) == set(KernelClassifier().get_params()) >= set(PARAMETER_SETTINGS)
-    for name, value in ((name, value) for name, values in PLAIN.items() for value in values):
-        made = [
-            KernelClassifier(**BESIDE.get(name, {}) | {name: given})
-            for given in (value, *twins(name, value))
+    assert set(SAMPLE_VALUES) == set(KernelClassifier().get_params()) >= set(PARAMETER_SETTINGS)
+    for name, value in (
+        (name, value) for name, values in SAMPLE_VALUES.items() for value in values
+    ):
+        models = [
+            KernelClassifier(**REQUIRED_PARAMETERS.get(name, {}) | {name: variant})
+            for variant in (value, *equal_variants(name, value))
         ]
-        configs = [model._config(model.epochs).model_dump_json() for model in made]
+        configs = [model._config(model.epochs).model_dump_json() for model in models]
         assert configs == configs[:1] * len(configs)
-        transforms = [[t["sigma"] for t in model.transforms] for model in made]
+        transforms = [[t["sigma"] for t in model.transforms] for model in models]
         assert transforms == transforms[:1] * len(transforms)
-        assert len({model._progress() for model in made}) == 1
+        assert len({model._progress() for model in models}) == 1
 
 
-@pytest.mark.parametrize("twin", [np.float32, np.float64])
-def test_run_resumes_with_equal_numpy_scalars(twin: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scalar_type", [np.float32, np.float64])
+def test_run_resumes_with_equal_numpy_scalars(scalar_type: Any, tmp_path: Path) -> None:
     """Check that the identity of a run depends on the numbers, and not on their types."""
     X = np.random.default_rng(0).normal(size=(100, 3))
     kernels = [
-        (0.5 * Laplace(2.5), twin(0.5) * Laplace(twin(2.5))),
-        (Polynomial(2, c0=0.5), Polynomial(np.int64(2), c0=twin(0.5))),
+        (0.5 * Laplace(2.5), scalar_type(0.5) * Laplace(scalar_type(2.5))),
+        (Polynomial(2, c0=0.5), Polynomial(np.int64(2), c0=scalar_type(0.5))),
     ]
-    for k, (kernel, same) in enumerate(kernels):
-        location, few = tmp_path / str(k), {"epochs": 1, "threads": 1}
-        plain = KernelRegressor(kernel, transforms=[GaussianNoise(0.5)], run_dir=location, **few)
-        plain.fit(X, X[:, 0])
-        other = KernelRegressor(
-            same, transforms=[GaussianNoise(twin(0.5))], run_dir=location, **few
-        )
-        np.testing.assert_array_equal(other.fit(X, X[:, 0]).dual_coef_, plain.dual_coef_)
+    settings = {"epochs": 1, "threads": 1}
+    for k, (kernel, equal_kernel) in enumerate(kernels):
+        weights = []
+        for kernel_variant, sigma in (
+            (kernel, 0.5),
+            (equal_kernel, scalar_type(0.5)),
+        ):  # fits, resumes
+            model = KernelRegressor(
+                kernel_variant,
+                transforms=[GaussianNoise(sigma)],
+                run_dir=tmp_path / str(k),
+                **settings,
+            )
+            weights.append(model.fit(X, X[:, 0]).dual_coef_)
+        np.testing.assert_array_equal(*weights)
 
 
 class Indefinite(streamkern.Kernel):
@@ -107,7 +116,7 @@ class Indefinite(streamkern.Kernel):
         return 1 - sq / 4  # its matrix has negative eigenvalues
 
 
-class Own(streamkern.Kernel):
+class UserKernel(streamkern.Kernel):
     def profile(self, sq: Any, xp: Any) -> Any:
         return (1 + sq / 2) ** -2.0
 
@@ -117,7 +126,7 @@ def test_kernel_that_is_not_positive_definite_gives_warning() -> None:
         streamkern.KernelRegressor(Indefinite())._config(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for kernel in (Own(3.0), streamkern.Laplace(0.1), streamkern.Gaussian(10.0)):
+        for kernel in (UserKernel(3.0), streamkern.Laplace(0.1), streamkern.Gaussian(10.0)):
             streamkern.KernelRegressor(kernel)._config(1)
 
 
@@ -132,41 +141,42 @@ def test_partial_fit_refuses_changed_parameters(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
     y = X[:, 0]
-    block: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "n_centers": 20, "solver": "block", "kernel": "laplace", "bandwidth": 2.0, "metric": "none",
         "random_state": 0,
     }  # fmt: skip
 
     def started_model() -> KernelRegressor:
-        return KernelRegressor(**block).partial_fit(X, y)
-
-    def loaded() -> Any:
-        started_model().save(tmp_path / "saved")
-        return streamkern.load(tmp_path / "saved")
+        return KernelRegressor(**settings).partial_fit(X, y)
 
     changes: dict[str, Any] = {
         "kernel": "gaussian", "bandwidth": 3.0, "ridge": 0.1, "n_centers": 30, "centers": X[:20],
         "metric": np.ones(2), "random_state": 1, "scale": "none", "solver": "eigenpro2",
         "transforms": [GaussianNoise(0.1)],
     }  # fmt: skip
-    saved = loaded()
     for name, value in changes.items():
-        model = started_model().set_params(**{name: value})
-        before = model.predict(X)
+        model = started_model()
+        first_value = getattr(model, name)
+        model.set_params(**{name: value})
+        predictions = model.predict(X)
         with pytest.raises(ConfigError, match=f"{name}=.*trained with {name}=.*set it back"):
             model.partial_fit(X, y)
-        np.testing.assert_array_equal(model.predict(X), before)
-        assert model.set_params(**{name: block.get(name, getattr(started_model(), name))}) is model
+        np.testing.assert_array_equal(model.predict(X), predictions)
+        # The remedy of the error
+        assert model.set_params(**{name: first_value}) is model
         model.partial_fit(X, y)
+    # The parameters are also compared after a save.
+    started_model().save(tmp_path / "saved")
+    loaded = streamkern.load(tmp_path / "saved")
     with pytest.raises(ConfigError, match=r"bandwidth=3 is set"):
-        saved.set_params(bandwidth=3.0).partial_fit(X, y)
-    saved.set_params(bandwidth=2.0).partial_fit(X, y).partial_fit(X, y)
+        loaded.set_params(bandwidth=3.0).partial_fit(X, y)
+    loaded.set_params(bandwidth=2.0).partial_fit(X, y).partial_fit(X, y)
     with pytest.raises(ConfigError, match=r"ridge=0\.5 is set"):
-        saved.set_params(ridge=0.5).partial_fit(X, y)
+        loaded.set_params(ridge=0.5).partial_fit(X, y)
 
 
 class Shift:
-    """A transform whose text does not tell by how much."""
+    """A transform whose `repr` is the same for all shifts."""
 
     def __init__(self, by: float) -> None:
         self.by = by
@@ -180,6 +190,7 @@ def test_partial_fit_compares_parameters_by_value() -> None:
     kernel, shift = streamkern.Gaussian(2.0, metric=[1.0, 2.0]), Shift(1.0)
     functions = [lambda xp, X, Y, rng: (X, Y), lambda xp, X, Y, rng: (2 * X, Y)]
     rows = np.arange(8.0).reshape(4, 2)
+    # (parameter, value, equal values, different values)
     cases: list[tuple[str, Any, list[Any], list[Any]]] = [
         ("kernel", kernel, [streamkern.Gaussian(2, metric=np.array([1.0, 2.0]))],
          [streamkern.Gaussian(2.0, metric=[1.0, 3.0]), streamkern.Gaussian(2.0)]),
@@ -194,13 +205,13 @@ def test_partial_fit_compares_parameters_by_value() -> None:
         ("centers", rows, [rows.astype(np.float32)], [rows + 1]),
         ("centers", Path("a"), ["a"], ["b"]),
     ]  # fmt: skip
-    for name, value, equal, others in cases:
-        started = KernelRegressor(**{name: value})._model_parameters()
-        for same in equal:
-            KernelRegressor(**{name: same})._check_unchanged(started)
-        for other in others:
+    for name, value, equal_values, other_values in cases:
+        parameters = KernelRegressor(**{name: value})._model_parameters()
+        for equal_value in equal_values:
+            KernelRegressor(**{name: equal_value})._check_unchanged(parameters)
+        for other_value in other_values:
             with pytest.raises(ConfigError, match=f"{name}=.*trained with {name}="):
-                KernelRegressor(**{name: other})._check_unchanged(started)
+                KernelRegressor(**{name: other_value})._check_unchanged(parameters)
     model = KernelRegressor(transforms=[shift])
     model.begun = model._model_parameters()  # type: ignore[attr-defined]
     copied = pickle.loads(pickle.dumps(model))
@@ -215,17 +226,19 @@ def test_partial_fit_accepts_changed_machine_parameters() -> None:
 
 
 def test_bandwidth_of_user_kernel_is_chosen_or_given(tmp_path: Path) -> None:
-    """Check "auto" and a given bandwidth; the model is resumed and loaded if the class is
-    imported."""
+    """Check "auto" and a given bandwidth, also after a resume and a load."""
     X = np.random.default_rng(0).normal(size=(80, 3))
-    kernel, y = Own("auto"), np.sin(X).sum(axis=1)
+    kernel, y = UserKernel("auto"), np.sin(X).sum(axis=1)
     location: dict[str, Any] = {"run_dir": tmp_path / "run", "threads": 1}
     model = KernelRegressor(kernel, **location).fit(X, y)
-    found = KernelRegressor(Own(model.bandwidth_), threads=1).fit(X, y)
-    np.testing.assert_allclose(found.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
-    again, loaded = KernelRegressor(kernel, **location).fit(X, y), streamkern.load(tmp_path / "run")
-    for same in (again, loaded):
-        np.testing.assert_array_equal(same.predict(X), model.predict(X))
+    refitted = KernelRegressor(UserKernel(model.bandwidth_), threads=1).fit(X, y)
+    np.testing.assert_allclose(refitted.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
+    resumed, loaded = (
+        KernelRegressor(kernel, **location).fit(X, y),
+        streamkern.load(tmp_path / "run"),
+    )
+    for restored in (resumed, loaded):
+        np.testing.assert_array_equal(restored.predict(X), model.predict(X))
     assert (loaded.kernel.bandwidth, loaded.bandwidth_) == ("auto", model.bandwidth_)
     assert KernelRegressor(kernel, bandwidth=3.0, threads=1).fit(X, y).bandwidth_ == 3.0
     median = KernelRegressor(kernel, bandwidth="median", threads=1).fit(X, y)
@@ -242,6 +255,6 @@ def test_n_centers_all_takes_all_rows() -> None:
 
 
 def test_foreign_parameter_names_suggest_bandwidth() -> None:
-    for wrong, message in (("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")):
+    for parameter, message in (("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")):
         with pytest.raises(ConfigError, match=message):
-            GridSearchCV(KernelRegressor(), {wrong: [1.0]}).fit(np.eye(9), np.arange(9.0))
+            GridSearchCV(KernelRegressor(), {parameter: [1.0]}).fit(np.eye(9), np.arange(9.0))

@@ -110,10 +110,10 @@ def test_dask_data_frame_keeps_index() -> None:
     for method in ("predict", "decision_function", "predict_values"):
         lazy, expected = getattr(model, method)(table), getattr(model, method)(FRAME)
         assert isinstance(lazy, dd.Series | dd.DataFrame)
-        same = (
+        equal_frames = (
             pd.testing.assert_series_equal if expected.ndim == 1 else pd.testing.assert_frame_equal
         )
-        same(lazy.compute(), expected, check_dtype=False, check_index_type=False)
+        equal_frames(lazy.compute(), expected, check_dtype=False, check_index_type=False)
     turned = model.predict(table[["c", "b", "a"]]).compute()
     np.testing.assert_array_equal(turned, model.predict(FRAME))
 
@@ -127,8 +127,8 @@ def test_target_names_are_saved(tmp_path: Path) -> None:
 def test_set_output_of_pipeline_keeps_predictor_output() -> None:
     """Check that `set_output` of a pipeline applies to its transformers only, as with other
     predictors."""
-    last = KernelRegressor(**SMALL).set_output(predict="pandas")
-    pipeline = make_pipeline(StandardScaler(), last).set_output(transform="pandas")
+    unfitted = KernelRegressor(**SMALL).set_output(predict="pandas")
+    pipeline = make_pipeline(StandardScaler(), unfitted).set_output(transform="pandas")
     answer = pipeline.fit(FRAME, VALUES["u"]).predict(FRAME)
     assert list(answer.index) == list(INDEX)
 
@@ -161,19 +161,19 @@ def test_few_rows_use_one_thread_with_same_bits(kind: str) -> None:
             assert kernel_model.backend.threads == n_threads
             values.append(kernel_model.values(X[5:8]))
     assert all(np.array_equal(F, values[0]) for F in values)
-    found = getattr(model, answer)(X[5:8])
-    np.testing.assert_allclose(found, getattr(model, answer)(X)[5:8], rtol=1e-4)
+    result = getattr(model, answer)(X[5:8])
+    np.testing.assert_allclose(result, getattr(model, answer)(X)[5:8], rtol=1e-4)
     size = len(pickle.dumps(clone(model).fit(X[:700], y > 0 if kind == "classes" else y)))
     copy = pickle.loads(pickle.dumps(model))
-    assert np.array_equal(getattr(copy, answer)(X[5:8]), found)
+    assert np.array_equal(getattr(copy, answer)(X[5:8]), result)
     assert len(pickle.dumps(copy)) == pytest.approx(size, rel=0.1)
 
 
 def test_single_row_predictions_follow_refit() -> None:
     X = np.random.default_rng(0).normal(size=(80, 2))
     model = KernelRegressor(random_state=0, n_centers=40, ridge=1e-3)
-    first = model.fit(X, X[:, 0]).predict(X[:1])
-    assert model.fit(X, -X[:, 0]).predict(X[:1]) == pytest.approx(-first, rel=1e-3)
+    first_prediction = model.fit(X, X[:, 0]).predict(X[:1])
+    assert model.fit(X, -X[:, 0]).predict(X[:1]) == pytest.approx(-first_prediction, rel=1e-3)
     small = streamkern.compress(model, X, n_centers=20)
     assert small.predict(X[:1]) != model.predict(X[:1])
     with pytest.raises(ConfigError, match="device='here' is not known"):

@@ -63,13 +63,13 @@ def test_predictions_have_dtype_of_targets(dtype: Any, model: KernelClassifier) 
 def test_multilabel_targets_of_any_dtype_are_scored(model: KernelClassifier) -> None:
     expected = (model.predict(X) == Y).all(axis=1).mean()
     frame = pd.DataFrame(Y)
-    for given in (
+    for targets in (
         Y.astype(object),
         frame.astype("boolean"),
         frame.astype("Int64"),
         sp.csr_array(Y),
     ):
-        assert model.score(X, given) == pytest.approx(expected)
+        assert model.score(X, targets) == pytest.approx(expected)
     with pytest.raises(DataError, match=r"^y has shape .*; give columns of 0 or 1"):
         model.score(X, Y[:, 0])
 
@@ -138,12 +138,12 @@ def test_multilabel_targets_refuse_unsupported_options(
 
 
 def test_labels_other_than_0_and_1_are_named() -> None:
-    wrong = Y.astype(object)
+    Y_missing = Y.astype(object)
     for value, message in (
         ("a", "holds '.'; give 0 or 1"), (None, "holds None"), (0.5, "holds 0.5"),
         (np.nan, "NaN in"), (pd.NA, "no value in some row"), (pd.Timestamp("2020"), "give 0 or 1"),
     ):  # fmt: skip
-        wrong[3, 1] = value
-        for targets in (wrong, [tuple(row) for row in wrong.tolist()]):
+        Y_missing[3, 1] = value
+        for targets in (Y_missing, [tuple(row) for row in Y_missing.tolist()]):
             with pytest.raises(DataError, match=message):
                 KernelClassifier(**SETTINGS).fit(X, targets)

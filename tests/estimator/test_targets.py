@@ -15,7 +15,7 @@ import zarr
 
 import streamkern as sk
 from streamkern.basics.errors import DataError
-from streamkern.estimator.targets import refuse_numbers_as_labels, values_of_text
+from streamkern.estimator.targets import parse_text_targets, refuse_numbers_as_labels
 
 N = 48
 X = np.random.default_rng(0).normal(size=(N, 2))
@@ -117,10 +117,10 @@ def test_numeric_text_is_converted_for_regression() -> None:
     texts = [repr(value) for value in Y.tolist()]
     mixed = [text if k % 2 else Y[k] for k, text in enumerate(texts)]
     for y in (texts, np.array(texts).astype("S"), np.array(mixed, object)):
-        found = sk.KernelRegressor(**SETTINGS).fit(X, y)
-        np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+        fitted = sk.KernelRegressor(**SETTINGS).fit(X, y)
+        np.testing.assert_array_equal(fitted.predict(X), expected.predict(X))
         assert expected.score(X, y) == expected.score(X, Y)
-    several = values_of_text(np.array([["1", "2.5"], ["3", "4"]]))
+    several = parse_text_targets(np.array([["1", "2.5"], ["3", "4"]]))
     assert several.tolist() == [[1, 2.5], [3, 4]]
 
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import zarr
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
-from streamkern.estimator.targets import counted_rows
+from streamkern.estimator.targets import drop_negligible_rows
 from streamkern.ingest.received import convert_received, received_data
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -252,7 +252,7 @@ def test_zero_weight_rows_are_dropped_in_every_format() -> None:
     X, y, expected = DENSE.copy(), Y[:, 0], DENSE[20:]
     forms = [form(X) for form in (sp.coo_matrix, sp.bsr_array, sp.csc_matrix)]
     for rows in forms:
-        left, targets, w = counted_rows(rows, zarr.array(y), weights)
+        left, targets, w = drop_negligible_rows(rows, zarr.array(y), weights)
         np.testing.assert_array_equal(left.toarray(), expected)
         np.testing.assert_array_equal(targets, y[20:])
         assert w.tolist() == [1.0] * 280

@@ -68,7 +68,7 @@ def test_calibrated_interval_has_coverage(
     assert np.array_equal(ends, values[:, [0, 2]])
     inside = (ends[:, 0] <= Y[HELD_OUT]) & (Y[HELD_OUT] <= ends[:, 1])
     assert inside.mean() == pytest.approx(0.9, abs=0.05)  # 200 rows were set aside
-    figures = calibrated._evaluated(X[HELD_OUT], Y[HELD_OUT])
+    figures = calibrated._evaluate(X[HELD_OUT], Y[HELD_OUT])
     assert figures["coverage"] == pytest.approx(inside.mean())
     assert figures["width"] == pytest.approx((ends[:, 1] - ends[:, 0]).mean())
     of_each = [pinball(values[:, k], q) for k, q in enumerate(LEVELS)]
@@ -140,7 +140,7 @@ def test_rows_may_come_from_a_store(tmp_path: Path) -> None:
     sk.ingest_store(X[FIT], store, y=Y[FIT])
     trained = model(epochs=1, n_centers=20).fit(store)
     assert trained.predict(store).shape == (2000, 3)
-    assert trained._evaluated(store)["coverage"] > 0.7
+    assert trained._evaluate(store)["coverage"] > 0.7
 
 
 def test_killed_run_ends_with_same_bits(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_continued_run_keeps_quantiles(tmp_path: Path) -> None:
     path = str(tmp_path / "run")
     first = model(epochs=1, n_centers=50, run_dir=path).fit(X[FIT], Y[FIT])
     warm = model(epochs=2, n_centers=50, warm_start=path).fit(X[FIT], Y[FIT])
-    before, after = (each._evaluated(X[FIT], Y[FIT])["pinball_loss"] for each in (first, warm))
+    before, after = (each._evaluate(X[FIT], Y[FIT])["pinball_loss"] for each in (first, warm))
     assert after < before
     blocks = model(epochs=1, n_centers=50, ridge=1e-6).partial_fit(X[:1000], Y[:1000])
     assert blocks.partial_fit(X[1000:2000], Y[1000:2000]).predict(X).shape == (3000, 3)
