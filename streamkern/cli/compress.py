@@ -11,10 +11,10 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text
-from streamkern.cli.model import ModelArgument, RowInputs, reading_options, rows_and_model
+from streamkern.cli.model import ModelArgument, RowInputsArgument, reading_options, rows_and_model
 from streamkern.cli.options import (
-    AsJson,
-    DeviceName,
+    DeviceOption,
+    JsonOption,
     StorageOption,
     add_options,
     options_for,
@@ -33,7 +33,7 @@ _LOAD_MODULE, _COMPRESS_MODULE = "streamkern.estimator.load", "streamkern.estima
 def compress_command(
     reading: dict[str, Any],
     run_dir: ModelArgument,
-    inputs: RowInputs,
+    inputs: RowInputsArgument,
     out: Annotated[
         str,
         typer.Argument(
@@ -54,8 +54,8 @@ def compress_command(
         ),
     ] = None,
     memory: MemoryOption = None,
-    device: DeviceName = "auto",
-    as_json: AsJson = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Write a model with fewer centers and nearly the same predictions.

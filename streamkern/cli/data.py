@@ -17,15 +17,15 @@ from streamkern.basics.values import parse_bytes
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
-    AsJson,
-    DropMissingTargets,
-    External,
-    Foreign,
-    Missing,
-    Overwrite,
+    DropMissingTargetsOption,
+    ExternalOption,
+    ForeignOption,
+    JsonOption,
+    MissingOption,
+    OverwriteOption,
     StorageOption,
-    XName,
-    YName,
+    XArrayOption,
+    YArrayOption,
     add_options,
     column_list,
     file_form_options,
@@ -37,13 +37,13 @@ from streamkern.cli.options import (
     target_columns,
 )
 from streamkern.cli.table_options import (
-    Categorical,
+    CategoricalOption,
     DateOption,
-    Drop,
-    Encode,
+    DropOption,
+    EncodeOption,
     LikeOption,
-    NaValue,
-    Numeric,
+    NaValueOption,
+    NumericOption,
 )
 from streamkern.config.data import DataConfig
 from streamkern.filesystem.urls import local_path
@@ -55,7 +55,7 @@ from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
 from streamkern.stream.read_speed import read_speed, speed_text
 
-Inputs = Annotated[
+InputsArgument = Annotated[
     list[str],
     typer.Argument(metavar="INPUT", help="Read these files, URLs, folders, or patterns of files."),
 ]
@@ -84,17 +84,17 @@ WeightsOption = Annotated[
 SeedOption = Annotated[
     int, typer.Option(help="Seed the random order of the rows and random transforms.")
 ]
-Shuffle = Annotated[bool, typer.Option(help="Write the rows in random order.")]
-ChunkMb = Annotated[float, typer.Option(help="Put this many MiB of rows in a chunk.")]
-Dtype = Annotated[
+ShuffleOption = Annotated[bool, typer.Option(help="Write the rows in random order.")]
+ChunkMbOption = Annotated[float, typer.Option(help="Put this many MiB of rows in a chunk.")]
+DtypeOption = Annotated[
     str | None,
     typer.Option(
         help="Store features as this type, such as float32.  [default: what the input has; float32 "
         "for text]"
     ),
 ]
-MemoryLimit = Annotated[str, typer.Option("--memory", help="Use at most this much memory.")]
-Compress = Annotated[
+IngestMemoryOption = Annotated[str, typer.Option("--memory", help="Use at most this much memory.")]
+CompressOption = Annotated[
     str,
     typer.Option(
         help="Compress chunks: all (zstd), none, or only integers and sparse rows (auto)."
@@ -108,13 +108,13 @@ def _reading_options(
     y: TargetsOption = None,
     sample_weight: WeightsOption = None,
     seed: SeedOption = 0,
-    shuffle: Shuffle = True,
-    dtype: Dtype = None,
-    memory: MemoryLimit = "1 GiB",
-    missing: Missing = "error",
-    external: External = False,
-    foreign: Foreign = False,
-    drop_missing_targets: DropMissingTargets = False,
+    shuffle: ShuffleOption = True,
+    dtype: DtypeOption = None,
+    memory: IngestMemoryOption = "1 GiB",
+    missing: MissingOption = "error",
+    external: ExternalOption = False,
+    foreign: ForeignOption = False,
+    drop_missing_targets: DropMissingTargetsOption = False,
     *,
     form: dict[str, Any],
 ) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _reading_options(
 def ingest_command(
     context: typer.Context,
     reading: dict[str, Any],
-    inputs: Inputs,
+    inputs: InputsArgument,
     out: OutArgument,
     targets: Annotated[
         str,
@@ -140,17 +140,17 @@ def ingest_command(
             help="Use targets as class labels or as values; auto decides from the targets."
         ),
     ] = "auto",
-    chunk_mb: ChunkMb = 8,
-    compress: Compress = "auto",
-    encode: Encode = "auto",
-    categorical: Categorical = None,
-    numeric: Numeric = None,
-    drop: Drop = None,
+    chunk_mb: ChunkMbOption = 8,
+    compress: CompressOption = "auto",
+    encode: EncodeOption = "auto",
+    categorical: CategoricalOption = None,
+    numeric: NumericOption = None,
+    drop: DropOption = None,
     dates: DateOption = None,
-    na_values: NaValue = None,
+    na_values: NaValueOption = None,
     like: LikeOption = None,
     scratch: Annotated[str | None, typer.Option(help="Put temporary files in this folder.")] = None,
-    overwrite: Overwrite = False,
+    overwrite: OverwriteOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Make a store from CSV, Parquet, Arrow, JSON lines, .npz, HDF5, NetCDF, svmlight or Zarr."""
@@ -176,7 +176,7 @@ def append_command(
     store: Annotated[
         str, typer.Argument(metavar="STORE", help="Append to this store, which is on a disk.")
     ],
-    inputs: Inputs,
+    inputs: InputsArgument,
     storage_option: StorageOption = None,
 ) -> None:
     """Add the rows of files to a finished store, in one step.
@@ -231,7 +231,7 @@ def _parse_dates(texts: list[str] | None) -> dict[str, str | None] | None:
 
 def augment_command(
     context: typer.Context,
-    inputs: Inputs,
+    inputs: InputsArgument,
     out: OutArgument,
     copies: Annotated[int, typer.Option(help="Write this many augmented copies of every row.")] = 1,
     transform: Annotated[
@@ -245,24 +245,24 @@ def augment_command(
     weights: Annotated[
         str | None, typer.Option(help="Take rows of several inputs in these shares, such as 3,1.")
     ] = None,
-    x: XName = "X",
-    y: YName = "y",
+    x: XArrayOption = "X",
+    y: YArrayOption = "y",
     sample_weight: Annotated[
         str | None,
         typer.Option(help="Read weights from this array of a store that streamkern did not write."),
     ] = None,
-    foreign: Foreign = False,
+    foreign: ForeignOption = False,
     seed: SeedOption = 0,
-    shuffle: Shuffle = True,
-    chunk_mb: ChunkMb = 8,
-    dtype: Dtype = None,
-    memory: MemoryLimit = "1 GiB",
-    compress: Compress = "auto",
+    shuffle: ShuffleOption = True,
+    chunk_mb: ChunkMbOption = 8,
+    dtype: DtypeOption = None,
+    memory: IngestMemoryOption = "1 GiB",
+    compress: CompressOption = "auto",
     threads: Annotated[
         int | None,
         typer.Option(help="Read on this many threads.  [default: as many as make it faster]"),
     ] = None,
-    overwrite: Overwrite = False,
+    overwrite: OverwriteOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Write augmented copies of the rows of one store, or of several, to a new store."""
@@ -316,9 +316,9 @@ def bench_read_command(
     seconds: Annotated[
         float, typer.Option(help="Measure each row of the table for this many seconds.")
     ] = 3.0,
-    x: XName = "X",
-    y: YName = "y",
-    as_json: AsJson = False,
+    x: XArrayOption = "X",
+    y: YArrayOption = "y",
+    as_json: JsonOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Measure how fast a store can be read: raw reads, decoding, and batches.

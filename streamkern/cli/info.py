@@ -16,12 +16,12 @@ from streamkern.cli.described_store import store_text
 from streamkern.cli.glossary import FACT_MEANINGS, STORE_MEANINGS
 from streamkern.cli.model import measured_importances
 from streamkern.cli.options import (
-    AsJson,
-    Foreign,
-    Importances,
+    ForeignOption,
+    ImportancesOption,
+    JsonOption,
     StorageOption,
-    XName,
-    YName,
+    XArrayOption,
+    YArrayOption,
     options_for,
     parse_options,
 )
@@ -39,19 +39,19 @@ def info_command(
     location: Annotated[
         str, typer.Argument(metavar="STORE_OR_RUN_DIR", help="Describe this store or run.")
     ],
-    x: XName = "X",
-    y: YName = "y",
+    x: XArrayOption = "X",
+    y: YArrayOption = "y",
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare it with its digest.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Explain every line.")] = False,
-    foreign: Foreign = False,
-    as_json: AsJson = False,
+    foreign: ForeignOption = False,
+    as_json: JsonOption = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="PNG", help="Draw the learned metric of a run to this new PNG file."),
     ] = None,
-    importances: Importances = None,
+    importances: ImportancesOption = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Describe a store, finished or not, or the state of a run."""

@@ -15,12 +15,12 @@ from streamkern.basics.text import redact, some, text_table
 from streamkern.basics.warning import warn
 from streamkern.cli.console import json_text
 from streamkern.cli.options import (
-    AsJson,
-    DeviceName,
-    DropMissingTargets,
-    External,
-    Foreign,
-    Missing,
+    DeviceOption,
+    DropMissingTargetsOption,
+    ExternalOption,
+    ForeignOption,
+    JsonOption,
+    MissingOption,
     StorageOption,
     add_options,
     column_list,
@@ -42,29 +42,29 @@ from streamkern.train.model.permutation import permutation_importances
 from streamkern.train.saved_model import load_model
 
 ModelArgument = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Use the model of this run.")]
-RowInputs = Annotated[
+RowInputsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT", help="Read these stores, files, folders, or patterns of files."
     ),
 ]
-RowsX = Annotated[
+RowFeaturesOption = Annotated[
     str | None,
     typer.Option("--x", help="Use these columns as features (a,b,c), or this array of rows."),
 ]
-RowsY = Annotated[
+RowTargetsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--y", help="Use this column, array or file as targets; predict ignores it. Repeatable."
     ),
 ]
-Normalised = Annotated[
+NormalisedOption = Annotated[
     bool,
     typer.Option(
         "--normalised", help="Make intervals wider where the errors of the model are larger."
     ),
 ]
-Std = Annotated[
+StdOption = Annotated[
     bool,
     typer.Option(
         "--std",
@@ -75,29 +75,31 @@ ScoresOption = Annotated[
     bool,
     typer.Option("--values", help="Write the scores of all classes instead of labels (.npy only)."),
 ]
-Proba = Annotated[bool, typer.Option("--proba", help="Write the probabilities of all classes.")]
-Interval = Annotated[
+ProbaOption = Annotated[
+    bool, typer.Option("--proba", help="Write the probabilities of all classes.")
+]
+IntervalOption = Annotated[
     float | None,
     typer.Option(
         metavar="LEVEL",
         help="Also write the ends of prediction intervals with this coverage, such as 0.9.",
     ),
 ]
-WithInput = Annotated[
+WithInputOption = Annotated[
     bool,
     typer.Option(
         "--with-input",
         help="Write all columns of the input before the predictions (CSV and Parquet).",
     ),
 ]
-EscapeFormulas = Annotated[
+EscapeFormulasOption = Annotated[
     bool,
     typer.Option(
         "--escape-formulas",
         help="Put ' before text in a CSV that a spreadsheet would compute (=, +, -, @).",
     ),
 ]
-OverwritePredictions = Annotated[
+OverwritePredictionsOption = Annotated[
     bool,
     typer.Option(
         "--overwrite",
@@ -105,7 +107,7 @@ OverwritePredictions = Annotated[
         "deleted first.",
     ),
 ]
-RowsOrder = Annotated[
+RowOrderOption = Annotated[
     str,
     typer.Option(
         help="Write rows in the order of the files that a store was made from (source; copy after "
@@ -113,19 +115,19 @@ RowsOrder = Annotated[
         "which they are stored (store)."
     ),
 ]
-RowsWeight = Annotated[
+RowWeightsOption = Annotated[
     str | None, typer.Option("--sample-weight", help="Weight rows by this column, array or file.")
 ]
 
 
 @add_options(file_form_options, "form")
 def reading_options(
-    x: RowsX = None,
-    y: RowsY = None,
-    sample_weight: RowsWeight = None,
-    missing: Missing = "error",
-    external: External = False,
-    foreign: Foreign = False,
+    x: RowFeaturesOption = None,
+    y: RowTargetsOption = None,
+    sample_weight: RowWeightsOption = None,
+    missing: MissingOption = "error",
+    external: ExternalOption = False,
+    foreign: ForeignOption = False,
     *,
     form: dict[str, Any],
 ) -> dict[str, Any]:
@@ -145,10 +147,10 @@ def reading_options(
 def evaluate_command(
     reading: dict[str, Any],
     run_dir: ModelArgument,
-    inputs: RowInputs,
-    drop_missing_targets: DropMissingTargets = False,
-    device: DeviceName = "auto",
-    as_json: AsJson = False,
+    inputs: RowInputsArgument,
+    drop_missing_targets: DropMissingTargetsOption = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Evaluate a trained model on stores, or on files that ingest can read."""
@@ -172,7 +174,7 @@ def predict_command(
     context: typer.Context,
     reading: dict[str, Any],
     run_dir: ModelArgument,
-    inputs: RowInputs,
+    inputs: RowInputsArgument,
     out: Annotated[
         str,
         typer.Argument(
@@ -180,16 +182,16 @@ def predict_command(
             help="The .zarr, .npy, .csv or .parquet of predictions; missing folders are made.",
         ),
     ],
-    order: RowsOrder = "source",
+    order: RowOrderOption = "source",
     values: ScoresOption = False,
-    proba: Proba = False,
-    interval: Interval = None,
-    normalised: Normalised = False,
-    std: Std = False,
-    with_input: WithInput = False,
-    escape_formulas: EscapeFormulas = False,
-    device: DeviceName = "auto",
-    overwrite: OverwritePredictions = False,
+    proba: ProbaOption = False,
+    interval: IntervalOption = None,
+    normalised: NormalisedOption = False,
+    std: StdOption = False,
+    with_input: WithInputOption = False,
+    escape_formulas: EscapeFormulasOption = False,
+    device: DeviceOption = "auto",
+    overwrite: OverwritePredictionsOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Write the predictions of a model for every row of stores, or of files that ingest can read.

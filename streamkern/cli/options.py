@@ -25,29 +25,33 @@ StorageOption = Annotated[
         "repeatable. Credentials belong in the environment.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Missing = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+MissingOption = Annotated[
     str,
     typer.Option(
         help="Refuse chunks of Zarr and HDF5 that were never written (error), or read their fill "
         "value (fill)."
     ),
 ]
-External = Annotated[
+ExternalOption = Annotated[
     bool, typer.Option("--external", help="Follow links from an HDF5 file to other files.")
 ]
-Foreign = Annotated[
+ForeignOption = Annotated[
     bool,
     typer.Option(
         "--foreign", help="Read a Zarr group as plain arrays, even if it looks like a store."
     ),
 ]
-XName = Annotated[str, typer.Option("--x", metavar="NAME", help="Read rows from this array.")]
-YName = Annotated[str, typer.Option("--y", metavar="NAME", help="Read targets from this array.")]
-DeviceName = Annotated[
+XArrayOption = Annotated[
+    str, typer.Option("--x", metavar="NAME", help="Read rows from this array.")
+]
+YArrayOption = Annotated[
+    str, typer.Option("--y", metavar="NAME", help="Read targets from this array.")
+]
+DeviceOption = Annotated[
     str, typer.Option("--device", help="Compute on this device; auto takes a GPU if there is one.")
 ]
-Importances = Annotated[
+ImportancesOption = Annotated[
     str | None,
     typer.Option(
         "--importances",
@@ -65,11 +69,11 @@ ImportOption = Annotated[
         "repeatable.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")]
-DropMissingTargets = Annotated[
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")]
+DropMissingTargetsOption = Annotated[
     bool, typer.Option("--drop-missing-targets", help="Leave out rows whose target is missing.")
 ]
-Format = Annotated[
+FormatOption = Annotated[
     str | None,
     typer.Option(
         "--format",
@@ -83,14 +87,14 @@ NamesOption = Annotated[
         "--names", metavar="COLUMNS", help="Name the columns of a CSV without a header (a,b,c)."
     ),
 ]
-Header = Annotated[
+HeaderOption = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
         help="Read the first line of a CSV as names of columns, or as a row.",
     ),
 ]
-Delimiter = Annotated[
+DelimiterOption = Annotated[
     str | None,
     typer.Option(
         "--delimiter",
@@ -98,23 +102,23 @@ Delimiter = Annotated[
         help='Split the lines of a CSV at this character; " " means any blanks.',
     ),
 ]
-Decimal = Annotated[
+DecimalOption = Annotated[
     str | None,
     typer.Option(
         "--decimal", metavar=".|,", help="Read numbers of a CSV with this decimal separator."
     ),
 ]
-Encoding = Annotated[
+EncodingOption = Annotated[
     str | None,
     typer.Option(
         "--encoding", metavar="NAME", help="Read a CSV in this encoding, such as latin-1."
     ),
 ]
-SkipLines = Annotated[
+SkipLinesOption = Annotated[
     int | None,
     typer.Option("--skip-lines", metavar="N", help="Skip this many lines at the top of a CSV."),
 ]
-Thousands = Annotated[
+ThousandsOption = Annotated[
     str | None,
     typer.Option(
         "--thousands",
@@ -159,14 +163,14 @@ def add_options(
 
 
 def file_form_options(
-    format: Format = None,
+    format: FormatOption = None,
     names: NamesOption = None,
-    header: Header = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    encoding: Encoding = None,
-    skip_lines: SkipLines = None,
-    thousands: Thousands = None,
+    header: HeaderOption = None,
+    delimiter: DelimiterOption = None,
+    decimal: DecimalOption = None,
+    encoding: EncodingOption = None,
+    skip_lines: SkipLinesOption = None,
+    thousands: ThousandsOption = None,
 ) -> dict[str, Any]:
     """Return the options on the format of files, by the parameters of `ingest`."""
     return {

@@ -16,7 +16,7 @@ from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
-from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
+from streamkern.cli.options import ImportancesOption, StorageOption, options_for, parse_options
 from streamkern.cli.page.facts import HeldOutPredictions, RunFacts, distinct_names, read_facts
 from streamkern.cli.page.page import REPORT_MARK, report_page
 from streamkern.cli.page.predictions import held_out_predictions
@@ -27,7 +27,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.base import BaseSource
 
-ReportArgument = Annotated[
+ReportOutOption = Annotated[
     Path,
     typer.Option(metavar="FILE", help="Write the page to this file, and replace an older one."),
 ]
@@ -38,8 +38,8 @@ def report_command(
         list[str],
         typer.Argument(metavar="RUN_DIR", show_default=False, help="Describe these runs."),
     ],
-    out: ReportArgument = Path("report.html"),
-    importances: Importances = None,
+    out: ReportOutOption = Path("report.html"),
+    importances: ImportancesOption = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Write an HTML page about runs: curves, planned and measured figures, settings, time line.

@@ -53,7 +53,7 @@ def run_overview(
 ) -> dict[str, Any]:
     """Return state, position, metrics and settings of a run; verify its newest checkpoint.
 
-    If a process works on the run, position and metrics are the newest in the log. Some entries of
+    If a process works on the run, position and metrics are the newest in the log. Some facts of
     the result:
 
     live : the state according to the log, see `train.log_reader`
@@ -153,94 +153,94 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
     texts = {("model", "kernel"): kernel_text, ("model", "loss"): loss_text}
     settings = {
         f"{section}.{key}": texts.get((section, key), lambda value: value)(value)
-        for section, entries in run["settings"].items()
-        for key, value in entries.items()
+        for section, table in run["settings"].items()
+        for key, value in table.items()
     }
-    parts = [run["run_dir"], lines(_state_entries(run)), lines(_metric_entries(run))]
+    parts = [run["run_dir"], lines(_state_facts(run)), lines(_metric_facts(run))]
     parts += [lines(facts_as_text(run["solver"])), lines(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
 
 
-def _state_entries(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries on state and position of the run, and on its speed if it is running."""
+def _state_facts(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts on state and position of the run, and on its speed if it is running."""
     live = run["live"]
     is_written = run["state"].startswith(_WRITTEN_BY)
     of_epochs = f" of {live['epochs']}" if "epochs" in live else ""
     of_samples = f" of {live['of_samples']:,}" if "of_samples" in live else ""
-    entries = {"state": run["state"]}
+    facts = {"state": run["state"]}
     if is_written and "doing" in live:
-        entries["doing"] = PHASE_DESCRIPTIONS.get(live["doing"], live["doing"])
+        facts["doing"] = PHASE_DESCRIPTIONS.get(live["doing"], live["doing"])
         if live.get("blocks", 1) > 1:
-            entries["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
+            facts["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
     epoch = run["epoch"]
     if is_written and "epochs" in live:  # the current epoch, counted from 1 as `train` does
         epoch = min(epoch + 1, live["epochs"])
     counts_steps = run["step"] is not None
     if counts_steps:
-        entries["step"] = run["step"]
-    entries["epoch"] = f"{epoch}{of_epochs}"
+        facts["step"] = run["step"]
+    facts["epoch"] = f"{epoch}{of_epochs}"
     if run["state"] == _FINISHED and "why" in live:
-        entries["ended"] = live["why"]
-    entries["samples"] = f"{run['samples']:,}{of_samples}"
+        facts["ended"] = live["why"]
+    facts["samples"] = f"{run['samples']:,}{of_samples}"
     if is_written and "time" in live:
         age_s = seconds_since(live["time"])
         if "left_s" in live:
-            entries["time_left"] = time_text(max(0.0, live["left_s"] - age_s))
-            entries["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
-        entries["last_heard"] = f"{time_text(age_s)} ago"
-        entries |= _rank_entries(live)
+            facts["time_left"] = time_text(max(0.0, live["left_s"] - age_s))
+            facts["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
+        facts["last_heard"] = f"{time_text(age_s)} ago"
+        facts |= _rank_facts(live)
     elif run["ranks"] > 1:
         ranks, columns = run["ranks"], run["center_ranks"]
-        entries["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
+        facts["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
     if run["changed"]:
-        entries["changed"] = ", ".join(run["changed"])
+        facts["changed"] = ", ".join(run["changed"])
     if counts_steps:
         if live.get("step", 0) > run["step"]:
-            entries["logged_step"] = live["step"]
+            facts["logged_step"] = live["step"]
         steps = ", ".join(str(step) for step in run["checkpoints"])
-        entries["checkpoints"] = f"at step {steps}" if steps else "none yet"
+        facts["checkpoints"] = f"at step {steps}" if steps else "none yet"
     if "n_rows" in run["data"]:
-        entries["rows"] = run["data"]["n_rows"]
+        facts["rows"] = run["data"]["n_rows"]
     if run["continues"] is not None:
         ancestors = (run["continues"], *run["continues"]["before"])
         texts = [f"{ancestor['run']} at step {ancestor['step']}" for ancestor in ancestors]
-        entries["continues"] = ", which continued ".join(texts)
-    return entries
+        facts["continues"] = ", which continued ".join(texts)
+    return facts
 
 
-def _rank_entries(live: Mapping[str, Any]) -> dict[str, Any]:
+def _rank_facts(live: Mapping[str, Any]) -> dict[str, Any]:
     """Return the waiting times of several ranks, the slowest rank, and the dashboard."""
     workers = live.get("workers", [])
-    entries: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if workers:
         plural = "s" if len(workers) > 1 else ""
-        entries["ranks"] = format_rank_figures(live) or f"{len(workers)} rank{plural}"
+        facts["ranks"] = format_rank_figures(live) or f"{len(workers)} rank{plural}"
     if "slowest_rank" in live:
         slowest = live["slowest_rank"]
-        entries["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
+        facts["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
     if "dashboard" in live:
-        entries["dashboard"] = live["dashboard"]
-    return entries
+        facts["dashboard"] = live["dashboard"]
+    return facts
 
 
-def _metric_entries(run: Mapping[str, Any]) -> dict[str, Any]:
+def _metric_facts(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics, and the data on which they were measured."""
     live = run["live"]
-    entries: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if "train_mse" in live:
         note = loss_note({"setup": run["solver"] or {}})
-        entries["train_mse"] = f"{value_text(live['train_mse'])}{note}"
-    entries |= run["metrics"]
+        facts["train_mse"] = f"{value_text(live['train_mse'])}{note}"
+    facts |= run["metrics"]
     in_memory = "given in Python"
     if "train_mse" in live:
-        entries["train_data"] = ", ".join(live.get("train") or [in_memory])
+        facts["train_data"] = ", ".join(live.get("train") or [in_memory])
     at_step = f", at step {live['evaluated']}" if "evaluated" in live else ""
     if any(name.startswith("test_") for name in run["metrics"]):
-        entries["test_data"] = f"{live.get('test') or in_memory}{at_step}"
+        facts["test_data"] = f"{live.get('test') or in_memory}{at_step}"
     if any(name.startswith("validation_") for name in run["metrics"]):
-        entries["validation_data"] = f"rows of the training data that were set aside{at_step}"
-    return entries
+        facts["validation_data"] = f"rows of the training data that were set aside{at_step}"
+    return facts
 
 
 def _metrics_in(evaluation: Mapping[str, Any]) -> dict[str, float]:

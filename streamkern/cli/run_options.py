@@ -17,12 +17,12 @@ from streamkern.config.solver import SOLVERS
 from streamkern.filesystem.path_kinds import content_kind
 from streamkern.ingest.input_files import kind_by_ending
 
-RunFile = Annotated[
+RunFileArgument = Annotated[
     str | None, typer.Argument(metavar="RUN.toml", help="Read the settings from this run file.")
 ]
-Train = Annotated[str | None, typer.Option("--train", help="Train on this store.")]
+TrainOption = Annotated[str | None, typer.Option("--train", help="Train on this store.")]
 TestOption = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
-RunDir = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
+RunDirOption = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
 SolverOption = Annotated[
     str | None, typer.Option("--solver", help=f"Train with this solver: {', '.join(SOLVERS)}.")
 ]
@@ -35,7 +35,7 @@ EpochsOption = Annotated[
         "--epochs", metavar="N", help="Pass over the data this many times.  [default: auto]"
     ),
 ]
-Scaling = Annotated[
+ScaleOption = Annotated[
     str | None,
     typer.Option(
         "--scale",
@@ -63,37 +63,37 @@ RanksOption = Annotated[
         help='Train in this many processes; "gpus" means one process for each GPU.  [default: 1]',
     ),
 ]
-MinRanks = Annotated[
+MinRanksOption = Annotated[
     int | None,
     typer.Option(
         "--min-ranks",
         help="Also run with fewer processes than --ranks, but with at least this many.",
     ),
 ]
-CenterRanks = Annotated[
+CenterRanksOption = Annotated[
     int | None,
     typer.Option(
         "--center-ranks",
         help="Partition the centers over this many of the processes.  [default: 1]",
     ),
 ]
-Cluster = Annotated[
+ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster", metavar="tcp://HOST:PORT", help="Run the processes on this Dask cluster."
     ),
 ]
-CacheFolder = Annotated[
+CacheFolderOption = Annotated[
     str | None,
     typer.Option("--cache", metavar="FOLDER", help="Cache remote stores in this folder."),
 ]
-CacheSize = Annotated[
+CacheSizeOption = Annotated[
     str | None,
     typer.Option(
         "--cache-size", help="Limit the cache to this size.  [default: half of the free disk]"
     ),
 ]
-Set = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="SECTION.KEY=VALUE", help="Give any setting of a run file; repeatable."
@@ -102,23 +102,23 @@ Set = Annotated[
 
 
 def config_from_options(
-    run_file: RunFile = None,
-    train: Train = None,
+    run_file: RunFileArgument = None,
+    train: TrainOption = None,
     test: TestOption = None,
-    run_dir: RunDir = None,
+    run_dir: RunDirOption = None,
     solver: SolverOption = None,
     memory: MemoryOption = None,
     epochs: EpochsOption = None,
-    scale: Scaling = None,
+    scale: ScaleOption = None,
     patch_features: PatchOption = None,
     dask: SchedulerOption = None,
     ranks: RanksOption = None,
-    min_ranks: MinRanks = None,
-    center_ranks: CenterRanks = None,
-    cluster: Cluster = None,
-    cache: CacheFolder = None,
-    cache_size: CacheSize = None,
-    settings: Set = None,
+    min_ranks: MinRanksOption = None,
+    center_ranks: CenterRanksOption = None,
+    cluster: ClusterOption = None,
+    cache: CacheFolderOption = None,
+    cache_size: CacheSizeOption = None,
+    settings: SetOption = None,
     storage_option: StorageOption = None,
 ) -> RunConfig:
     """Return the settings of the run file with the values of the options.

@@ -12,7 +12,7 @@ from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.log_scale import loss_note
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
-from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
+from streamkern.cli.options import JsonOption, StorageOption, options_for, parse_options
 from streamkern.cli.page.facts import RunFacts, distinct_names, read_facts
 from streamkern.cli.run_info import is_run_directory
 from streamkern.filesystem.urls import local_path, open_objects
@@ -23,7 +23,7 @@ def runs_command(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="List the runs in this folder.")
     ] = ".",
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     storage_option: StorageOption = None,
 ) -> None:
     """List the runs in a folder: their state, progress and figures."""

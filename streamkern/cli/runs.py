@@ -17,7 +17,7 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, text_table, time_text, utc_now
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped_entry
-from streamkern.cli.options import AsJson, add_options
+from streamkern.cli.options import JsonOption, add_options
 from streamkern.cli.overview import plan_overview
 from streamkern.cli.plan_text import plan_text
 from streamkern.cli.run_options import config_from_options
@@ -41,7 +41,7 @@ MIN_FLOPS_PER_S = 2e9
 MAX_FAST_ROWS = 1_000_000
 """Number of rows that are read in a few seconds; a run on more rows is measured."""
 
-Continues = Annotated[
+ContinueOption = Annotated[
     str | None,
     typer.Option(
         "--continue",
@@ -54,7 +54,7 @@ Continues = Annotated[
 @add_options(config_from_options, "config")
 def plan_command(
     config: RunConfig,
-    continues: Continues = None,
+    continues: ContinueOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List every buffer.")] = False,
     measure: Annotated[
         bool,
@@ -62,7 +62,7 @@ def plan_command(
             help="Measure this machine for two seconds, to estimate how long the run takes."
         ),
     ] = True,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the sizes, the memory, the work and the time of a run without starting it."""
     config = with_rank_count(config)
@@ -87,7 +87,10 @@ def _estimate_times(run: ResolvedRun, test: BaseSource | None) -> Times | None:
 
 @add_options(config_from_options, "config")
 def train_command(
-    config: RunConfig, context: typer.Context, continues: Continues = None, as_json: AsJson = False
+    config: RunConfig,
+    context: typer.Context,
+    continues: ContinueOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a model from a run file or options, or resume its run."""
     config = _add_run_dir(config, continues)

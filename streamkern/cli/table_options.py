@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-Encode = Annotated[
+EncodeOption = Annotated[
     str,
     typer.Option(
         help="Encode words, dates and missing values as numbers (auto), or refuse them (none)."
     ),
 ]
-Categorical = Annotated[
+CategoricalOption = Annotated[
     str | None, typer.Option(metavar="COLUMNS", help="Encode these columns as categories (a,b,c).")
 ]
-Numeric = Annotated[
+NumericOption = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMNS", help="Read these columns as numbers; refuse what is not a number."
     ),
 ]
-Drop = Annotated[
+DropOption = Annotated[
     str | None, typer.Option(metavar="COLUMNS", help="Leave these columns out (a,b,c).")
 ]
 DateOption = Annotated[
@@ -32,7 +32,7 @@ DateOption = Annotated[
         help="Read this column as dates; COLUMN=%d/%m/%Y gives their format. Repeatable.",
     ),
 ]
-NaValue = Annotated[
+NaValueOption = Annotated[
     list[str] | None,
     typer.Option(
         "--na-value",

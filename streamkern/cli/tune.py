@@ -18,13 +18,13 @@ from streamkern.basics.plots import png
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
-from streamkern.cli.options import AsJson, StorageOption, parse_numbers
+from streamkern.cli.options import JsonOption, StorageOption, parse_numbers
 from streamkern.cli.run_options import (
     MemoryOption,
-    RunFile,
-    Set,
+    RunFileArgument,
+    SetOption,
     SolverOption,
-    Train,
+    TrainOption,
     config_from_options,
 )
 from streamkern.config.run_config import RunConfig
@@ -41,7 +41,7 @@ from streamkern.tuning.search import search_settings as run_tuning
 PLOT_NAME, WRITTEN_FILES_NAME = "tune.png", "written.json"
 """Files in the folder of results: the plot, and the digests of the run files written."""
 
-Bandwidths = Annotated[
+BandwidthsOption = Annotated[
     str,
     typer.Option(
         metavar="auto|B,B,...",
@@ -50,20 +50,20 @@ Bandwidths = Annotated[
         "product it is the bandwidth of the widest part.",
     ),
 ]
-Ridges = Annotated[
+RidgesOption = Annotated[
     str,
     typer.Option(
         metavar="auto|R,R,...",
         help="Try these ridges. auto tries 0, 1e-6 and 1e-4; 0 if the solver has no ridge.",
     ),
 ]
-Kernels = Annotated[
+KernelsOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,NAME,...", help="Try these kernels.  [default: the kernel of the run file]"
     ),
 ]
-MetricName = Annotated[
+MetricOption = Annotated[
     str,
     typer.Option(
         "--metric",
@@ -89,24 +89,24 @@ TuneEpochsOption = Annotated[
         help="Pass over the sample this many times.  [default: enough for 100000 rows, at most 20]"
     ),
 ]
-Folds = Annotated[
+FoldsOption = Annotated[
     int, typer.Option(help="Average over this many splits, each with other held-out rows.")
 ]
-Refine = Annotated[
+RefineOption = Annotated[
     int | None,
     typer.Option(
         help="Refine this many times: try two more bandwidths around the best one, and one more "
         "ridge if the best ridge is the last one.  [default: 2]"
     ),
 ]
-Sampler = Annotated[
+SamplerOption = Annotated[
     str,
     typer.Option(
         metavar="grid|optuna",
         help="Try all combinations (grid), or combinations that Optuna proposes (optuna).",
     ),
 ]
-NTrials = Annotated[
+TrialsOption = Annotated[
     int | None, typer.Option(help="Try this many combinations that Optuna proposes.  [default: 40]")
 ]
 TuneOutOption = Annotated[
@@ -117,7 +117,7 @@ TuneOutOption = Annotated[
         "RUN.toml]",
     ),
 ]
-Write = Annotated[
+WriteOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
@@ -128,26 +128,26 @@ Write = Annotated[
 
 def tune_command(
     context: typer.Context,
-    run_file: RunFile = None,
-    train: Train = None,
-    metric: MetricName = "auto",
-    bandwidths: Bandwidths = "auto",
-    ridges: Ridges = "auto",
-    kernels: Kernels = None,
+    run_file: RunFileArgument = None,
+    train: TrainOption = None,
+    metric: MetricOption = "auto",
+    bandwidths: BandwidthsOption = "auto",
+    ridges: RidgesOption = "auto",
+    kernels: KernelsOption = None,
     rows: RowsOption = None,
     centers: CentersOption = None,
     epochs: TuneEpochsOption = None,
-    folds: Folds = 1,
-    refine: Refine = None,
-    sampler: Sampler = "grid",
-    n_trials: NTrials = None,
+    folds: FoldsOption = 1,
+    refine: RefineOption = None,
+    sampler: SamplerOption = "grid",
+    n_trials: TrialsOption = None,
     out: TuneOutOption = None,
-    write: Write = None,
+    write: WriteOption = None,
     solver: SolverOption = None,
     memory: MemoryOption = None,
-    settings: Set = None,
+    settings: SetOption = None,
     storage_option: StorageOption = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Find kernel, bandwidth and ridge by short trainings on a sample of the data.
 

@@ -8,7 +8,7 @@ import typer
 
 from streamkern.basics.optional import on_demand
 from streamkern.cli.console import json_text
-from streamkern.cli.options import AsJson
+from streamkern.cli.options import JsonOption
 
 _COMPILE_MODULE = "streamkern.estimator.compile_kernels"  # imports scikit-learn, which is slow
 
@@ -20,7 +20,7 @@ def warmup_command(
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", help="Compile in this many processes at once.")
     ] = 4,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compile the kernels of a GPU, so that the first run does not wait for them.
 

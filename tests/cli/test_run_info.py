@@ -28,8 +28,8 @@ from tests.runs import (
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 
-def entries_of(text: str) -> dict[str, str]:
-    """Return the entries in the output of `info`, by name."""
+def facts_of(text: str) -> dict[str, str]:
+    """Return the facts in the output of `info`, by name."""
     pairs = (line.strip().split("  ", 1) for line in text.splitlines() if line.startswith("  "))
     return {name: value.strip() for name, value in pairs}
 
@@ -52,7 +52,7 @@ def test_info_describes_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert overview["metrics"] == {
         k: v for k, v in result.history[2].items() if k.startswith("test_")
     }
-    shown = entries_of(text)
+    shown = facts_of(text)
     records = read_log(tmp_path / "log.jsonl")
     logged = [loss for record in records for loss in record.get("losses", ())]
     assert f"process {os.getpid()}" in shown["state"]
@@ -62,7 +62,7 @@ def test_info_describes_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert shown["train_data"] == "given in Python"
     assert shown["test_data"] == "given in Python, at step 9"
     assert {"time_left", "samples_per_s", "last_heard"} <= set(shown)
-    ended = entries_of(run_text(run_overview(tmp_path)))
+    ended = facts_of(run_text(run_overview(tmp_path)))
     assert (ended["state"], ended["step"]) == ("finished", str(STEPS))
     assert not {"time_left", "samples_per_s", "last_heard", "doing"} & set(ended)
 
@@ -73,7 +73,7 @@ def test_info_describes_running_setup(tmp_path: Path) -> None:
     class WatchedSource(ArraySource):
         def _read(self, u: int, seed: int, epoch: int) -> Any:
             if (tmp_path / "log.jsonl").exists():
-                overviews.append(entries_of(run_text(run_overview(tmp_path))))
+                overviews.append(facts_of(run_text(run_overview(tmp_path))))
             return super()._read(u, seed, epoch)
 
     finished(settings(tmp_path), source=WatchedSource(*arrays(), classes=CLASSES, unit_rows=16))
@@ -96,7 +96,7 @@ def test_info_separates_unsaved_steps_of_failed_run(
     monkeypatch.setattr("streamkern.train.trainer.Trainer._checkpoint", _save_every_four_steps)
     with pytest.raises(UserError):
         train(config, source=stream(), test=array_source(20, 5), on_evaluation=end)
-    shown = entries_of(run_text(run_overview(tmp_path)))
+    shown = facts_of(run_text(run_overview(tmp_path)))
     assert (shown["step"], shown["logged_step"]) == ("8", "9")
     assert shown["state"].startswith("stopped")
 
@@ -120,7 +120,7 @@ def test_info_names_ranks_that_trained_finished_run(tmp_path: Path) -> None:
         grid = {"run.ranks": ranks, "run.center_ranks": columns, "data.epochs": epochs}
         rank_runs.on_ranks(ranks, rank_runs.settings(store, folder, **grid))
         overview = run_overview(folder)
-        shown.append(entries_of(run_text(overview)).get("ranks"))
+        shown.append(facts_of(run_text(overview)).get("ranks"))
         grids.append((overview["ranks"], overview["center_ranks"]))
     by_grid = "4: 2 for the rows x 2 for the centers"
     assert shown == [by_grid, by_grid, "2: 2 for the rows x 1 for the centers"]
@@ -128,7 +128,7 @@ def test_info_names_ranks_that_trained_finished_run(tmp_path: Path) -> None:
     finished(settings(tmp_path / "one"), source=stream())
     single = run_overview(tmp_path / "one")
     assert (single["ranks"], single["center_ranks"]) == (1, 1)
-    assert "ranks" not in entries_of(run_text(single))
+    assert "ranks" not in facts_of(run_text(single))
 
 
 def test_info_names_address_of_data(tmp_path: Path) -> None:
@@ -140,6 +140,6 @@ def test_info_names_address_of_data(tmp_path: Path) -> None:
         **{"data.train": str(tmp_path / "train"), "data.test": str(tmp_path / "test")},
     )
     finished(config.with_overrides({"model.n_centers": 20}))
-    shown = entries_of(run_text(run_overview(tmp_path / "run")))
+    shown = facts_of(run_text(run_overview(tmp_path / "run")))
     assert shown["train_data"] == str(tmp_path / "train")
     assert shown["test_data"].startswith(f"{tmp_path / 'test'}, at step ")
