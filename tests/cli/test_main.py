@@ -66,20 +66,21 @@ def store(stores: Path, tmp_path: Path) -> Path:
     return tmp_path / "train.zarr"
 
 
-# A note, and the line of progress.
-_BEFORE = re.compile(r"^streamkern: note: \S| samples  ")
+# Lines that may precede an error.
+_NOTE_OR_PROGRESS = re.compile(r"^streamkern: note: \S| samples  ")
 
 
-def sentence(answer: tuple[int, str, str], code: int) -> str:
+def error_line(answer: tuple[int, str, str], code: int) -> str:
     """Return the single line on stderr of a command that ended with `code`."""
     assert answer[0] == code, answer
-    *notes, last = answer[2].splitlines()
-    assert [line for line in notes if not _BEFORE.search(line)] == []
-    assert last.startswith("streamkern: ")
-    return last.removeprefix("streamkern: ")
+    *notes, line = answer[2].splitlines()
+    assert [note for note in notes if not _NOTE_OR_PROGRESS.search(note)] == []
+    assert line.startswith("streamkern: ")
+    return line.removeprefix("streamkern: ")
 
 
-def trained(stores: Path, folder: Path, run: Run, *more: object) -> Path:
+def train_run(stores: Path, folder: Path, run: Run, *more: object) -> Path:
+    """Train a run in `folder` with more arguments, and return its directory."""
     arguments = ("--test", stores / "test.zarr", "--run-dir", folder / "run", "--epochs", 3)
     assert run("train", "--train", stores / "train.zarr", *arguments, *BY_STEPS, *more)[0] == DONE
     return folder / "run"
@@ -159,7 +160,7 @@ def test_ingest_and_info_commands_equal_library(run: Run, tmp_path: Path) -> Non
     code, _, err = run(*arguments, "--seed", 3)
     assert code == DONE
     assert "is already complete, from the same command" in err
-    assert "already holds a store" in sentence(run(*arguments), USAGE)
+    assert "already holds a store" in error_line(run(*arguments), USAGE)
     assert run(*arguments, "--overwrite")[0] == DONE
 
 
@@ -274,7 +275,7 @@ def test_plan_shows_continued_run(run: Run, stores: Path, tmp_path: Path) -> Non
     assert plan["kernel"]["bandwidth"] == facts["solver"]["bandwidth"]
     assert plan["kernels"] is None  # none is looked for
     assert not second_dir.exists()
-    message = sentence(run(*onward, "--run-dir", first_dir), USAGE)
+    message = error_line(run(*onward, "--run-dir", first_dir), USAGE)
     assert "--run-dir" in message
     assert "is the run that is continued" in message
 
@@ -400,7 +401,7 @@ def test_options_override_run_file(run: Run, stores: Path, tmp_path: Path) -> No
 def test_different_libraries_are_reported_in_one_line(
     run: Run, stores: Path, tmp_path: Path
 ) -> None:
-    location = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    location = train_run(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     for manifest in location.glob("checkpoints/*30.json"):
         manifest.unlink()
     for checkpoint in location.glob("checkpoints/*.json"):
@@ -418,7 +419,7 @@ def test_different_libraries_are_reported_in_one_line(
 
 def test_older_checkpoint_is_never_used_silently(run: Run, stores: Path, tmp_path: Path) -> None:
     """Check that the commands say if they use an older checkpoint."""
-    location = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    location = train_run(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     newest = max(location.glob("checkpoints/*.json"))
     data = bytearray(newest.read_bytes())
     data[-30] ^= 4
@@ -445,7 +446,7 @@ def test_older_checkpoint_is_never_used_silently(run: Run, stores: Path, tmp_pat
 
 def test_run_with_missing_run_json_is_recovered(run: Run, stores: Path, tmp_path: Path) -> None:
     """Check that other data is still refused, and that `info` still recognises the run."""
-    location = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    location = train_run(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     (location / "run.json").unlink()
     arguments = ("--run-dir", location, "--epochs", 3, *BY_STEPS)
     code, _, err = run("train", "--train", stores / "test.zarr", *arguments)
@@ -492,7 +493,7 @@ def test_invalid_usage_prints_one_sentence_and_writes_nothing(
 ) -> None:
     arguments, pattern = BAD_TRAINING[case]
     location = ["--train", str(stores / "train.zarr"), "--run-dir", str(tmp_path / "run")]
-    message = sentence(run("train", *location, *FAST, *arguments), USAGE)
+    message = error_line(run("train", *location, *FAST, *arguments), USAGE)
     assert re.search(pattern, message), message
     assert "secret" not in message
     assert not (tmp_path / "run").exists()
@@ -511,18 +512,18 @@ def test_remedies_name_command_line_options(run: Run, stores: Path, tmp_path: Pa
         (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
         (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
     ):
-        assert message in sentence(run(*arguments), USAGE)
+        assert message in error_line(run(*arguments), USAGE)
     assert run(*ingest, "--y", "d")[0] == DONE
-    assert "pass --overwrite" in sentence(run(*ingest, "--y", "c"), USAGE)
+    assert "pass --overwrite" in error_line(run(*ingest, "--y", "c"), USAGE)
 
 
 def test_missing_training_set_and_unknown_command_are_refused(run: Run, tmp_path: Path) -> None:
-    assert "give a run file, or --train URL" in sentence(run("train"), USAGE)
-    assert "No such command 'trian'" in sentence(run("trian"), USAGE)
+    assert "give a run file, or --train URL" in error_line(run("train"), USAGE)
+    assert "No such command 'trian'" in error_line(run("trian"), USAGE)
     (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n[run')
-    assert "not valid TOML" in sentence(run("train", tmp_path / "run.toml"), USAGE)
+    assert "not valid TOML" in error_line(run("train", tmp_path / "run.toml"), USAGE)
     (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n')
-    message = sentence(run("plan", tmp_path / "run.toml"), USAGE)
+    message = error_line(run("plan", tmp_path / "run.toml"), USAGE)
     assert "data.epoch is not a setting; did you mean data.epochs?" in message
 
 
@@ -540,13 +541,13 @@ def test_invalid_stores_are_refused(run: Run, make_zarr: Any, tmp_path: Path) ->
     rows, labels = X[:100], np.arange(100) % 3
     location = ("--run-dir", tmp_path / "run", *FAST)
     short = make_zarr({"X": rows, "y": labels[:99]}, name="short.zarr")
-    message = sentence(run("train", "--train", short, *location), USAGE)
+    message = error_line(run("train", "--train", short, *location), USAGE)
     assert "has shape (99,); 100 rows of X need" in message
     negative = make_zarr({"X": rows, "y": labels - 1}, name="negative.zarr")
-    assert "-1" in sentence(run("train", "--train", negative, *location), USAGE)
+    assert "-1" in error_line(run("train", "--train", negative, *location), USAGE)
     lonely = make_zarr({"X": rows}, name="lonely.zarr")
-    assert "has no array 'y'" in sentence(run("train", "--train", lonely, *location), USAGE)
-    assert "no zarr store" in sentence(run("info", tmp_path), USAGE)
+    assert "has no array 'y'" in error_line(run("train", "--train", lonely, *location), USAGE)
+    assert "no zarr store" in error_line(run("info", tmp_path), USAGE)
     assert not (tmp_path / "run").exists()
 
 
@@ -554,7 +555,7 @@ def test_label_outside_classes_is_refused(run: Run, store: Path, tmp_path: Path)
     zarr.open_group(store, mode="r+")["y"][170] = 7
     bit_flips.reseal(store)
     arguments = ("train", "--train", store, "--run-dir", tmp_path / "run", *FAST)
-    assert "class id 7 in y/c/1, row 170" in sentence(run(*arguments), USAGE)
+    assert "class id 7 in y/c/1, row 170" in error_line(run(*arguments), USAGE)
     zarr.open_group(store, mode="r+")["y"][170] = 2
     bit_flips.reseal(store)
     assert run(*arguments)[0] == DONE
@@ -563,30 +564,32 @@ def test_label_outside_classes_is_refused(run: Run, store: Path, tmp_path: Path)
 def test_model_refuses_rows_of_other_width(
     run: Run, stores: Path, tmp_path: Path, make_zarr: Any
 ) -> None:
-    location = trained(stores, tmp_path, run)
+    location = train_run(stores, tmp_path, run)
     narrow = tmp_path / "narrow.zarr"
     ingest(X[:50, :4], narrow, y=Y[:50])
     for command in (
         ["evaluate", location, narrow],
         ["predict", location, narrow, tmp_path / "p.zarr"],
     ):
-        message = sentence(run(*command), USAGE)
+        message = error_line(run(*command), USAGE)
         assert "rows of shape (4,), the model was trained on (5,)" in message
     assert not (tmp_path / "p.zarr").exists()
     other_store = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
-    assert "rows of the unknown classes '0', '1'" in sentence(
+    assert "rows of the unknown classes '0', '1'" in error_line(
         run("evaluate", location, other_store), USAGE
     )
-    none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
+    none = error_line(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
     assert "there is no run in" in none
-    message = sentence(run("predict", location, stores / "test.zarr", stores / "train.zarr"), USAGE)
+    message = error_line(
+        run("predict", location, stores / "test.zarr", stores / "train.zarr"), USAGE
+    )
     assert "holds a group of kind 'store'" in message
 
 
 def test_run_directory_of_another_run_is_refused(run: Run, stores: Path, tmp_path: Path) -> None:
-    location = trained(stores, tmp_path, run)
+    location = train_run(stores, tmp_path, run)
     arguments = ("train", "--train", stores / "train.zarr", "--run-dir", location, *BY_STEPS)
-    message = sentence(run(*arguments, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
+    message = error_line(run(*arguments, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
     assert "solver.ridge: was 'auto', now 0.5" in message
 
 
@@ -599,7 +602,7 @@ def test_uncreatable_run_directory_is_refused(
 ) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run" if folder == "file" else Path("/proc/nothing/run")
-    message = sentence(
+    message = error_line(
         run("train", "--train", stores / "train.zarr", "--run-dir", path, *FAST), USAGE
     )
     assert str(path) in message
@@ -608,7 +611,7 @@ def test_uncreatable_run_directory_is_refused(
 def test_locked_run_directory_is_refused(run: Run, stores: Path, tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run"):
         arguments = ("--run-dir", tmp_path / "run", *FAST)
-        message = sentence(run("train", "--train", stores / "train.zarr", *arguments), USAGE)
+        message = error_line(run("train", "--train", stores / "train.zarr", *arguments), USAGE)
     assert f"is being written by process {os.getpid()} " in message
 
 
@@ -626,7 +629,7 @@ def test_chunk_lost_during_run_can_be_restored(
 
     monkeypatch.setattr("streamkern.cli.runs.show_evaluation", lose)
     location = ("--run-dir", tmp_path / "run")
-    message = sentence(run("train", "--train", store, *tested, *location, *arguments), FAILED)
+    message = error_line(run("train", "--train", store, *tested, *location, *arguments), FAILED)
     assert "X/c/2/0" in message
     assert str(store) in message
     saved = RunDirectory(tmp_path / "run", writable=False).load_latest()
@@ -647,7 +650,7 @@ def test_internal_error_is_printed_in_one_line(run: Run, stores: Path, monkeypat
 
     monkeypatch.setattr("streamkern.cli.runs.open_run", broken)
     arguments = ("plan", "--train", stores / "train.zarr")
-    message = sentence(run(*arguments), FAILED)
+    message = error_line(run(*arguments), FAILED)
     assert message == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
     code, _, err = run(*arguments, "--debug")
     assert code == FAILED
@@ -657,7 +660,7 @@ def test_internal_error_is_printed_in_one_line(run: Run, stores: Path, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr("streamkern.cli.runs.open_run", interrupted)
-    assert sentence(run(*arguments), 130) == "interrupted"
+    assert error_line(run(*arguments), 130) == "interrupted"
 
     def offline(*args: object, **more: object) -> None:
         error = OSError("s3://me:secret@host/x?sig=1 did not answer")
@@ -665,7 +668,7 @@ def test_internal_error_is_printed_in_one_line(run: Run, stores: Path, monkeypat
         raise error
 
     monkeypatch.setattr("streamkern.cli.runs.open_run", offline)
-    assert sentence(run(*arguments), FAILED) == "s3://host/x did not answer; unit 3"
+    assert error_line(run(*arguments), FAILED) == "s3://host/x did not answer; unit 3"
 
 
 # --------------------------------------------------------------------------- data, near and remote
@@ -692,7 +695,7 @@ def test_augment_command_equals_library_function(run: Run, stores: Path, tmp_pat
     assert code == DONE
     assert "is already complete, from the same command" in err
     arguments = (*arguments, "--no-shuffle")
-    message = sentence(
+    message = error_line(
         run("augment", stores / "train.zarr", tmp_path / "a.zarr", *arguments), USAGE
     )
     assert "already holds a store" in message
@@ -712,7 +715,7 @@ def test_invalid_augmentations_are_refused(
     run: Run, stores: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     answer = run("augment", stores / "train.zarr", tmp_path / "out.zarr", *arguments)
-    assert message in sentence(answer, USAGE)
+    assert message in error_line(answer, USAGE)
     assert not (tmp_path / "out.zarr").exists()
 
 
@@ -728,12 +731,12 @@ def test_info_describes_unfinished_and_verified_store(
     assert code == DONE
     assert "unfinished: 1 of 5 chunks are written, 20%" in out
     assert json.loads(run("info", tmp_path / "u.zarr", "--json")[1])["unfinished"]
-    message = sentence(run("train", "--train", tmp_path / "u.zarr"), USAGE)
+    message = error_line(run("train", "--train", tmp_path / "u.zarr"), USAGE)
     assert "is an unfinished store" in message
     code, out, _ = run("info", store, "--verify")
     assert (code, "every chunk matches its digest" in out) == (DONE, True)
     flip_bit(store, "X/c/2/0")
-    assert "X/c/2/0" in sentence(run("info", store, "--verify"), FAILED)
+    assert "X/c/2/0" in error_line(run("info", store, "--verify"), FAILED)
 
 
 def test_info_verifies_every_checkpoint(run: Run, stores: Path, tmp_path: Path) -> None:
@@ -749,7 +752,7 @@ def test_info_verifies_every_checkpoint(run: Run, stores: Path, tmp_path: Path) 
     code, out, _ = run("info", tmp_path / "run")
     assert (code, "damaged" in out) == (DONE, False)
     answer = run("info", tmp_path / "run", "--verify")
-    assert f"1 of the 4 groups in {tmp_path / 'run'} are damaged" in sentence(answer, FAILED)
+    assert f"1 of the 4 groups in {tmp_path / 'run'} are damaged" in error_line(answer, FAILED)
     lines = [line.split(maxsplit=1) for line in answer[1].splitlines()]
     assert [name for name, _ in lines] == [setup, *saves]
     assert [how == "whole" for _, how in lines] == [True, False, True, True]
@@ -764,7 +767,7 @@ def test_bench_read_prints_table_and_conclusion(run: Run, stores: Path) -> None:
     assert "does not wait for this store." in out
     code, out, _ = run("bench-read", stores / "train.zarr", "--seconds", 0.02, "--json")
     assert len(json.loads(out)["rows"]) == 13
-    assert "--seconds 0 must be" in sentence(
+    assert "--seconds 0 must be" in error_line(
         run("bench-read", stores / "train.zarr", "--seconds", 0), USAGE
     )
 
@@ -815,7 +818,7 @@ def test_every_command_works_on_s3(
     data_options = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
     answers.append(run("train", *data_options, "--run-dir", f"{url}/near", *FAST, *options))
     assert [answer[0] for answer in answers] == [DONE] * len(answers), answers
-    message = sentence(run("train", *data_options, *FAST, *options), USAGE)
+    message = error_line(run("train", *data_options, *FAST, *options), USAGE)
     assert "storage_options were given for the local path" in message
     assert not [answer for answer in answers if SECRET in answer[1] + answer[2]]
 
@@ -837,7 +840,7 @@ def test_missing_objects_on_s3_are_reported(
     options = s3.words(monkeypatch)
     words = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in pattern]
     answer = run(*[word.format(s3.bucket) for word in words], *options)
-    message = sentence(answer, USAGE)
+    message = error_line(answer, USAGE)
     assert "s3://" in message
     assert SECRET not in message
 
@@ -861,7 +864,7 @@ def test_run_on_cluster_prints_dashboard_address(run: Run, stores: Path, tmp_pat
         code, _, err = run("train", *arguments, "--dask", cluster.address)
     assert code == DONE, err
     assert f"note: reading on the cluster at {cluster.address}, dashboard http://127.0.0.1" in err
-    message = sentence(run("train", *arguments, "--dask", "somewhere"), USAGE)
+    message = error_line(run("train", *arguments, "--dask", "somewhere"), USAGE)
     assert "--dask somewhere must be the address of a Dask scheduler" in message
 
 

@@ -23,6 +23,7 @@ X = np.random.default_rng(0).normal(size=(400, 3))
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with rides.csv and its store rides.zarr."""
     monkeypatch.chdir(tmp_path)
     rows = "\n".join(f"{a},{b},{c}" for a, b, c in X)
     Path("rides.csv").write_text(f"x,w,fare\n{rows}\n")
@@ -31,12 +32,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def error_of(line: str, capsys: pytest.CaptureFixture[str], code: int = USAGE) -> str:
+    """Return the error of a command line that ends with `code`."""
     capsys.readouterr()
     assert run_command(shlex.split(line)) == code, line
     return capsys.readouterr().err.strip()
 
 
-ANSWERS = {
+# Command line -> a part of the error message.
+MISTAKES = {
     "ingest rides.csv": "OUT is missing",
     "ingest": "INPUT and OUT are missing",
     "predict runs/a rides.csv": "OUT is missing",
@@ -78,8 +81,9 @@ ANSWERS = {
 def test_mistakes_are_answered_with_correct_option(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line, message in ANSWERS.items():
-        assert message in error_of(line, capsys), (line, error_of(line, capsys))
+    for line, message in MISTAKES.items():
+        error = error_of(line, capsys)
+        assert message in error, (line, error)
 
 
 def test_answer_to_unknown_option_works_unchanged(
@@ -92,7 +96,9 @@ def test_answer_to_unknown_option_works_unchanged(
     ):  # fmt: skip
         assert error_of(f"{plan} {mistake}", capsys).endswith(suggestion)
         assert run_command(shlex.split(f"{plan} {suggestion}")) == DONE
-    assert run_command(shlex.split(f"{plan} --epochs auto")) == DONE  # as a refusal says
+    assert (
+        run_command(shlex.split(f"{plan} --epochs auto")) == DONE
+    )  # a value that an error proposes
     assert "--train rides.zarr" in error_of("plan rides.zarr", capsys)
     assert run_command(shlex.split(plan)) == DONE
 
@@ -101,15 +107,15 @@ def test_file_as_test_store_suggests_ingest_command(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path("rides.csv").read_text().splitlines()
-    for k, arguments in enumerate((False, True)):
+    for k, has_words in enumerate((False, True)):
         rows = [f"{line},{w}" for line, w in zip(text[1:], "uv" * 200, strict=True)]
-        table = [f"{text[0]},c", *rows] if arguments else text
+        table = [f"{text[0]},c", *rows] if has_words else text
         Path(f"r{k}.csv").write_text("\n".join(table))
         assert run_command(shlex.split(f"ingest r{k}.csv r{k}.zarr --y fare")) == DONE
         Path(f"later{k}.csv").write_text("\n".join(table[:50]))
         plan = f"plan --train r{k}.zarr --no-measure --test "
         answer = error_of(f"{plan} later{k}.csv", capsys)
-        assert ("--like" in answer) == arguments, answer
+        assert ("--like" in answer) == has_words, answer
         _, _, command = answer.partition("with streamkern ")
         assert run_command(shlex.split(command)) == DONE, command
         assert run_command(shlex.split(f"{plan} later{k}.zarr")) == DONE

@@ -20,6 +20,7 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((80, 3)).astype(np.float32)
 USAGE = 2
 
+# (parameters of an estimator, options of a command, tables of a run file, the three messages)
 MISTAKES: tuple[tuple[dict[str, Any], tuple[str, ...], str, tuple[str, str, str]], ...] = (
     (
         {"epochs": -1}, ("--epochs", "-1"), "[data]\nepochs = -1",
@@ -65,21 +66,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("parameters", "options", "table", "message"), MISTAKES)
+@pytest.mark.parametrize(("parameters", "options", "table", "messages"), MISTAKES)
 def test_mistake_is_worded_for_python_and_command_line(
     parameters: dict[str, Any],
     options: tuple[str, ...],
     table: str,
-    message: tuple[str, str, str],
+    messages: tuple[str, str, str],
     store: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ValueError, match=r"must|takes|enough") as caught:
         sk.KernelRegressor(**parameters).fit(X, X[:, 0])
-    assert str(caught.value).startswith(message[0])
+    assert str(caught.value).startswith(messages[0])
     assert main.run_command(["plan", "--train", str(store), *options]) == USAGE
-    assert capsys.readouterr().err.startswith(f"streamkern: {message[1]}")
+    assert capsys.readouterr().err.startswith(f"streamkern: {messages[1]}")
     run_file, data = tmp_path / "run.toml", f'train = "{store}"'
     if "[data]" in table:
         table = table.replace("[data]", f"[data]\n{data}")
@@ -87,11 +88,11 @@ def test_mistake_is_worded_for_python_and_command_line(
         table = f"[data]\n{data}\n{table}"
     run_file.write_text(table)
     assert main.run_command(["plan", str(run_file)]) == USAGE
-    assert message[2] in capsys.readouterr().err
+    assert messages[2] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "mentioned", "message"),
+    ("words", "marked_text", "message"),
     [
         ((), mention("accelerator", "none"), "--set run.accelerator=none"),
         (("a.toml",), mention("accelerator", "none"), 'run.accelerator="none"'),
@@ -109,16 +110,17 @@ def test_mistake_is_worded_for_python_and_command_line(
     ],
 )
 def test_setting_is_rendered_as_command_line_option(
-    words: tuple[str, ...], mentioned: str, message: str
+    words: tuple[str, ...], marked_text: str, message: str
 ) -> None:
     assert (
-        render_message(mentioned, CommandVocabulary(main._options_of(["train"]), words)) == message
+        render_message(marked_text, CommandVocabulary(main._options_of(["train"]), words))
+        == message
     )
 
 
 def test_library_parameter_is_rendered_as_command_option() -> None:
     arguments = CommandVocabulary(main._options_of(["predict", "run", "ingest"]))
-    for mentioned, message in (
+    for marked_text, message in (
         (mention("x", ["a", "b c"]), "--x 'a,b c'"), (mention("y="), "--y"),
         (mention("missing", "fill"), "--missing fill"), (mention("overwrite", True), "--overwrite"),
         (mention("foreign", True), "--foreign"), (mention("sample_weight", 2), "--sample-weight 2"),
@@ -126,10 +128,10 @@ def test_library_parameter_is_rendered_as_command_option() -> None:
         (mention("calibrate", True), "--set run.calibrate=true"),
         (mention("n_centers", 5), "--set model.n_centers=5"),
     ):  # fmt: skip
-        assert render_message(mentioned, arguments) == message
+        assert render_message(marked_text, arguments) == message
         assert render_message(
-            mentioned, CommandVocabulary(main._options_of(["--version"]))
-        ) == render_message(mentioned)
+            marked_text, CommandVocabulary(main._options_of(["--version"]))
+        ) == render_message(marked_text)
 
 
 def test_setting_is_rendered_as_estimator_parameter() -> None:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_diabetes, load_digits
 from streamkern import ConfigError, KernelClassifier, KernelRegressor, compress, load
 from streamkern.train.placement.local import local_cluster
 
-STOPS: dict[str, Any] = {
+EARLY_STOPPING: dict[str, Any] = {
     "threads": 1, "n_centers": 100, "early_stopping": True, "kernel": "laplace",
     "bandwidth": 3.0, "metric": "none",
 }  # fmt: skip
@@ -23,12 +23,13 @@ STOPS: dict[str, Any] = {
 
 def test_early_stopping_classifier_has_validation_scores_and_history() -> None:
     X, y = load_digits(return_X_y=True)
-    model = KernelClassifier(**STOPS).fit(X, y)
+    model = KernelClassifier(**EARLY_STOPPING).fit(X, y)
     assert model.validation_scores_ is not None
     assert model.n_iter_ == len(model.validation_scores_) == len(model.history_)
     assert model.report_["validation_accuracy"] == max(model.validation_scores_)
     assert 0.8 < max(model.validation_scores_) <= 1
     assert len(model.loss_curve_) >= 1
+    # A tenth of the 1797 rows is for validation.
     assert model.report_["samples"] == model.n_iter_ * (len(X) - 180)
 
 
@@ -37,8 +38,8 @@ def test_early_stopping_regressor_has_validation_scores_and_history() -> None:
     X, y = load_diabetes(return_X_y=True)
     frame = pd.DataFrame(X).rename(columns=str)
     for transforms in ((), ({"kind": "noise", "sigma": 0.1},)):
-        stops = STOPS | {"transforms": transforms, "validation_fraction": 0.2}
-        model = KernelRegressor(**stops).fit(frame, y)
+        settings = EARLY_STOPPING | {"transforms": transforms, "validation_fraction": 0.2}
+        model = KernelRegressor(**settings).fit(frame, y)
         assert model.validation_scores_ is not None
         assert max(model.validation_scores_) > 0.2
         assert set(model.history_[0]) == {"step", "samples", "validation_mse", "validation_r2"}
@@ -47,7 +48,7 @@ def test_early_stopping_regressor_has_validation_scores_and_history() -> None:
 
 def test_loaded_run_has_validation_scores_and_history(tmp_path: Path) -> None:
     X, y = load_diabetes(return_X_y=True)
-    model = KernelRegressor(**STOPS, run_dir=tmp_path / "run").fit(X, y)
+    model = KernelRegressor(**EARLY_STOPPING, run_dir=tmp_path / "run").fit(X, y)
     model.save(tmp_path / "saved")
     for location in ("run", "saved"):
         loaded = load(tmp_path / location)
@@ -71,7 +72,7 @@ def test_partial_fit_after_fit_warns_and_restarts() -> None:
         model.partial_fit(X[:50], y[:50])
     block = KernelRegressor(**options, random_state=0).partial_fit(X[:50], y[:50])
     np.testing.assert_array_equal(model.predict(X), block.predict(X))
-    model.partial_fit(X[50:100], y[50:100])  # continues, and says nothing
+    model.partial_fit(X[50:100], y[50:100])  # continues without a warning
 
 
 def test_partial_fit_refuses_compressed_model() -> None:
@@ -91,7 +92,7 @@ def test_partial_fit_refuses_compressed_model() -> None:
 
 def test_partial_fit_continues_from_best_weights(tmp_path: Path) -> None:
     X, y = load_diabetes(return_X_y=True)
-    model = KernelRegressor(**STOPS, run_dir=tmp_path, solver="block").fit(X, y)
+    model = KernelRegressor(**EARLY_STOPPING, run_dir=tmp_path, solver="block").fit(X, y)
     loaded = load(tmp_path).set_params(early_stopping=False, epochs=1)
     loaded.partial_fit(X, y)
     assert loaded.n_iter_ == model.n_iter_ + 1
@@ -100,35 +101,38 @@ def test_partial_fit_continues_from_best_weights(tmp_path: Path) -> None:
 
 def test_early_stopping_refuses_incompatible_settings() -> None:
     X, y = load_diabetes(return_X_y=True)
-    warm = KernelRegressor(**STOPS | {"early_stopping": False}, solver="block").fit(X, y)
+    warm = KernelRegressor(**EARLY_STOPPING | {"early_stopping": False}, solver="block").fit(X, y)
     for model, message in (
-        (KernelRegressor(**STOPS, solver="direct"), "cannot be used with solver='direct'"),
+        (KernelRegressor(**EARLY_STOPPING, solver="direct"), "cannot be used with solver='direct'"),
         (
             warm.set_params(early_stopping=True, warm_start=True),
             "cannot be used with initial weights",
         ),
-        (KernelRegressor(**STOPS, validation_fraction=1.0), "validation_fraction=1.0 must be"),
-        (KernelRegressor(**STOPS, n_iter_no_change=0), "n_iter_no_change=0 must be"),
+        (
+            KernelRegressor(**EARLY_STOPPING, validation_fraction=1.0),
+            "validation_fraction=1.0 must be",
+        ),
+        (KernelRegressor(**EARLY_STOPPING, n_iter_no_change=0), "n_iter_no_change=0 must be"),
     ):
         with pytest.raises(ConfigError, match=message):
             model.fit(X, y)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Dask's cluster
+@pytest.mark.filterwarnings("ignore")  # Dask's cluster issues warnings
 def test_fit_uses_cluster_of_callers_client(tmp_path: Path) -> None:
     """Check that the client stays open and is not a part of the model."""
     pytest.importorskip("xgboost")
     X, y = load_diabetes(return_X_y=True)
     held_out = X[:50], y[:50]
     settings: dict[str, Any] = {"n_centers": 100, "epochs": 3, "solver": "block"}
-    one = KernelRegressor(device="cpu", **settings).fit(X, y, test=held_out)
-    two = KernelRegressor(device="cpu", ranks=2, run_dir=str(tmp_path / "run"), **settings)
+    single = KernelRegressor(device="cpu", **settings).fit(X, y, test=held_out)
+    ranks = KernelRegressor(device="cpu", ranks=2, run_dir=str(tmp_path / "run"), **settings)
     with local_cluster(2) as client:
-        two.fit(X, y, test=held_out, client=client)
+        ranks.fit(X, y, test=held_out, client=client)
         assert client.status == "running"
-    np.testing.assert_allclose(two.predict(X), one.predict(X), rtol=1e-3)
-    assert [figures["samples"] for figures in two.history_] == [442, 884, 1326]
-    copy = clone(pickle.loads(pickle.dumps(two)))
+    np.testing.assert_allclose(ranks.predict(X), single.predict(X), rtol=1e-3)
+    assert [figures["samples"] for figures in ranks.history_] == [442, 884, 1326]
+    copy = clone(pickle.loads(pickle.dumps(ranks)))
     assert copy.get_params()["ranks"] == 2
     assert "client" not in copy.get_params()

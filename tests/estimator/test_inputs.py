@@ -25,6 +25,7 @@ N = 500
 
 
 def data(seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
+    """Return a table with words, dates and missing values, and its targets."""
     frame = troubled(N, seed)
     return frame.drop(columns=[ID, TARGET, "nothing"]), frame[TARGET]
 
@@ -53,7 +54,7 @@ def test_model_encodes_rows_to_predict(model: sk.KernelRegressor) -> None:
     answers = model.predict(X)
     np.testing.assert_array_equal(model.predict(X[list(X)[::-1]]), answers)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), answers)
-    rounding = 6e-8 * np.abs(model.dual_coef_).sum()  # of float32, in a sum in another order
+    rounding = 6e-8 * np.abs(model.dual_coef_).sum()  # of float32 sums in a different order
     np.testing.assert_allclose(model.predict(X[:3]), answers[:3], rtol=1e-5, atol=rounding)
     assert model.predict(X[:0]).shape == (0,)
     X_new = X.copy()
@@ -118,7 +119,7 @@ def test_numeric_text_is_refused_as_ambiguous() -> None:
             sk.KernelRegressor(**FAST).fit(frame, class_ids)
     model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), class_ids)
     assert model._state.schema.columns == ("house=01", "house=1", "house=10115", "b")
-    assert model.score(X, class_ids) > 0.99  # the model knows which words there are
+    assert model.score(X, class_ids) > 0.99  # the encoder tells the words apart
     assert (
         sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), class_ids)._state.schema.encoder
         is None
@@ -139,9 +140,9 @@ def test_encoded_columns_need_string_names() -> None:
     with pytest.raises(DataError, match=r"not numbers, '0', .*'0', '1' are not; convert"):
         sk.KernelRegressor(**FAST).fit(X, y)
     model = sk.KernelRegressor(**FAST).fit(X.set_axis(X.columns.map(str), axis=1), y)
-    twice = pd.concat([X, X], axis=1).set_axis(["0", "1", "0", "1"], axis=1)
+    repeated_names = pd.concat([X, X], axis=1).set_axis(["0", "1", "0", "1"], axis=1)
     with pytest.raises(DataError, match="X has more than one column called '0', '1'; give each"):
-        model.predict(twice)
+        model.predict(repeated_names)
 
 
 def test_rows_with_other_columns_are_refused(model: sk.KernelRegressor) -> None:

@@ -25,16 +25,16 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4))
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
 LABELS = np.array(["low", "mid", "high"])[np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])]
-# With a ridge the weights are small: without, what a BLAS rounds otherwise in few rows than in many
-# shows in the fourth digit.
+# The ridge keeps the weights small. Without it, a BLAS that rounds products of few rows differently
+# from products of many rows changes the fourth digit of predictions.
 SMALL: dict[str, Any] = {
     "threads": 1, "epochs": 2,
     "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
 }  # fmt: skip
 
 
-class Reads:
-    """Blocks of X as they are asked for, and how many are worked on at a time."""
+class CountedRows:
+    """A Dask array of the rows X that counts how many of its blocks are read."""
 
     def __init__(self, chunks: Any = (70, 2)) -> None:
         self.count = 0
@@ -59,23 +59,24 @@ def classifier() -> KernelClassifier:
     return KernelClassifier(**SMALL).fit(X, LABELS)
 
 
-def assert_answers(lazy: Any, desired: np.ndarray, reads: Reads) -> None:
+def assert_lazy(lazy: Any, expected: np.ndarray, counted: CountedRows) -> None:
+    """Check that predictions are lazy, are computed block by block, and equal `expected`."""
     assert isinstance(lazy, da.Array)
-    assert reads.count == 0
-    assert (lazy.shape, lazy.dtype) == (desired.shape, desired.dtype)
+    assert counted.count == 0
+    assert (lazy.shape, lazy.dtype) == (expected.shape, expected.dtype)
     assert lazy.chunks[0] == (70, 70, 70, 70, 20)
-    assert_rounded(lazy[70:140].compute(), desired[70:140])
-    assert reads.count <= 2  # that block alone, from two of the columns each
-    assert_rounded(lazy.compute(), desired)
+    assert_nearly_equal(lazy[70:140].compute(), expected[70:140])
+    assert counted.count <= 2  # one block of rows, which has two chunks of columns
+    assert_nearly_equal(lazy.compute(), expected)
 
 
-def assert_rounded(answer: np.ndarray, desired: np.ndarray) -> None:
+def assert_nearly_equal(answer: np.ndarray, expected: np.ndarray) -> None:
     """Check that labels are equal, and values up to the rounding of float32: a product of few rows
     may sum in another order."""
-    if desired.dtype.kind == "f":
-        np.testing.assert_allclose(answer, desired, atol=1e-4)
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(answer, expected, atol=1e-4)
     else:
-        np.testing.assert_array_equal(answer, desired)
+        np.testing.assert_array_equal(answer, expected)
 
 
 def test_lazy_predictions_of_tile_sized_blocks_are_bit_identical(
@@ -96,8 +97,8 @@ def test_predictions_of_dask_arrays_are_lazy(
         regressor.predict, flat.predict,
         *(getattr(model, method) for model in (classifier, two) for method in methods),
     ):  # fmt: skip
-        reads = Reads()
-        assert_answers(answer(reads.rows), answer(X), reads)
+        counted = CountedRows()
+        assert_lazy(answer(counted.rows), answer(X), counted)
 
 
 def test_lazy_predictions_use_model_at_call() -> None:
@@ -105,7 +106,7 @@ def test_lazy_predictions_use_model_at_call() -> None:
         model = getattr(KernelRegressor(**SMALL), method)(X, Y)
         expected, lazy = model.predict(X), model.predict(da.from_array(X, chunks=(100, 4)))
         getattr(model, method)(X, -Y)
-        assert_rounded(lazy.compute(), expected)
+        assert_nearly_equal(lazy.compute(), expected)
 
 
 def test_predictions_of_lazy_images_are_lazy() -> None:
@@ -114,9 +115,9 @@ def test_predictions_of_lazy_images_are_lazy() -> None:
     model = KernelClassifier(precision="float64", **SMALL).fit(images, labels)
     lazy = model.predict_values(da.from_array(images, chunks=(50, 3, 2, 2)))
     assert lazy.chunks == ((50, 50, 20), (2,))
-    assert_rounded(lazy.compute(), model.predict_values(images))
+    assert_nearly_equal(lazy.compute(), model.predict_values(images))
     flat = model.predict(da.from_array(images.reshape(120, -1), chunks=(50, -1)))
-    assert_rounded(flat.compute(), model.predict(images))
+    assert_nearly_equal(flat.compute(), model.predict(images))
 
 
 def test_lazy_blocks_are_computed_one_at_a_time(
@@ -127,7 +128,7 @@ def test_lazy_blocks_are_computed_one_at_a_time(
     n_running, max_running = 0, 0
     values = KernelRegressor._values
 
-    def counted(self: Any, rows: Any) -> Any:
+    def count_calls(self: Any, rows: Any) -> Any:
         nonlocal n_running, max_running
         n_running += 1
         max_running = max(max_running, n_running)
@@ -135,7 +136,7 @@ def test_lazy_blocks_are_computed_one_at_a_time(
         n_running -= 1
         return result
 
-    monkeypatch.setattr(KernelRegressor, "_values", counted)
+    monkeypatch.setattr(KernelRegressor, "_values", count_calls)
     lazy = regressor.predict(da.from_array(X, chunks=(10, 4)))
     with dask.config.set(scheduler="threads", num_workers=8):
         lazy.compute()
@@ -168,13 +169,13 @@ def test_partitions_of_unknown_length_are_predicted(classifier: KernelClassifier
 
 def test_lazy_graph_holds_model_without_training_objects(regressor: KernelRegressor) -> None:
     model = copy.copy(regressor)
-    locks = [threading.Lock()]  # which no process hands to another
+    locks = [threading.Lock()]  # locks cannot be pickled
     model.callbacks, model.transforms, fitted = locks, locks, model._state
     model._fitted_ = replace(fitted, attributes={**fitted.attributes, "history_": locks})
     lazy = model.predict(da.from_array(X, chunks=(70, 4)))
-    sent = cloudpickle.dumps(lazy)
-    assert len(sent) < 2 * (regressor.centers_.nbytes + regressor.dual_coef_.nbytes + X.nbytes)
-    assert_rounded(cloudpickle.loads(sent).compute(), regressor.predict(X))
+    message = cloudpickle.dumps(lazy)
+    assert len(message) < 2 * (regressor.centers_.nbytes + regressor.dual_coef_.nbytes + X.nbytes)
+    assert_nearly_equal(cloudpickle.loads(message).compute(), regressor.predict(X))
 
 
 def test_empty_partitions_give_empty_predictions() -> None:

@@ -40,10 +40,10 @@ def test_predict_keeps_data_frame_index() -> None:
     assert model.score(FRAME, VALUES) == clone(model).fit(FRAME, VALUES).score(FRAME, VALUES)
     rows = model.predict(FRAME.iloc[5:9])
     assert list(rows.index) == ["row 5", "row 6", "row 7", "row 8"]
-    one = model.fit(FRAME, VALUES["v"]).predict(FRAME)
-    pd.testing.assert_series_equal(one, pd.Series(one.to_numpy(), INDEX, name="v"))
-    back = model.set_output(predict="default").predict(FRAME)
-    np.testing.assert_array_equal(back, one.to_numpy())
+    series = model.fit(FRAME, VALUES["v"]).predict(FRAME)
+    pd.testing.assert_series_equal(series, pd.Series(series.to_numpy(), INDEX, name="v"))
+    array = model.set_output(predict="default").predict(FRAME)
+    np.testing.assert_array_equal(array, series.to_numpy())
 
 
 def test_intervals_std_and_sets_keep_index() -> None:
@@ -58,9 +58,9 @@ def test_intervals_std_and_sets_keep_index() -> None:
     pd.testing.assert_frame_equal(framed[1], pd.DataFrame(ends.reshape(200, 4), INDEX, columns))
     framed = model.predict(FRAME, return_std=True)
     pd.testing.assert_frame_equal(framed[1], pd.DataFrame(std, INDEX, ["u", "v"]))
-    one = model.fit(FRAME, VALUES["v"]).predict(FRAME, interval=0.5, normalised=True)
-    assert list(one[1].columns) == ["lower", "upper"]
-    assert (one[1]["lower"] < one[0]).all()
+    values, ends = model.fit(FRAME, VALUES["v"]).predict(FRAME, interval=0.5, normalised=True)
+    assert list(ends.columns) == ["lower", "upper"]
+    assert (ends["lower"] < values).all()
     several = KernelClassifier(**SMALL, calibrate=True).fit(FRAME, LABELS)
     labels, sets = several.set_output(predict="pandas").predict(FRAME, interval=0.9)
     assert (list(sets.columns), list(sets.index)) == (["down", "up"], list(INDEX))
@@ -104,7 +104,7 @@ def test_labels_and_scores_keep_index() -> None:
 
 def test_dask_data_frame_keeps_index() -> None:
     table = dd.from_pandas(FRAME, npartitions=3, sort=False)
-    # In float64, where the rows of a block decide the last bits alone.
+    # In float64, the number of rows in a block changes only the last bits.
     model = KernelClassifier(precision="float64", **SMALL).fit(FRAME, LABELS)
     model.set_output(predict="pandas")
     for method in ("predict", "decision_function", "predict_values"):
@@ -114,8 +114,8 @@ def test_dask_data_frame_keeps_index() -> None:
             pd.testing.assert_series_equal if expected.ndim == 1 else pd.testing.assert_frame_equal
         )
         equal_frames(lazy.compute(), expected, check_dtype=False, check_index_type=False)
-    turned = model.predict(table[["c", "b", "a"]]).compute()
-    np.testing.assert_array_equal(turned, model.predict(FRAME))
+    reordered = model.predict(table[["c", "b", "a"]]).compute()
+    np.testing.assert_array_equal(reordered, model.predict(FRAME))
 
 
 def test_target_names_are_saved(tmp_path: Path) -> None:
@@ -150,22 +150,22 @@ def test_few_rows_use_one_thread_with_same_bits(kind: str) -> None:
     options: dict[str, Any] = {"threads": 2, "n_centers": 600, "random_state": 0, "epochs": 2}
     if kind == "classes":
         model: Any = KernelClassifier(calibrate=True, **options).fit(X, y > 0)
-        answer = "predict_proba"
+        method = "predict_proba"
     else:
         precision = "exact" if kind == "plain" else kind
         model = KernelRegressor(precision=precision, solver="block", **options).fit(X, y)
-        answer = "predict"
+        method = "predict"
     values = []
     for n_rows, n_threads in ((None, 2), (700, 2), (3, 1), (3, 1)):
         with model._model(n_rows) as kernel_model:
             assert kernel_model.backend.threads == n_threads
             values.append(kernel_model.values(X[5:8]))
     assert all(np.array_equal(F, values[0]) for F in values)
-    result = getattr(model, answer)(X[5:8])
-    np.testing.assert_allclose(result, getattr(model, answer)(X)[5:8], rtol=1e-4)
+    result = getattr(model, method)(X[5:8])
+    np.testing.assert_allclose(result, getattr(model, method)(X)[5:8], rtol=1e-4)
     size = len(pickle.dumps(clone(model).fit(X[:700], y > 0 if kind == "classes" else y)))
     copy = pickle.loads(pickle.dumps(model))
-    assert np.array_equal(getattr(copy, answer)(X[5:8]), result)
+    assert np.array_equal(getattr(copy, method)(X[5:8]), result)
     assert len(pickle.dumps(copy)) == pytest.approx(size, rel=0.1)
 
 
