@@ -55,7 +55,7 @@ _SETTING_ALIASES: Final = {
 def usage_text(error: Any, words: Sequence[str]) -> str:
     """Return the message for a usage error of click.
 
-    error : an instance of `click.UsageError`, or of the copy of click in typer
+    error : a UsageError of click, or of the copy of click in typer
     words : words of the command line
     """
     context, message = error.ctx, str(error.format_message())

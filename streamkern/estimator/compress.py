@@ -167,7 +167,7 @@ def _peak_bytes(q: int, p: int, itemsize: int) -> int:
     # `rpcholesky` ends before the equations are summed, so the larger of the two counts.
     selection = p * itemsize * (q + 4 * PIVOT_BLOCK)
     # Two float64 matrices of sums, and a product or factor of one of them, whose check for finite
-    # values takes a mask of one byte a number; and four tiles of kernel values.
+    # values takes a mask of one byte a number; and the kernel values of a tile, with copies.
     equations = (3 * 8 + 1) * q**2 + 4 * 8 * q * EVALUATED_ROWS
     return max(selection, equations)
 

@@ -247,7 +247,7 @@ def _check_text(labels: list[str], name: str) -> None:
                 f"the label of row {labels.index(label)} of {name} is empty, which means missing",
                 "fill in such labels, or leave such rows out",
             )
-        # Files hold UTF-8, which has no lone surrogates; NumPy ends text at NUL.
+        # UTF-8 has no lone surrogates, and NumPy drops NUL at the end of text.
         if "\0" in label or label != label.encode(errors="ignore").decode():
             raise DataError(
                 f"the label {label!r} of row {labels.index(label)} of {name} has a character that "
