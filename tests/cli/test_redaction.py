@@ -47,14 +47,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SCHEMES = ("s3", "https", "http", "gs", "simplecache::s3", "filecache::https", "zip::s3", "nope")
 QUERIES = ("X-Amz-Signature", "AWSAccessKeyId", "sig", "token", "password", "anything")
-# Without small letters, of which eight in a row may be a word of a message.
+# Without small letters, because eight in a row may be a word of a message.
 LETTERS = st.characters(codec="ascii", categories=("Lu", "Nd"))
 SIGNS = ("", "/", "+", "=", "!", "%", "$", "-", "~")
-ENDS = (":", "@")  # after which the rest of it may be a host, or a path
+ENDS = (":", "@")  # the rest of a secret after these may be read as a host or a path
 
 
-def secrets(signs: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """Return strategies for keys with special characters, which are like no other text."""
+def secret_texts(signs: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """Return a strategy for secrets with special characters, which occur in no other text."""
     return st.builds(
         lambda a, sign, b: f"Zq{a}{sign}{b}7Xk",
         st.text(LETTERS, min_size=3, max_size=8),
@@ -76,18 +76,19 @@ SHAPES = (
 
 
 def urls_with(signs: tuple[str, ...]) -> st.SearchStrategy[tuple[str, str]]:
-    """Return strategies for a URL and the secret in it."""
+    """Return a strategy for pairs of a URL and the secret in it."""
     return st.builds(
         lambda shape, scheme, query, secret: (
             shape.format(scheme=scheme, query=query, secret=secret, encoded=quote(secret, safe="")),
             secret,
         ),
-        st.sampled_from(SHAPES), st.sampled_from(SCHEMES), st.sampled_from(QUERIES), secrets(signs),
+        st.sampled_from(SHAPES), st.sampled_from(SCHEMES), st.sampled_from(QUERIES),
+        secret_texts(signs),
     )  # fmt: skip
 
 
 URLS = urls_with(SIGNS + ENDS)
-KNOWN = (
+KNOWN_URLS = (
     ("https://u:ZqPWPWPW@host/x?X-Amz-Signature=ZqSIGNATURE" + 40 * "x", "ZqPWPWPW"),
     ("https://u:PW@host/x?X-Amz-Signature=ZqSIGNATURE7Xk", "ZqSIGNATURE7Xk"),
     ("simplecache::s3://KEYNAME:ZqSECRET7Xk@bucket/x", "ZqSECRET7Xk"),
@@ -95,12 +96,13 @@ KNOWN = (
 )
 
 
-def leaks(text: str, secret: str) -> bool:
+def contains_part_of(text: str, secret: str) -> bool:
     """Return whether eight consecutive characters of a secret can be read."""
     return any(secret[i : i + 8] in text for i in range(max(1, len(secret) - 7)))
 
 
 def error_of(call: Any) -> str:
+    """Return the message and the `repr` of the error of a call, or "" without an error."""
     try:
         call()
     except StreamkernError as error:
@@ -108,31 +110,31 @@ def error_of(call: Any) -> str:
     return ""
 
 
-@example(KNOWN[0])
-@example(KNOWN[1])
-@example(KNOWN[2])
-@example(KNOWN[3])
+@example(KNOWN_URLS[0])
+@example(KNOWN_URLS[1])
+@example(KNOWN_URLS[2])
+@example(KNOWN_URLS[3])
 @given(URLS)
 def test_refused_setting_shows_no_secret(case: tuple[str, str]) -> None:
     """Check that secrets are removed before a text is shortened."""
     url, secret = case
     for key in ("train", "test", "cache", "dask"):
         tables = {"data": {"train": "x.zarr", key: url}}
-        assert not leaks(error_of(lambda t=tables: RunConfig.from_tables(t)), secret)
+        assert not contains_part_of(error_of(lambda t=tables: RunConfig.from_tables(t)), secret)
     tables = {"data": {"train": [url, 3]}}
-    assert not leaks(error_of(lambda: RunConfig.from_tables(tables)), secret)
+    assert not contains_part_of(error_of(lambda: RunConfig.from_tables(tables)), secret)
 
 
-@example(KNOWN[2])
-@example(KNOWN[3])
+@example(KNOWN_URLS[2])
+@example(KNOWN_URLS[3])
 @given(URLS)
 def test_refused_url_shows_no_secret(case: tuple[str, str]) -> None:
     """Check chained URLs, and URLs with one slash."""
     url, secret = case
-    assert not leaks(error_of(lambda: zarr_store(url)), secret)
+    assert not contains_part_of(error_of(lambda: zarr_store(url)), secret)
 
 
-def shown(url: str, secret: str) -> str:
+def output_of(url: str, secret: str) -> str:
     """Return the output of the commands for this URL."""
     out, err = io.StringIO(), io.StringIO()
     arguments = ["train", "--train", "nothing.zarr", "--set", f"solver.name={url}", "--debug"]
@@ -149,25 +151,25 @@ def shown(url: str, secret: str) -> str:
     return err.getvalue()
 
 
-@example(KNOWN[0])
-@example(KNOWN[1])
-@example(KNOWN[2])
-@example(KNOWN[3])
+@example(KNOWN_URLS[0])
+@example(KNOWN_URLS[1])
+@example(KNOWN_URLS[2])
+@example(KNOWN_URLS[3])
 @given(urls_with(SIGNS))
 @settings(max_examples=50)
 def test_command_output_shows_no_secret_of_its_arguments(case: tuple[str, str]) -> None:
     """Check all output about the arguments, also that of libraries and tracebacks."""
-    assert not leaks(shown(*case), case[1])
+    assert not contains_part_of(output_of(*case), case[1])
 
 
 @given(urls_with(ENDS))
 @settings(max_examples=10)
 def test_command_hides_secret_that_resembles_suffix(case: tuple[str, str]) -> None:
-    assert case[1] not in shown(*case)
+    assert case[1] not in output_of(*case)
 
 
 # What is opened, written or kept somewhere, by every command. {} : a URL. Others are real.
-DOORS = (
+COMMAND_LINES = (
     "ingest {} o.zarr", "ingest raw.npz {} o.zarr", "ingest raw.npz {}",
     "ingest X.npy o.zarr --y {}", "ingest X.npy o.zarr --y y.npy --sample-weight {}",
     "ingest raw.npz o.zarr --scratch {}",
@@ -201,14 +203,14 @@ WITH_USER = st.builds(
         "{scheme}://KEYNAME:{secret}@bucket:9000/a@b/x", "zip://a@b/c.npz::{scheme}://K:{secret}@b/x",
         "simplecache::{scheme}://K:{secret}/{secret}+{secret}@b/x",
     )),
-    st.sampled_from(SCHEMES), st.sampled_from(ENDINGS), secrets(SIGNS + ENDS),
+    st.sampled_from(SCHEMES), st.sampled_from(ENDINGS), secret_texts(SIGNS + ENDS),
 )  # fmt: skip
-SLASHED = "wJalr/Xut+nFEMI"
+SECRET_WITH_SLASH = "wJalr/Xut+nFEMI"
 
 
 @pytest.fixture(scope="module")
-def furnished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
-    """Return a folder with everything that the commands of `DOORS` need besides the URL."""
+def populated_folder(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
+    """Return a folder with everything that the commands of `COMMAND_LINES` need besides the URL."""
     path = tmp_path_factory.mktemp("doors")
     X = rng.standard_normal((60, 4)).astype(np.float32)
     np.savez(path / "raw.npz", X=X, y=np.arange(60) % 2)
@@ -225,36 +227,38 @@ def furnished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
 
 
 def test_url_arguments_cover_every_command() -> None:
-    assert {entry_point.split()[0] for entry_point in DOORS} == set(main.COMMANDS)
+    assert {line.split()[0] for line in COMMAND_LINES} == set(main.COMMANDS)
 
 
-@pytest.mark.parametrize("entry_point", DOORS)
+@pytest.mark.parametrize("command_line", COMMAND_LINES)
 def test_every_command_refuses_url_with_secret(
-    entry_point: str, furnished: Path, monkeypatch: pytest.MonkeyPatch
+    command_line: str, populated_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the URL is refused, with no request, no file, and no part of the secret."""
-    monkeypatch.chdir(furnished)
-    monkeypatch.setattr(urls, "DEADLINE_S", 0)  # of a request that there should not be
+    monkeypatch.chdir(populated_folder)
+    monkeypatch.setattr(urls, "DEADLINE_S", 0)  # an unexpected request fails at once
 
-    @example((f"simplecache::s3://AKIAFAKEFAKEKEY1:{SLASHED}@bucket/x.npz", SLASHED))
-    @example((f"s3://AKIAFAKEFAKEKEY1:{SLASHED}@bucket/x.csv", SLASHED))
-    @example((f"filecache::https://user:{SLASHED}@host:9000/a@b.csv", SLASHED))
+    @example(
+        (f"simplecache::s3://AKIAFAKEFAKEKEY1:{SECRET_WITH_SLASH}@bucket/x.npz", SECRET_WITH_SLASH)
+    )
+    @example((f"s3://AKIAFAKEFAKEKEY1:{SECRET_WITH_SLASH}@bucket/x.csv", SECRET_WITH_SLASH))
+    @example((f"filecache::https://user:{SECRET_WITH_SLASH}@host:9000/a@b.csv", SECRET_WITH_SLASH))
     @given(WITH_USER)
     @settings(max_examples=6)
-    def refused(case: tuple[str, str]) -> None:
+    def check_refusal(case: tuple[str, str]) -> None:
         url, secret = case
-        files = sorted(furnished.iterdir())
+        files = sorted(populated_folder.iterdir())
         text = io.StringIO()
         with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
-            code = main.run_command([word.replace("{}", url) for word in entry_point.split()])
-        shown = text.getvalue()
-        assert code == 2, shown
-        assert "this is a bug" not in shown
-        assert not any(piece in shown for piece in re.split(r"[/+]", secret) if len(piece) > 4)
-        assert not leaks(shown, secret)
-        assert sorted(furnished.iterdir()) == files
+            code = main.run_command([word.replace("{}", url) for word in command_line.split()])
+        output = text.getvalue()
+        assert code == 2, output
+        assert "this is a bug" not in output
+        assert not any(piece in output for piece in re.split(r"[/+]", secret) if len(piece) > 4)
+        assert not contains_part_of(output, secret)
+        assert sorted(populated_folder.iterdir()) == files
 
-    refused()
+    check_refusal()
 
 
 @given(WITH_USER)
@@ -264,10 +268,11 @@ def test_every_url_function_refuses_url_with_secret(case: tuple[str, str]) -> No
     for entry_point in (local_path, zarr_store, open_rows_of, RunDirectory):
         text = error_of(lambda entry_point=entry_point: entry_point(url))
         assert "credentials" in text
-        assert not leaks(text, secret)
+        assert not contains_part_of(text, secret)
 
 
 def open_rows_of(url: str) -> None:
+    """Open the rows of a URL, as `predict` does."""
     with contextlib.ExitStack() as files:
         FileOpener({}, files).open_once(url)
 
@@ -338,8 +343,8 @@ def test_secrets_of_environment_are_redacted(
 # --------------------------------------------------------------------------- nobody who listens
 
 
-class Gone(io.StringIO):
-    """A reader that went away."""
+class ClosedPipe(io.StringIO):
+    """A stream whose reader has closed it."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
@@ -348,16 +353,17 @@ class Gone(io.StringIO):
         raise ValueError("I/O operation on closed file")
 
 
-@pytest.mark.parametrize("stream", [Gone(), None])
+@pytest.mark.parametrize("stream", [ClosedPipe(), None])
 def test_failing_stream_accepts_every_write(stream: Any) -> None:
-    outlet = SafeStream(stream)
+    safe_stream = SafeStream(stream)
     for _ in range(3):
-        assert outlet.write("text") == 4
-        outlet.flush()
-    assert not outlet.isatty()
+        assert safe_stream.write("text") == 4
+        safe_stream.flush()
+    assert not safe_stream.isatty()
 
 
-HOW = {
+# Name -> the end of a shell command whose output is lost.
+REDIRECTIONS = {
     "disk full": "> /dev/full 2>&1",
     "closed": "<&- >&- 2>&-",
     "gone": "2>&1 | head -c 1 > /dev/null",
@@ -367,30 +373,34 @@ HOW = {
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("redirection", REDIRECTIONS.values(), ids=REDIRECTIONS)
 def test_closed_reader_does_not_change_outcome_of_run(
-    store: Path, tmp_path: Path, how: str
+    store: Path, tmp_path: Path, redirection: str
 ) -> None:
     arguments = [sys.executable, "-m", "streamkern", "train", "--train", str(store), "--test"]
     arguments += [str(store), "--run-dir", str(tmp_path / "run"), "--epochs", "2", "--set"]
     arguments += ["model.n_centers=40", "--set", "run.checkpoint_every=1", "--json"]
-    script = f"set -o pipefail; {' '.join(arguments)} {how}"
+    script = f"set -o pipefail; {' '.join(arguments)} {redirection}"
     process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (DONE, "")
     with RunDirectory(tmp_path / "run", writable=False) as run:
         saved = run.load_latest()
     assert saved is not None
     assert saved.meta["position"]["done"]
-    # And one that fails says so by its exit code, here as everywhere.
-    script = f"set -o pipefail; {' '.join(arguments[:3])} info {tmp_path / 'nothing'} {how}"
+    # A command that fails has its usual exit code.
+    script = f"set -o pipefail; {' '.join(arguments[:3])} info {tmp_path / 'nothing'} {redirection}"
     process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert process.returncode == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
-@pytest.mark.parametrize(("how", "code"), [("> /dev/full", 3), (">&-", DONE), ("| :", DONE)])
-def test_query_command_fails_if_its_output_is_lost(store: Path, how: str, code: int) -> None:
-    script = f"set -o pipefail; {sys.executable} -m streamkern info {store} --json {how}"
+@pytest.mark.parametrize(
+    ("redirection", "code"), [("> /dev/full", 3), (">&-", DONE), ("| :", DONE)]
+)
+def test_query_command_fails_if_its_output_is_lost(
+    store: Path, redirection: str, code: int
+) -> None:
+    script = f"set -o pipefail; {sys.executable} -m streamkern info {store} --json {redirection}"
     process = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert process.returncode == code
     assert ("No space left" in process.stderr) == (code == 3)
@@ -425,13 +435,15 @@ def test_finished_command_exits_with_its_code() -> None:
         "threading.Thread(target=lambda: (time.sleep(0.3), print('ended'))).start()\n"
         "{}"
     )
-    ends = "sys.exit(main())", "main(); main.__globals__['_codes'].clear()"
-    accepted, refused = (
+    # The second script ends without the protection of `main`.
+    endings = "sys.exit(main())", "main(); main.__globals__['_codes'].clear()"
+    protected, unprotected = (
         subprocess.run(
-            [sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", code.format(ending)], capture_output=True, text=True, check=False
         )
-        for end in ends
+        for ending in endings
     )
-    assert accepted.returncode == DONE
-    assert accepted.stdout.split()[-3:] == refused.stdout.split()[-3:] == ["ended", "seen", "to"]
-    assert refused.returncode == -signal.SIGABRT  # as it would be
+    assert protected.returncode == DONE
+    for process in (protected, unprotected):
+        assert process.stdout.split()[-3:] == ["ended", "seen", "to"]
+    assert unprotected.returncode == -signal.SIGABRT

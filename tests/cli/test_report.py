@@ -44,7 +44,8 @@ X = rng.normal(size=(600, 4)).astype(np.float32)
 Y = np.where(X[:, 0] + X[:, 1] ** 2 > 0.5, "<i>yes</i>", "no & never")
 
 
-def words(folder: Path, run_dir: object, *more: str) -> list[str]:
+def train_arguments(folder: Path, run_dir: object, *more: str) -> list[str]:
+    """Return the arguments of a training in `run_dir`, with more settings."""
     settings = [w for s in (*SETTINGS, *more) for w in ("--set", s)]
     return ["--train", f"{folder}/train.zarr", "--test", f"{folder}/test.zarr", "--run-dir",
             f"{run_dir}", "--epochs", "20", *settings]  # fmt: skip
@@ -60,8 +61,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metric = ("model.metric='learn-diagonal'", "model.kernel='auto'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "MIN_LOG_INTERVAL_S", 0.0)  # these runs take no second
-        assert main.run_command(["train", *words(folder, folder / "one", *often)]) == DONE
-        assert main.run_command(["train", *words(folder, folder / "two", *often, *metric)]) == DONE
+        assert main.run_command(["train", *train_arguments(folder, folder / "one", *often)]) == DONE
+        assert (
+            main.run_command(["train", *train_arguments(folder, folder / "two", *often, *metric)])
+            == DONE
+        )
     return folder
 
 
@@ -82,7 +86,7 @@ def page_of_both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def page_of(text: str) -> Any:
+def parse_page(text: str) -> Any:
     """Return the tree of a page. Raises ParseError if the HTML or an SVG is not valid."""
     assert text.startswith(REPORT_MARK)
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
@@ -90,7 +94,7 @@ def page_of(text: str) -> Any:
     return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(text)
 
 
-def rows_of(page: Any, title: str) -> dict[str, list[str]]:
+def table_rows(page: Any, title: str) -> dict[str, list[str]]:
     """Return the rows of the first table in a section, by their first cells."""
     for section in page.iter("section"):
         if "".join(section.find("h2").itertext()) == title:
@@ -108,40 +112,40 @@ def test_report_shows_facts_of_runs(run: Run, folder: Path, tmp_path: Path) -> N
         DONE, "", f"streamkern: wrote {out}\n",
     )  # fmt: skip
     assert tree(folder) == files
-    page = page_of(out.read_text())
+    page = parse_page(out.read_text())
     code, text, _ = run("info", folder / "one", "--json")
     info = json.loads(text)
     assert code == DONE
     full = "".join(page.itertext())
     assert f"{info['metrics']['test_accuracy']:.4g}" in full
-    planned = json.loads(run("plan", *words(folder, folder / "new", "solver.name='block'"),
-        "--json")[1])  # fmt: skip
-    measured = rows_of(page, "Planned and measured")
+    arguments = train_arguments(folder, folder / "new", "solver.name='block'")
+    planned = json.loads(run("plan", *arguments, "--json")[1])
+    measured = table_rows(page, "Planned and measured")
     assert measured["samples"][:2] == ["10,000", f"{info['samples']:,}"]
     assert measured["steps"][:2] == [f"{planned['batches']:,}", f"{info['step']:,}"]
     assert measured["rows in a batch"][:2] == ["50", "50"]
     mib = planned["memory"]["peak_bytes"] / 2**20
     assert measured["peak memory"][0] == f"{mib:.3g} MiB"
-    assert rows_of(page, "Data")["fingerprint"][0] == info["data"]["fingerprint"][:16]
-    assert rows_of(page, "Machine and versions")["streamkern"][0] == streamkern.__version__
+    assert table_rows(page, "Data")["fingerprint"][0] == info["data"]["fingerprint"][:16]
+    assert table_rows(page, "Machine and versions")["streamkern"][0] == streamkern.__version__
 
 
 @pytest.mark.slow
 def test_report_lists_only_differing_settings(
     run: Run, folder: Path, page_of_both: Path, tmp_path: Path
 ) -> None:
-    differing = rows_of(page_of(page_of_both.read_text()), "Settings that differ")
+    differing = table_rows(parse_page(page_of_both.read_text()), "Settings that differ")
     assert differing["model.metric"] == ["auto", "learn-diagonal"]
     assert "model.n_centers" not in differing
     out = Path(shutil.copy(page_of_both, tmp_path))
     assert run("report", folder / "two", "--out", out)[0] == DONE  # in the place of the other
-    differing = rows_of(page_of(out.read_text()), "Settings that differ")
+    differing = table_rows(parse_page(out.read_text()), "Settings that differ")
     assert differing["model.n_centers"] == ["auto", "60"]
     assert "model.centers" not in differing
 
 
 def test_report_curves_equal_log(folder: Path, page_of_one: str) -> None:
-    page = page_of(page_of_one)
+    page = parse_page(page_of_one)
     lines = (folder / "one" / "log.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     evaluated = [r for r in records if r["event"] == "evaluation"]
@@ -155,7 +159,7 @@ def test_report_curves_equal_log(folder: Path, page_of_one: str) -> None:
 
 
 def test_report_is_self_contained(page_of_one: str) -> None:
-    page = page_of(page_of_one)
+    page = parse_page(page_of_one)
     assert [e.tag for e in page.iter("script")] == []
     links = {v for e in page.iter() for k, v in e.items() if k in ("href", "src", "action")}
     assert {link for link in links if not link.startswith("#")} == {"data:,"}
@@ -177,7 +181,7 @@ def test_report_escapes_foreign_names(run: Run, tmp_path: Path) -> None:
     code, _, message = run("train", "--train", tmp_path / "t.zarr", "--run-dir", path, *settings)
     assert code == DONE, message
     assert run("report", path, "--out", tmp_path / "page.html")[0] == DONE
-    page = page_of((tmp_path / "page.html").read_text())
+    page = parse_page((tmp_path / "page.html").read_text())
     full = "".join(page.itertext())
     assert page.find("body/h1").text == path.name
     assert all(name in full for name in (*COLUMNS, *set(Y)))
@@ -197,7 +201,7 @@ def test_report_names_damage_and_shows_remaining_sections(
     flip_bit(target, f"checkpoints/{newest}")
     flip_bit(target, "run.json", 40)
     assert run("report", target, "--out", tmp_path / "page.html")[0] == DONE
-    full = "".join(page_of((tmp_path / "page.html").read_text()).itertext())
+    full = "".join(parse_page((tmp_path / "page.html").read_text()).itertext())
     for message in (
         "1 damaged line(s) of the run log",
         f"{newest} is damaged",
@@ -213,7 +217,7 @@ def test_report_shows_running_run_and_saved_model(run: Run, folder: Path, tmp_pa
     streamkern.KernelClassifier(kernel="laplace", bandwidth=2.0).fit(X, Y).save(tmp_path / "saved")
     with RunDirectory(path):
         assert run("report", path, tmp_path / "saved", "--out", tmp_path / "p.html")[0] == DONE
-    full = "".join(page_of((tmp_path / "p.html").read_text()).itertext())
+    full = "".join(parse_page((tmp_path / "p.html").read_text()).itertext())
     assert "run is being written by process" in full
     assert "1 damaged" not in full
 
@@ -223,7 +227,7 @@ def test_report_distinguishes_runs_with_equal_names(run: Run, folder: Path, tmp_
         shutil.copytree(folder / "one", tmp_path / parent / "run")
     places = (tmp_path / "a" / "run", tmp_path / "b" / "run")
     assert run("report", *places, places[0], "--out", tmp_path / "p.html")[0] == DONE
-    page = page_of((tmp_path / "p.html").read_text())
+    page = parse_page((tmp_path / "p.html").read_text())
     assert "".join(page.find("body/h1").itertext()) == "2 runs"
     names = ["".join(cell.itertext()) for cell in next(page.iter("tbody")).iter("th")]
     assert names == ["a/run", "b/run"]
@@ -252,7 +256,7 @@ def test_report_on_s3_run_hides_secrets(
     run: Run, folder: Path, s3: S3Server, bucket: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    options = s3.words(monkeypatch)
+    options = s3.train_arguments(monkeypatch)
     objects = open_objects(f"s3://{bucket}/runs/one", storage_options=s3.options())
     for key, data in tree(folder / "one").items():
         objects.put(key, data)
@@ -264,7 +268,10 @@ def test_report_on_s3_run_hides_secrets(
     assert (code, "holds credentials" in err, SECRET in err) == (USAGE, True, False)
     for text in (path.read_text() for path in tmp_path.glob("*.html")):
         assert SECRET not in text
-        assert rows_of(page_of(text), "Planned and measured")["samples"] == ["10,000", "10,000"]
+        assert table_rows(parse_page(text), "Planned and measured")["samples"] == [
+            "10,000",
+            "10,000",
+        ]
     code, out, _ = run("runs", f"s3://{bucket}/runs", *options)
     assert code == DONE
     assert re.search(r"^one +finished +block +60 +10000 ", out, re.MULTILINE)
@@ -278,7 +285,7 @@ def test_report_hides_secrets_of_environment(
     monkeypatch.setenv("SOME_SECRET", path.name)
     assert run("report", path, "--out", tmp_path / "p.html")[0] == DONE
     text = (tmp_path / "p.html").read_text()
-    page_of(text)
+    parse_page(text)
     assert "ZqSECRET7Xk" not in text
 
 
@@ -336,7 +343,7 @@ def test_calibration_and_time_line_labels_are_legible(
     """Check that at both widths labels are at least as large as those of the other charts."""
     out, path = tmp_path / "page.html", tmp_path / "calibrated"
     more = ("run.calibrate=true", "run.evaluate_every=50", "solver.name=block")
-    training = ["train", *words(folder, path, *more)]
+    training = ["train", *train_arguments(folder, path, *more)]
     with pytest.MonkeyPatch.context() as patch:  # a stop, so that there is a pause
         patch.setattr(
             "streamkern.cli.runs.show_evaluation", lambda _: signal.raise_signal(signal.SIGTERM)
@@ -351,7 +358,7 @@ def test_calibration_and_time_line_labels_are_legible(
             (text) => text.getBoundingClientRect().height)]"""
     (_, narrow), (scrolls, wide) = ask_pages(tmp_path, [(out, 400), (out, 1280)], script)
     assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
-    assert len(rows_of(page_of(out.read_text()), "Predictions on held-out rows")) == 2
+    assert len(table_rows(parse_page(out.read_text()), "Predictions on held-out rows")) == 2
     assert not any(scrolls)
     assert len(narrow) == len(wide) == 1
     assert min(*narrow, *wide) > 10
@@ -389,28 +396,28 @@ def test_report_shows_held_out_predictions(
     run: Run, folder: Path, page_of_one: str, tmp_path: Path
 ) -> None:
     """Check that the section exists if the test data does, and is left out otherwise."""
-    out, page = tmp_path / "page.html", page_of(page_of_one)
-    lines = rows_of(page, "Predictions on held-out rows")
+    out, page = tmp_path / "page.html", parse_page(page_of_one)
+    lines = table_rows(page, "Predictions on held-out rows")
     counts = np.array([[int(cell) for cell in cells] for cells in lines.values()])
     accuracy = json.loads(run("info", folder / "one", "--json")[1])["metrics"]["test_accuracy"]
     assert counts.sum() == len(X) - 500
     assert counts.trace() / counts.sum() == pytest.approx(accuracy)
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
         ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, 0] + 1)
-    assert main.run_command(["train", *words(tmp_path, tmp_path / "values")]) == DONE
+    assert main.run_command(["train", *train_arguments(tmp_path, tmp_path / "values")]) == DONE
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
-    page = page_of(out.read_text())
+    page = parse_page(out.read_text())
     for title in ("Predicted against true", "Residuals"):
         (drawing,) = (s for s in page.iter() if s.get("aria-label") == title)
         assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == 60
     shutil.rmtree(tmp_path / "test.zarr")
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
-    assert section_text(page_of(out.read_text()), "Predictions on held-out rows") == ""
+    assert section_text(parse_page(out.read_text()), "Predictions on held-out rows") == ""
 
 
 def test_report_draws_calibration_curve(run: Run, folder: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "page.html", tmp_path / "calibrated"
-    assert main.run_command(["train", *words(folder, path, "run.calibrate=true")]) == DONE
+    assert main.run_command(["train", *train_arguments(folder, path, "run.calibrate=true")]) == DONE
     held_out = _held_out_predictions(read_facts(path), str(path), {})
     assert held_out is not None
     assert held_out.reliability is not None
@@ -420,7 +427,7 @@ def test_report_draws_calibration_curve(run: Run, folder: Path, tmp_path: Path) 
     shares, means = calibration_curve(is_right, p.max(axis=1), n_bins=15)
     np.testing.assert_allclose(held_out.reliability, np.stack([means, shares], axis=1), atol=1e-6)
     assert run("report", path, "--out", out)[0] == DONE
-    page = page_of(out.read_text())
+    page = parse_page(out.read_text())
     (drawing,) = (s for s in page.iter() if s.get("aria-label", "").startswith("Reliability"))
     assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == len(means)
 
@@ -429,9 +436,9 @@ def test_report_names_the_drawn_output(run: Run, tmp_path: Path) -> None:
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
         ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, :2])
     location, out = tmp_path / "two", tmp_path / "page.html"
-    assert main.run_command(["train", *words(tmp_path, location)]) == DONE
+    assert main.run_command(["train", *train_arguments(tmp_path, location)]) == DONE
     assert run("report", location, "--out", out)[0] == DONE
-    text = section_text(page_of(out.read_text()), "Predictions on held-out rows")
+    text = section_text(parse_page(out.read_text()), "Predictions on held-out rows")
     assert "The charts show the first of 2 outputs." in text
 
 
@@ -446,21 +453,23 @@ def test_report_reads_held_out_rows_like_the_run(
         for array, data in {"feat": X[rows], "t": t, "X": -X[rows], "y": t + 1000}.items():
             group.create_array(array, data=data)
     settings = ("data.x=feat", "data.y=t")
-    assert main.run_command(["train", *words(tmp_path, tmp_path / "run", *settings)]) == DONE
+    assert (
+        main.run_command(["train", *train_arguments(tmp_path, tmp_path / "run", *settings)]) == DONE
+    )
     held_out = _held_out_predictions(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
     assert held_out is not None
     true, predicted = held_out.pairs.T
     np.testing.assert_allclose(np.sort(true), np.sort(X[200:260, 0]))
     assert np.corrcoef(true, predicted)[0, 1] > 0.9
 
-    def full(*_args: Any, device: str, **_options: Any) -> Any:
+    def raise_memory_error(*_args: Any, device: str, **_options: Any) -> Any:
         assert device == "cpu"
         raise MemoryError
 
-    monkeypatch.setattr("streamkern.cli.model.load_model", full)
+    monkeypatch.setattr("streamkern.cli.model.load_model", raise_memory_error)
     out = tmp_path / "page.html"
     assert run("report", tmp_path / "run", "--out", out)[0] == DONE
-    assert section_text(page_of(out.read_text()), "Predictions on held-out rows") == ""
+    assert section_text(parse_page(out.read_text()), "Predictions on held-out rows") == ""
 
 
 def test_resolved_auto_value_is_not_a_differing_setting(run: Run, tmp_path: Path) -> None:
@@ -468,7 +477,7 @@ def test_resolved_auto_value_is_not_a_differing_setting(run: Run, tmp_path: Path
     streamkern.KernelRegressor(run_dir=tmp_path / "run", threads=1, n_centers=20).fit(X, X[:, 0])
     out = tmp_path / "page.html"
     assert run("report", tmp_path / "run", "--out", out)[0] == DONE
-    page = page_of(out.read_text())
-    assert list(rows_of(page, "Settings that differ")) == ["model.n_centers"]
-    planned = [cells[0] for cells in rows_of(page, "Planned and measured").values()]
+    page = parse_page(out.read_text())
+    assert list(table_rows(page, "Settings that differ")) == ["model.n_centers"]
+    planned = [cells[0] for cells in table_rows(page, "Planned and measured").values()]
     assert NO_VALUE not in planned

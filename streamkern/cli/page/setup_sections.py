@@ -147,7 +147,8 @@ def _metric_charts(run: RunFacts, k: int) -> list[Html]:
     if not metric:
         return []
     bars = [(str(name), float(share)) for name, share in metric["importances"][:_MAX_BARS]]
-    count_text = "" if len(bars) == metric["features"] else f", the first of {metric['features']:,}"
+    n_features = metric["features"]
+    count_text = "" if len(bars) == n_features else f", the largest of {n_features:,}"
     charts = [
         bar_chart("Share of the metric", bars, k, share=True, note=f"of its gradients{count_text}")
     ]
@@ -179,7 +180,7 @@ def _setup_numbers(run: RunFacts) -> Html:
         return NO_HTML
     rows = [[tag("code", name), setting_text(value)] for name, value in numbers.items()]
     log = [[time_tag(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
-    lines = html_table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NO_HTML
+    lines = html_table(["time, UTC", "event", "details"], log, left=(1, 2)) if log else NO_HTML
     return tag("details", tag("summary", "Numbers of the setup"), html_table(["", ""], rows), lines)
 
 
@@ -273,23 +274,22 @@ def _run_timeline(run: RunFacts, k: int) -> Html:
     processes = run.history.processes
     if not processes:
         return NO_HTML
+    pairs = zip([None, *processes], processes, strict=False)  # each with the one before it
     spans = [
-        _process_span(run, k, previous, process)
-        for k, (previous, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
+        _process_span(run, number, previous, process)
+        for number, (previous, process) in enumerate(pairs, 1)
     ]
     rows = [
         [time_tag(event.time), elapsed_text(run, event.time), count_cell(event.samples),
          tag("span", event.text, class_="bad" if event.bad else None)]
         for event in run.history.events if not event.text.startswith("evaluated")
     ]  # fmt: skip
-    events = (
-        html_table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NO_HTML
-    )
-    times = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+    head = ["time, UTC", "after", "samples", "event"]
+    events = html_table(head, rows, left=(3,)) if rows else NO_HTML
+    count_text = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+    time_text = duration_cell(working_s(run)) or "no time"
     step_text = ", ".join(f"{step:,}" for step in run.steps) or "none"
-    summary = (
-        f"{times}, {duration_cell(working_s(run)) or 'no time'}; checkpoints kept: step {step_text}"
-    )
+    summary = f"{count_text}, {time_text}; checkpoints kept: step {step_text}"
     title = tag("h3", run_label(run, k), tag("small", summary))
     line = tag("div", time_line(f"{run.name} in time", spans, k), class_="wide time")
     return joined_html([title, line, events])
@@ -304,15 +304,15 @@ def _process_span(
     previous : the previous process of the run, None for the first
     """
     start_time, end_time = process.records[0]["time"], process.records[-1]["time"]
-    marks: list[tuple[float, str, bool]] = []
+    marks: list[tuple[float, str, bool]] = []  # as in `Span`
     for event in run.history.events:
         since_start_s = seconds_between(start_time, event.time)
         is_within = start_time <= event.time <= end_time
         if is_within and (event.bad or event.text.startswith("evaluated")):
             marks.append((since_start_s, f"{event.samples:,} samples: {event.text}", event.bad))
-    pause = "" if previous is None else duration(
-        max(seconds_between(previous.records[-1]["time"], start_time), 0.0)
-    )  # fmt: skip
+    pause = ""
+    if previous is not None:  # clocks of two machines may differ, so the time may be negative
+        pause = duration(max(seconds_between(previous.records[-1]["time"], start_time), 0.0))
     text = f"process {number}, from {clock_text(start_time)} for {duration(process.seconds)}"
     return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
