@@ -623,11 +623,11 @@ def test_chunk_lost_during_run_can_be_restored(
     tested = ("--test", stores / "test.zarr")
     chunk_bytes = (store / "X/c/2/0").read_bytes()
 
-    def lose(record: dict[str, Any]) -> None:
+    def damage_chunk(record: dict[str, Any]) -> None:
         if record["step"] == 10:
             damage(store, "X/c/2/0")
 
-    monkeypatch.setattr("streamkern.cli.runs.show_evaluation", lose)
+    monkeypatch.setattr("streamkern.cli.runs.show_evaluation", damage_chunk)
     location = ("--run-dir", tmp_path / "run")
     message = error_line(run("train", "--train", store, *tested, *location, *arguments), FAILED)
     assert "X/c/2/0" in message
@@ -644,34 +644,38 @@ def test_chunk_lost_during_run_can_be_restored(
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_internal_error_is_printed_in_one_line(run: Run, stores: Path, monkeypatch: Any) -> None:
-    def broken(*args: object, **more: object) -> None:
-        raise ZeroDivisionError("division by zero")
+def plan_that_raises(error: BaseException, run: Run, stores: Path, *options: str) -> Any:
+    """Return the answer of `plan` if an error occurs in it."""
 
-    monkeypatch.setattr("streamkern.cli.runs.open_run", broken)
-    arguments = ("plan", "--train", stores / "train.zarr")
-    message = error_line(run(*arguments), FAILED)
+    def raise_error(*args: object, **more: object) -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamkern.cli.runs.open_run", raise_error)
+        return run("plan", "--train", stores / "train.zarr", *options)
+
+
+def test_internal_error_is_printed_in_one_line(run: Run, stores: Path) -> None:
+    error = ZeroDivisionError("division by zero")
+    message = error_line(plan_that_raises(error, run, stores), FAILED)
     assert message == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
-    code, _, err = run(*arguments, "--debug")
+    code, _, err = plan_that_raises(error, run, stores, "--debug")
     assert code == FAILED
     assert "Traceback" in err
 
-    def interrupted(*args: object, **more: object) -> None:
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr("streamkern.cli.runs.open_run", interrupted)
-    assert error_line(run(*arguments), 130) == "interrupted"
-
-    def offline(*args: object, **more: object) -> None:
-        error = OSError("s3://me:secret@host/x?sig=1 did not answer")
-        error.add_note("unit 3")
-        raise error
-
-    monkeypatch.setattr("streamkern.cli.runs.open_run", offline)
-    assert error_line(run(*arguments), FAILED) == "s3://host/x did not answer; unit 3"
+def test_interrupt_is_printed_in_one_line(run: Run, stores: Path) -> None:
+    assert error_line(plan_that_raises(KeyboardInterrupt(), run, stores), 130) == "interrupted"
 
 
-# --------------------------------------------------------------------------- data, near and remote
+def test_storage_error_is_printed_in_one_line_without_secrets(run: Run, stores: Path) -> None:
+    error = OSError("s3://me:secret@host/x?sig=1 did not answer")
+    error.add_note("unit 3")
+    message = error_line(plan_that_raises(error, run, stores), FAILED)
+    assert message == "s3://host/x did not answer; unit 3"
+
+
+# --------------------------------------------------------------------------- local and remote data
 
 
 def test_augment_command_equals_library_function(run: Run, stores: Path, tmp_path: Path) -> None:
