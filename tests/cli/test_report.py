@@ -256,7 +256,7 @@ def test_report_on_s3_run_hides_secrets(
     run: Run, folder: Path, s3: S3Server, bucket: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    options = s3.train_arguments(monkeypatch)
+    options = s3.words(monkeypatch)
     objects = open_objects(f"s3://{bucket}/runs/one", storage_options=s3.options())
     for key, data in tree(folder / "one").items():
         objects.put(key, data)
