@@ -29,12 +29,13 @@ from streamkern.filesystem.abandoned import FIT_PREFIX, create_locked_folder, re
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, as_list
+from streamkern.ingest.convert_data import ConvertedData, convert_data
+from streamkern.ingest.convert_input import are_paths, convert_input
 from streamkern.ingest.frames import are_names, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import hub_names, is_hub_dataset
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
 from streamkern.ingest.path_patterns import expand_paths
-from streamkern.ingest.received import Received, are_paths, convert_received, received_data
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
@@ -90,7 +91,7 @@ def _option_hint(message: str) -> str:
 
 def given_data(
     X: Any, y: Any = None, sample_weight: Any = None, like: Schema | None = None
-) -> Received:
+) -> ConvertedData:
     """Return rows, targets and weights of data in any form.
 
     X, y, sample_weight : as for `fit`; y and sample_weight may name columns or arrays of X
@@ -99,7 +100,7 @@ def given_data(
 
     Returns
     -------
-    data : as from `received_data`; for a store whose arrays are named, its source as X
+    data : as from `convert_data`; for a store whose arrays are named, its source as X
 
     Raises
     ------
@@ -113,9 +114,9 @@ def given_data(
         arrays = DEFAULT_ARRAYS if like is None else like.named_arrays
         if like is not None and is_hub_dataset(X):
             X, y, sample_weight = _hub_data(X, y, sample_weight, like)
-        data = received_data(X, y, sample_weight, arrays)
+        data = convert_data(X, y, sample_weight, arrays)
         if like is not None and data.y is None and (names := _targets_in(data.X, like)):
-            data = received_data(data.X, names, data.sample_weight, arrays)
+            data = convert_data(data.X, names, data.sample_weight, arrays)
         if like is None or data.sample_weight is not None:
             return data
         return data._replace(sample_weight=_weights_in(data.X, like))
@@ -125,17 +126,19 @@ def given_data(
     if group is not None:
         if like is not None:
             request = ReadRequest(None, y, sample_weight)
-            request = like.named_arrays.filled(request, partial(has_array, group))
+            request = like.named_arrays.apply_to(request, partial(has_array, group))
             x, y, sample_weight = request.x, request.y, request.w
         weight_column = sample_weight
         arrays_in_memory = arrays_with_text(group, x or "X", "y" if y is None else y, weight_column)
         if arrays_in_memory is not None:
             names = None if y is None else (y,)
-            data = received_data(*arrays_in_memory)
-            return data._replace(names=names, of_columns=y is not None, weight_column=weight_column)
+            data = convert_data(*arrays_in_memory)
+            return data._replace(
+                names=names, targets_are_columns=y is not None, weight_column=weight_column
+            )
     if x is None and y is None and sample_weight is None:
-        return Received(X, None, None)
-    return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
+        return ConvertedData(X, None, None)
+    return ConvertedData(_store_by_names(X, y, sample_weight, x or "X"), None, None)
 
 
 def _hub_data(X: Any, y: Any, sample_weight: Any, like: Schema) -> tuple[Any, Any, Any]:
@@ -176,7 +179,7 @@ def _weights_in(X: Any, like: Schema) -> Any:
     name = like.weight_column
     if name is None or name in (like.given_columns or ()) or not (is_frame(X) or is_dask_table(X)):
         return None
-    return convert_received(X[name], "sample_weight") if name in X.columns else None
+    return convert_input(X[name], "sample_weight") if name in X.columns else None
 
 
 def _has_targets(X: Any) -> bool:
@@ -199,7 +202,9 @@ def rows_without_targets(X: Any, schema: Schema) -> BaseSource:
     """Return a source of the rows of a store, or of other streamed data, without targets."""
     group = _foreign_group(X)
     if group is not None:
-        request = schema.named_arrays.filled(ReadRequest(targets=False), partial(has_array, group))
+        request = schema.named_arrays.apply_to(
+            ReadRequest(targets=False), partial(has_array, group)
+        )
         if request.x is not None:
             return ZarrSource(X, x=request.x, y=None)
     return open_stream(X, targets=False)

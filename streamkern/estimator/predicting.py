@@ -21,9 +21,9 @@ from streamkern.estimator.fitted import FittedAttribute, Schema
 from streamkern.estimator.lazy import framed_predictions, is_lazy, lazy_predictions
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.opened_model import OpeningModel
+from streamkern.ingest.convert_input import convert_input
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.numeric import frame_numbers
-from streamkern.ingest.received import convert_received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.prediction_table import QUANTILE_TOLERANCE, OutputFormat
@@ -148,7 +148,7 @@ class Predicting(OpeningModel):
 
         method : name of the method that computes the predictions from f(X), such as "_labels"
         """
-        X = convert_received(X, "X")
+        X = convert_input(X, "X")
         if not is_lazy(X):
             return self._in_container(getattr(self, method)(self._values(X)), X, method)
         X = self._without_targets(X, self._state.schema)
@@ -285,8 +285,8 @@ class Predicting(OpeningModel):
 
     @staticmethod
     def _not_lazy(X: Any, request: str) -> Any:
-        """Return X, see `convert_received`; ConfigError if it is lazy. request : for messages"""
-        X = convert_received(X, "X")
+        """Return X, see `convert_input`; ConfigError if it is lazy. request : for messages"""
+        X = convert_input(X, "X")
         if is_lazy(X):
             raise ConfigError(
                 f"{request} is not available for Dask arrays, whose predictions are lazy",
@@ -305,7 +305,7 @@ class Predicting(OpeningModel):
 
         stack : closes the files that this method opens
         """
-        X, schema = convert_received(X, "X"), self._state.schema
+        X, schema = convert_input(X, "X"), self._state.schema
         if is_files(X):
             return stack.enter_context(rows_of_files(X, schema, targets=False))
         if inputs.is_stream(X):

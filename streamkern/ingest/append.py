@@ -28,13 +28,13 @@ from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.columns import recorded_form
-from streamkern.ingest.first_pass import Spooled, spool_rows
+from streamkern.ingest.convert_data import convert_for_store
+from streamkern.ingest.first_pass import SpooledRows, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import is_path, kind_by_ending
 from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
-from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
@@ -107,10 +107,10 @@ def append(
     memory = parse_bytes(memory, "memory")
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     path = _checked_store_path(store)
-    form = form.checked()._replace(recorded=recorded_form(open_store(path).spec) or {})
+    form = form.normalise()._replace(earlier_record=recorded_form(open_store(path).spec) or {})
     inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
-    inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
+    inputs, x, y, sample_weight, form = convert_for_store(inputs, x, y, sample_weight, form)
     folder = scratch_folder(path, ending=".append")
     with warned_once(), ExitStack() as files, Scratch(folder) as spill:
         spill.claim()
@@ -152,7 +152,7 @@ def append(
 
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     """Raise DataError for svmlight files if the store lacks their first feature number."""
-    is_recorded = (form.recorded or {}).get("format") == "svmlight"
+    is_recorded = (form.earlier_record or {}).get("format") == "svmlight"
     if is_recorded or not is_path(next(iter(input_paths(inputs)), None)):
         return
     if form.format == "svmlight" or "svmlight" in map(kind_by_ending, input_paths(inputs)):
@@ -239,13 +239,13 @@ def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
 
 
 def _write(
-    rows: Spooled, path: os.PathLike[str], reader: Reader, key: str, memory: int,
+    rows: SpooledRows, path: os.PathLike[str], reader: Reader, key: str, memory: int,
     progress: Progress | None,
 ) -> None:  # fmt: skip
     """Write the spooled rows to the store as new chunks, and publish them."""
     spool, values = rows.spool, rows.values
     appender = StoreAppender(
-        path, spool.n_rows, rows.files.counts if reader.files else (), key, rows.files.dropped
+        path, spool.n_rows, rows.files.row_counts if reader.files else (), key, rows.files.n_dropped
     )
     spec = appender.spec
     ranks = None

@@ -22,14 +22,14 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import MISSING_CHUNK_TEXT
-from streamkern.ingest.columns import ReadRequest, split_columns
+from streamkern.ingest.columns import ReadRequest, assign_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.convert_input import convert_input, convert_targets
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
 from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
 from streamkern.ingest.numeric import frame_numbers, is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.reader import Reader, rows_with_targets
-from streamkern.ingest.received import convert_received, received_targets
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
@@ -216,7 +216,9 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
                 f"{name} is a Dask array with an unknown number of rows",
                 f"call {name}.compute_chunk_sizes()",
             )
-    arrays = [_decoded(a, names[i], keep_missing=request.keeps(i)) for i, a in enumerate(inputs)]
+    arrays = [
+        _decoded(a, names[i], keep_missing=request.keeps_missing(i)) for i, a in enumerate(inputs)
+    ]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
@@ -240,11 +242,11 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
     if request.y is None or isinstance(request.y, str | int | list | tuple):
-        split = split_columns([str(name) for name in table.columns], request, "X")
-        columns = [list(split.targets), *([list(split.weights)] if split.weights else [])]
+        roles = assign_columns([str(name) for name in table.columns], request, "X")
+        columns = [list(roles.targets), *([list(roles.weights)] if roles.weights else [])]
         y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
         request = request._replace(y=y, w=w[0] if w else None)
-        table = table[list(split.features)]
+        table = table[list(roles.features)]
     names = names_of_columns(table)
     reader = open_memory(with_lengths(table, "X"), request)
     reader.columns = names
@@ -306,7 +308,7 @@ class BlockReader(Reader):
             if len(X):
                 first_blocks.append((X, y, *w))
                 block = RawBlock(X, y, "the iterator", 0)
-                if not request.drop_missing or len(rows_with_targets(block, request.marks).X):
+                if not request.drop_missing or len(rows_with_targets(block, request.markers).X):
                     break
         return first_blocks
 
@@ -339,8 +341,8 @@ class BlockReader(Reader):
 def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
     """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
     if role:
-        return np.asarray(received_targets(values, ("", "y", "sample_weight")[role]))
-    X = convert_received(values, "X")
+        return np.asarray(convert_targets(values, ("", "y", "sample_weight")[role]))
+    X = convert_input(values, "X")
     if is_frame(X):
         X = frame_numbers(X, "X")
         if X is None:

@@ -15,7 +15,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.arrow_tables import ArrowReader, readable_file
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.csv_lines import line_pieces, without_blank
+from streamkern.ingest.csv_lines import line_pieces, without_blank_lines
 from streamkern.ingest.input_files import FileOpener, Url, plain_path
 from streamkern.ingest.tables.arrow import arrow, arrow_ipc, compute, is_of_kind
 
@@ -170,7 +170,7 @@ class JsonLinesReader(ArrowReader):
         parse_options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
         with closing(self._opener.open_once(self._url)) as file:
             for number, text in line_pieces(file, size, location, step):
-                content = without_blank(text)
+                content = without_blank_lines(text)
                 if not content:
                     continue
                 read_options = json.ReadOptions(use_threads=False, block_size=len(content) + 1)

@@ -41,7 +41,7 @@ class FileForm(NamedTuple):
     format : str
         One of `FORMATS`, whatever the ending.
     names : tuple of str
-        The columns of a CSV without a header line; before `checked` also one name, or a list.
+        The columns of a CSV without a header line; before `normalise` also one name, or a list.
     header : bool
         Whether the first line of a CSV names the columns; None infers it from the file.
     delimiter : str
@@ -55,7 +55,7 @@ class FileForm(NamedTuple):
         Lines above the header, or above the first row.
     thousands : str
         Separator of groups of three digits, one of `THOUSANDS`; "" for none.
-    recorded : JSON
+    earlier_record : JSON
         `record` of earlier files of the same data, whose options are the defaults.
     """
 
@@ -67,10 +67,10 @@ class FileForm(NamedTuple):
     encoding: str | None = None
     skip_lines: int | None = None
     thousands: str | None = None
-    recorded: Mapping[str, Any] | None = None
+    earlier_record: Mapping[str, Any] | None = None
 
-    def checked(self) -> Self:
-        """Return the form with normalised options; raise ConfigError if one makes no sense."""
+    def normalise(self) -> Self:
+        """Return the form with options in one spelling; raise ConfigError if one makes no sense."""
         format = "svmlight" if self.format == "libsvm" else self.format
         if format is not None and format not in FORMATS:
             raise ConfigError(
@@ -133,7 +133,9 @@ class FileForm(NamedTuple):
     def json(self) -> dict[str, Any]:
         """Return the options that were given, as JSON."""
         pairs = zip(self._fields, self, strict=True)
-        options = {name: value for name, value in pairs if value is not None and name != "recorded"}
+        options = {
+            name: value for name, value in pairs if value is not None and name != "earlier_record"
+        }
         return options | ({"names": list(self.names)} if self.names is not None else {})
 
     def record(self, kind: str, ending: str) -> dict[str, Any] | None:
@@ -143,18 +145,18 @@ class FileForm(NamedTuple):
         ending : ending of its name, such as ".log"
         """
         options = self.json()
-        if self.format is not None or self.recorded_kind(ending) is not None:
+        if self.format is not None or self.earlier_kind(ending) is not None:
             options["endings"] = [ending]
         return {**options, "format": kind} if options else None
 
-    def recorded_kind(self, ending: str) -> str | None:
+    def earlier_kind(self, ending: str) -> str | None:
         """Return the format that was given for an earlier file with this ending."""
-        recorded = self.recorded or {}
+        recorded = self.earlier_record or {}
         return recorded.get("format") if ending in recorded.get("endings", ()) else None
 
     def for_kind(self, kind: str) -> FileForm:
         """Return the form for files of a format, with the recorded options as defaults."""
-        recorded = self.recorded or {}
+        recorded = self.earlier_record or {}
         if recorded.get("format") != kind:
             return self
         defaults = {name: recorded.get(name) for name in self._fields[1:-1]}
@@ -168,11 +170,11 @@ class FileForm(NamedTuple):
             replaced: Any = "decimal" if self.thousands is not None else "thousands"
             merged = merged._replace(**{replaced: None})
         if self.skip_lines is not None:  # then a difference from earlier files is intended
-            merged = merged._replace(recorded={**recorded, "skip_lines": None})
+            merged = merged._replace(earlier_record={**recorded, "skip_lines": None})
         return merged
 
 
-NO_OPTIONS = FileForm()
+DEFAULT_FORM = FileForm()
 """The form of files without any options."""
 
 

@@ -83,12 +83,12 @@ class HubReader(_BesideReader):
         self._hub = hub = HubColumns(data)
         request, beside = _separated(request, hub.n_rows, lambda k: isinstance(k, np.ndarray))
         self._wide_column = None
-        if request.cells is None:
+        if not request.as_table:
             names = hub.schema.names
             x = None if request.x is None else _column_names(request.x, names)
             others = _column_names("y" if request.y is None else request.y, names)
             others += _column_names(request.w, names)
-            wide = hub.wide_column(x, others, request.dropped, alone=request.targets)
+            wide = hub.wide_column(x, others, request.dropped_columns, alone=request.targets)
             if wide is not None:
                 request = request._replace(x=wide)
                 self._wide_column = hub.wide(wide)
@@ -112,7 +112,7 @@ class HubReader(_BesideReader):
 
     def _block(self, batch: Any, start: int) -> RawBlock:
         block = super()._block(batch, start)
-        if self._wide_column is None or self._cells:
+        if self._wide_column is None or self._as_table:
             return block
         return block._replace(X=block.X.reshape(-1, *self._wide_column.shape))
 

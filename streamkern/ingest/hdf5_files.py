@@ -30,7 +30,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
-from streamkern.ingest.columns import ReadRequest, Split, split_columns
+from streamkern.ingest.columns import ColumnRoles, ReadRequest, assign_columns
 from streamkern.ingest.group_arrays import (
     decoded_array,
     enumeration_as_names,
@@ -55,7 +55,7 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     is no dataset of a requested name.
     """
     location, identity = redact(url), [opener.identity(url), request.json()]
-    h5py, data = import_optional("h5py"), opener.fetched(url)
+    h5py, data = import_optional("h5py"), opener.local_copy(url)
     columns = targets = None
     try:
         opened = opener.keep(h5py.File(data, "r"))
@@ -64,8 +64,8 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         if table is None:
             arrays = named_arrays(opened.get, partial(file.array, request), request, location)
         else:
-            arrays, split = table
-            columns, targets = split.features, split.targets
+            arrays, roles = table
+            columns, targets = roles.features, roles.targets
     except (StreamkernError, MemoryError):
         raise
     except Exception as error:  # whatever the library raises for damage
@@ -104,7 +104,8 @@ class Hdf5File:
             raise self._matlab_error(name)
         array = decoded_array(
             member, lambda part: self._dataset(f"{name}/{part}"), location, self._memory,
-            keep_missing=request.keeps(i), **({"netcdf": self._netcdf} if is_dataset else {}),
+            keep_missing=request.keeps_missing(i),
+            **({"netcdf": self._netcdf} if is_dataset else {}),
         )  # fmt: skip
         if array is None:
             raise StoreNotFoundError(no_member(name, self._file, self._location))
@@ -120,7 +121,7 @@ class Hdf5File:
             "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file with scipy.io or mat73",
         )
 
-    def table(self, request: ReadRequest) -> tuple[list[Any], Split] | None:
+    def table(self, request: ReadRequest) -> tuple[list[Any], ColumnRoles] | None:
         """Return the requested columns of the table as X, y and w; None if there is none.
 
         The table is the compound dataset that x names; or, if x names columns or nothing, the one
@@ -135,19 +136,19 @@ class Hdf5File:
         table = self._dataset(name)
         names, location = list(table.dtype.names), f"{name} of {self._location}"
         columns = request._replace(x=None) if isinstance(request.x, str) else request
-        split = split_columns(names, columns, location)
-        for column in (*split.features, *split.targets, *split.weights):
+        roles = assign_columns(names, columns, location)
+        for column in (*roles.features, *roles.targets, *roles.weights):
             if table.dtype[column].shape:
                 raise DataError(
                     f"column {column!r} of {location} holds arrays",
                     "save each array as a dataset",
                 )
-        parts = [_CompoundColumns(table, split.features)]
+        parts = [_CompoundColumns(table, roles.features)]
         if request.targets:
-            parts.append(_CompoundColumns(table, split.targets, flat=len(split.targets) == 1))
-        if split.weights:
-            parts.append(_CompoundColumns(table, split.weights, flat=True))
-        return parts, split
+            parts.append(_CompoundColumns(table, roles.targets, flat=len(roles.targets) == 1))
+        if roles.weights:
+            parts.append(_CompoundColumns(table, roles.weights, flat=True))
+        return parts, roles
 
     def _is_compound(self, name: str) -> bool:
         """Return whether a member is a compound dataset that may be read."""
@@ -331,7 +332,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
             raise StoreNotFoundError(no_member(name, variables, location))
         array = decoded_array(
             variables[name], variables.get, f"{name} of {location}", opener.memory,
-            keep_missing=request.keeps(i), netcdf=True,
+            keep_missing=request.keeps_missing(i), netcdf=True,
         )  # fmt: skip
         return joined_characters(array)
 

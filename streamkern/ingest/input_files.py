@@ -132,7 +132,7 @@ class FileOpener:
         """Return an open binary file, decompressed by its ending and closed with the others."""
         return self._files.enter_context(self.open_once(url))
 
-    def fetched(self, url: Url) -> Any:
+    def local_copy(self, url: Url) -> Any:
         """Return a path, or a temporary copy of all data at a URL, closed with the others.
 
         For h5py, which holds a lock while it reads, and whose finalisers need that lock. If h5py
@@ -188,10 +188,10 @@ class FileOpener:
                 filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
                 info, keys = filesystem.info(path), ("size", "mtime", "ETag", "LastModified")
                 state = {k: str(info[k]) for k in keys if k in info}
-        return {"url": redact(url), **state, **self.reading}
+        return {"url": redact(url), **state, **self.reading_options}
 
     @property
-    def reading(self) -> dict[str, str]:
+    def reading_options(self) -> dict[str, str]:
         """Settings other than defaults that affect the rows of a file."""
         return {} if self.missing == "error" else {"missing": self.missing}
 
@@ -201,7 +201,7 @@ class FileOpener:
         A folder is a store.
         """
         text, ending = redact(url), data_ending(url)
-        kind = self.form.format or self.form.recorded_kind(ending) or ENDINGS.get(ending)
+        kind = self.form.format or self.form.earlier_kind(ending) or ENDINGS.get(ending)
         if kind is not None:
             return kind
         path = local_path(url)
@@ -250,7 +250,7 @@ class FileOpener:
         with explained_damage(url), self.open_once(url) as file:
             return detect_content(file.read(HEAD_BYTES), redact(url), kind)
 
-    def misnamed(self, url: Url, kind: str) -> str | None:
+    def wrong_format_text(self, url: Url, kind: str) -> str | None:
         """Return an error message for a file whose content is not `kind`; None if it may be.
 
         url : the file, which could not be read as `kind`

@@ -18,8 +18,8 @@ from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import (
     cells_are_rounded,
     objects_are_rounded,
-    warn_of_rounded,
     warn_of_rounded_columns,
+    warn_of_rounded_integers,
 )
 from streamkern.store.layout import X_DTYPES
 
@@ -41,7 +41,7 @@ def array_of_list(values: Any, name: str) -> Any:
             "give rows of equal length",
         ) from None
     if array.dtype.kind == "f" and objects_are_rounded(values, array):
-        warn_of_rounded(name)
+        warn_of_rounded_integers(name)
     if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(values):
         return np.fromiter(values, object, len(values))  # NumPy made text of numbers, or cut some
     return array
@@ -103,7 +103,7 @@ def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):
             if objects_are_rounded(X, numbers):
-                warn_of_rounded("X")
+                warn_of_rounded_integers("X")
             return numbers
     except (TypeError, ValueError):
         pass
@@ -152,7 +152,7 @@ def frame_numbers(frame: Any, name: str) -> NDArray[Any] | None:
     rows = np.stack([column for column in columns if column is not None], axis=1)
     for k, column in enumerate(frame.columns) if rows.dtype.kind == "f" else ():
         if cells_are_rounded(table.column(k)):
-            warn_of_rounded(f"column {column!r}")
+            warn_of_rounded_integers(f"column {column!r}")
     return rows
 
 

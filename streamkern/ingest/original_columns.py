@@ -108,7 +108,7 @@ class OriginalColumns:
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
-            has_names = schema is not None or reader.has_cells
+            has_names = schema is not None or reader.can_be_table
             columns = reader.header if schema is None else tuple(schema.names)
         if not has_names:
             raise ConfigError(

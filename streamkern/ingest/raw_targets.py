@@ -11,7 +11,7 @@ import numpy as np
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.message import mention
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded_integers
 from streamkern.ingest.tables.missing import is_missing, missing_in
 from streamkern.ingest.tables.numbers import (
     is_number,
@@ -64,7 +64,7 @@ def as_native_targets(block: RawBlock) -> RawBlock:
     elif all(isinstance(target, Decimal | float) for target in present):
         converted = np.array(list(map(_as_float, targets)))
         if objects_are_rounded(block.y.ravel(), converted):
-            warn_of_rounded(f"the target of {block.location}")
+            warn_of_rounded_integers(f"the target of {block.location}")
     else:
         return block
     return block._replace(y=converted.reshape(y.shape))
@@ -148,7 +148,7 @@ def as_values(block: RawBlock) -> NDArray[Any]:
         and y.dtype.kind == "f"
         and objects_are_rounded(block.y, y)
     ):
-        warn_of_rounded(f"the target of {block.location}")
+        warn_of_rounded_integers(f"the target of {block.location}")
     if y.dtype.kind not in NUMERIC_KINDS:
         raise dtype_error(block, y.dtype)
     missing = missing_in(y)

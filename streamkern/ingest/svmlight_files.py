@@ -24,7 +24,7 @@ from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.reader import FileReader, Reader
-from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded_integers
 from streamkern.store.sparse_rows import MAX_GAP, longest_row, pack_rows
 
 _PIECE_BYTES = 4 << 20  # bytes of text that are parsed at a time
@@ -47,11 +47,11 @@ class SvmlightReader(Reader):
     ) -> None:
         self._url, self._opener, self._location = url, opener, redact(url)
         self._targets, self._warned_of_rounding = request.targets, False
-        recorded = opener.form.recorded or {}
+        recorded = opener.form.earlier_record or {}
         self.first: int | None = None
         if recorded.get("format") == SVMLIGHT:
             self.first = recorded.get("first")
-        other_rows = opener.form.recorded is not None and self.first is None
+        other_rows = opener.form.earlier_record is not None and self.first is None
         if self.first is not None and n_features is None:
             n_features = recorded["n_features"]
         self.identity = [opener.identity(url), n_features, self.first]
@@ -118,7 +118,7 @@ class SvmlightReader(Reader):
                 continue
             for offset in range(max(0, start - first), len(lines), step):
                 part = lines[offset : offset + step]
-                X, y = self._parsed(part, first + offset, self._width, self._zero_based)
+                X, y = self._parse(part, first + offset, self._width, self._zero_based)
                 self._warn_of_rounding(X, part)
                 labels = y.astype(np.int64) if self._labels_are_integers else y
                 rows = X.toarray() if self.width is None else pack_rows(X, self.width, np.float64)
@@ -142,14 +142,14 @@ class SvmlightReader(Reader):
             cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
             if any(map(text_is_rounded, cells)):
                 self._warned_of_rounding = True
-                warn_of_rounded(self._location)
+                warn_of_rounded_integers(self._location)
 
     def _scan_file(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
         self._n_rows, self._longest, self._labels_are_integers = 0, 1, True
         self.lowest, self.highest = int(np.iinfo(np.int64).max), -1
         for first, lines in self._pieces():
-            X, y = self._parsed(lines, first, None, True)
+            X, y = self._parse(lines, first, None, True)
             self._n_rows += len(y)
             self._longest = max(self._longest, longest_row(X.indptr, 0))
             if X.nnz:
@@ -167,7 +167,7 @@ class SvmlightReader(Reader):
                 yield first, lines
                 first += len(lines)
 
-    def _parsed(
+    def _parse(
         self, lines: list[bytes], first: int, width: int | None, zero_based: bool
     ) -> tuple[Any, NDArray[np.float64]]:
         """Return the sparse rows and labels of lines; raise DataError that names a wrong line."""
@@ -178,8 +178,8 @@ class SvmlightReader(Reader):
         except (ValueError, IndexError, OverflowError, UnicodeDecodeError) as error:
             if len(lines) > 1:
                 middle = len(lines) // 2  # to find the line
-                self._parsed(lines[:middle], first, width, zero_based)
-                self._parsed(lines[middle:], first + middle, width, zero_based)
+                self._parse(lines[:middle], first, width, zero_based)
+                self._parse(lines[middle:], first + middle, width, zero_based)
             line_location = f"{self._location}, line {self._line_number(first)}"
             raise DataError(f"{line_location}, {_line_problem(lines[0], error)}") from error
         return X, y
@@ -213,7 +213,7 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
     return SvmlightReader(url, request, opener, request.x)
 
 
-def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
+def number_features_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
     """Number the features of several files alike: from 0 in all if one has a feature 0."""
     files = [(k, k.reader) for k in readers if isinstance(k.reader, SvmlightReader)]
     if len(files) < 2 or files[0][1].first is not None:

@@ -105,7 +105,7 @@ class TargetConverter:
         return list(self._codes)
 
     @property
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Labels, their numbers of rows, and the dtypes of those that are not text; JSON."""
         counts = self._counts.tolist()
         return {"labels": self.labels, "counts": counts, "dtypes": sorted(self._dtypes)}
@@ -127,7 +127,7 @@ class TargetConverter:
         return dtype.newbyteorder("=").str
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Resume from the state `saved` of an interrupted pass."""
+        """Resume from the state `state` of an interrupted pass."""
         labels = saved["labels"]
         self._codes = {label: code for code, label in enumerate(labels)}
         self._counts = np.array(saved.get("counts", [0] * len(labels)), np.int64)

@@ -21,7 +21,7 @@ from streamkern.ingest.array_reader import (
     requested_names,
     warn_of_weights,
 )
-from streamkern.ingest.columns import ReadRequest, as_list, split_columns
+from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_from_names
@@ -52,12 +52,12 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     def read(i: int, name: str) -> Any:
         if name in own_arrays:
             return own_arrays[name]
-        return _member(group, name, url, opener, mark_name, keep_missing=request.keeps(i))
+        return _member(group, name, url, opener, mark_name, keep_missing=request.keeps_missing(i))
 
     identity: dict[str, Any] = {"kind": "zarr", "url": location, "asked": request.json()}
     if own_store is None:
         arrays = named_arrays(partial(_get, group), read, request, location)
-        identity |= opener.reading
+        identity |= opener.reading_options
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     else:
         names = requested_names(request, location)
@@ -95,7 +95,9 @@ def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener)
     strict_group = _group(_strict(group.store, opener), redact(location), group.path)
 
     def read(i: int, name: str) -> Any:
-        return _member(strict_group, name, location, opener, None, keep_missing=request.keeps(i))
+        return _member(
+            strict_group, name, location, opener, None, keep_missing=request.keeps_missing(i)
+        )
 
     return named_arrays(partial(_get, strict_group), read, request, redact(location))
 
@@ -197,7 +199,7 @@ def own_columns(
             "other store",
         )
     features = ReadRequest(x, (), targets=False, columns=request.columns)
-    columns = split_columns(names, features, location).features
+    columns = assign_columns(names, features, location).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
             f"{location} holds the features of an encoded table, which can only be used together",

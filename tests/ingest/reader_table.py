@@ -15,9 +15,9 @@ import pandas as pd
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.ingest.conform import FeatureConverter
+from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.received import received_for_store
 from streamkern.ingest.tables.columns import Date, Number, OneHot
 from streamkern.ingest.targets import TargetConverter
 
@@ -103,7 +103,7 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **options: Any) -> 
     with ExitStack() as files:
         x, y = ("c", "t") if role == "feature" else ("f", "c" if role == "target" else "t")
         w = "c" if role == "weight" else None
-        inputs, _, y, w, _ = received_for_store(inputs, None, y, w)
+        inputs, _, y, w, _ = convert_for_store(inputs, None, y, w)
         opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **options)
         if role == "feature":
             return _feature(opened)
@@ -125,9 +125,9 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
         features = FeatureConverter(blocks[0], input_dtype=reader.natural_dtype)
         return [float(row[0]) for block in blocks for row in features.convert(block)]
     except StreamkernError:
-        if not reader.has_cells:
+        if not reader.can_be_table:
             raise
-    options = EncodingOptions.checked()
+    options = EncodingOptions.from_arguments()
     coded = options.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
     X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
     (code,) = coded._encoder.codes

@@ -23,10 +23,10 @@ import streamkern
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.cli import main
 from streamkern.cli.main import run_command
-from streamkern.ingest.columns import ReadRequest, split_columns
+from streamkern.ingest.columns import ReadRequest, assign_columns
+from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.received import received_for_store
 from streamkern.store.store import open_store
 
 VALUES = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0], "label": ["x", "y"]}
@@ -48,7 +48,7 @@ def write(path: Path, order: str) -> Path:
 def read(inputs: Any, y: Any = "label", **options: Any) -> tuple[Any, Any, Any]:
     """Return X, y and the reader of all rows."""
     with ExitStack() as files:
-        reader = open_reader(received_for_store(inputs, None, y, None)[0], y, files, **options)
+        reader = open_reader(convert_for_store(inputs, None, y, None)[0], y, files, **options)
         blocks = list(reader.blocks(0, 1 << 20))
     X, targets = (np.concatenate([block[k] for block in blocks]) for k in (0, 1))
     return X, targets, reader
@@ -151,7 +151,7 @@ def test_invalid_column_requests_raise_data_error() -> None:
         column_requests, column_requests, column_requests, (True, False)
     ):
         try:
-            split = split_columns(names, ReadRequest(x, y, w, targets), "t")
+            split = assign_columns(names, ReadRequest(x, y, w, targets), "t")
         except StreamkernError:
             continue
         chosen = [*split.features, *split.targets, *split.weights]

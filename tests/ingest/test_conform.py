@@ -109,7 +109,7 @@ def test_tracked_rounding_equals_rounding_of_all_rows(
     rounding = RoundingTracker(d, FLOAT32)
     for part in np.split(X, sorted(cuts)):
         rounding.add(part, part.astype(FLOAT32))
-        rounding = RoundingTracker(d, FLOAT32, rounding.saved)
+        rounding = RoundingTracker(d, FLOAT32, rounding.state)
     refused = False
     try:
         rounding.check(None, ["x.csv"])
@@ -125,7 +125,7 @@ def test_constant_columns_lose_no_information() -> None:
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
     rounding.check(None, ["x.csv"])
-    np.testing.assert_array_equal(rounding.saved["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
+    np.testing.assert_array_equal(rounding.state["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
     X[500, 1] += 1
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))

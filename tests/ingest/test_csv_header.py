@@ -28,7 +28,7 @@ def answer(text: str, known: tuple[str, ...] = ()) -> str:
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
-            header = csv_layout(lines, FileForm(), "t.csv", (), known).header
+            header = csv_layout(lines, FileForm(), "t.csv", (), known).has_header
         except DataError as error:
             said_both = "header=True" in str(error) and "header=False" in str(error)
             return "refused" if said_both else str(error)
@@ -106,7 +106,7 @@ def test_large_rising_numbers_are_not_silently_a_header() -> None:
     text = "".join(f"{','.join(map(str, row))}\n" for row in r.normal(size=(N, 5)))
     lines = [*enumerate(("100,200,300,400,500\n" + text).split("\n")[:-1], 1)]
     with pytest.warns(UserWarning, match="header=False if it is a row"):
-        assert csv_layout(lines, FileForm(), "t.csv").header
+        assert csv_layout(lines, FileForm(), "t.csv").has_header
 
 
 def test_later_files_have_a_header_like_the_first(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.ingest.csv_layout import FirstLines, csv_layout, refuse_unit_lines
+from streamkern.ingest.csv_checks import FirstLines, refuse_unit_lines
+from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.tables.numbers import NumberStyle
@@ -22,7 +23,7 @@ from tests.raw_files import memory_url
 
 
 def layout(text: str, **form: Any) -> Any:
-    given = FileForm(**form).checked()
+    given = FileForm(**form).normalise()
     skip = given.skip_lines or 0
     lines = [k for k in enumerate(text.split("\n"), 1) if k[1].strip() and k[0] > skip]
     return csv_layout(lines, given, "t.csv")
@@ -52,10 +53,10 @@ def test_first_row_of_words_is_not_assumed_a_header() -> None:
     for text in ROWS:
         with pytest.raises(DataError, match="names="):
             layout(text)
-        assert layout(text, header=True).header
-        assert not layout(text, header=False).header
+        assert layout(text, header=True).has_header
+        assert not layout(text, header=False).has_header
     for text in HEADERS:
-        assert layout(text).header, text
+        assert layout(text).has_header, text
 
 
 def test_names_replace_a_header(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_sep_line_of_excel_is_honoured(tmp_path: Path) -> None:
 def test_names_after_comment_sign_are_the_header() -> None:
     for text in ("# x,y\n1,2\n3,4\n", "#x,y\n1.5,2\n", "# x\n1\n2\n"):
         found = layout(text)
-        assert found.header
+        assert found.has_header
         assert [*found.fields] == text.lstrip("# ").split("\n")[0].split(",")
     with pytest.raises(DataError, match="skip_lines="):
         layout("# made today\n1,2\n3,4\n")

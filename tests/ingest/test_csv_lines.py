@@ -44,7 +44,7 @@ def test_fields_with_line_breaks_equal_csv_module(tmp_path: Path) -> None:
         path = written(tmp_path, rows, suffix, quoting=quoting)
         for block in (150, 1 << 20):
             with ExitStack() as files:
-                reader: Any = open_reader(path, None, files, targets=False, cells=[])
+                reader: Any = open_reader(path, None, files, targets=False, as_table=True)
                 size = max(block, 4 * max(len("".join(row)) for row in rows))
                 parts = reader.reader.original_blocks(size)
                 found = [list(row) for part in parts for row in zip(*part, strict=True)]

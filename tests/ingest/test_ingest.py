@@ -99,7 +99,7 @@ def test_spool_order_follows_keys_for_any_memory(
     np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), X[expected])
     np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), expected)
     np.testing.assert_array_equal(np.concatenate([p[2] for p in parts]), expected)
-    assert spool.spilled == (spill and n > 1500 // (32 + 24))
+    assert spool.is_spilled == (spill and n > 1500 // (32 + 24))
     spool.discard()
     assert not scratch.exists()
 
@@ -132,7 +132,7 @@ def test_oversized_buckets_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(KeyboardInterrupt):
             spool.seal(["note"])
     with make_spool(tmp_path / "s") as again:
-        assert (again.sealed, again.notes, again.n_rows) == (True, ["note"], n)
+        assert (again.is_sealed, again.notes, again.n_rows) == (True, ["note"], n)
         again.seal(again.notes)
         np.testing.assert_array_equal(again.rows(0, n)[1], expected)
         np.testing.assert_array_equal(again.rows(777, 780)[0][:, 0], expected[777:780])
@@ -146,7 +146,7 @@ def test_spool_resumes_from_last_save(tmp_path: Path) -> None:
         spool.save(["a"])
         spool.append(X[200:333], X[200:333, 0])  # lost: it was not saved
     with make_spool(tmp_path / "s") as again:
-        assert (again.sealed, again.notes, again.n_rows) == (False, ["a"], 200)
+        assert (again.is_sealed, again.notes, again.n_rows) == (False, ["a"], 200)
         again.append(X[200:], X[200:, 0])
         again.seal(["a", "b"])
         np.testing.assert_array_equal(again.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
@@ -868,7 +868,7 @@ def test_altered_bucket_is_detected_when_split(tmp_path: Path) -> None:
     X = np.arange(3000, dtype=np.int32)[:, None]
     with make_spool(tmp_path / "s") as spool:
         spool.append(X, X[:, 0])
-        spool.save(["note"], sealed=True, wait=True)
+        spool.save(["note"], is_sealed=True, wait=True)
     large = max((tmp_path / "s").glob("*.rows"), key=lambda path: path.stat().st_size)
     data = bytearray(large.read_bytes())
     data[5] ^= 1

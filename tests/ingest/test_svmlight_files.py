@@ -56,7 +56,7 @@ def test_svmlight_lines_are_parsed(tmp_path: Path) -> None:
     text = "# a comment\n+1 qid:3 1:2 3:-4.5e-1 # end\n\n-1 2:1e3\r\n0.5\n"
     (tmp_path / "a.txt").write_text(text)
     with ExitStack() as files:
-        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm("libsvm").checked())
+        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm("libsvm").normalise())
         (block,) = reader.blocks(0, 1 << 20)
     np.testing.assert_array_equal(block.X, [[2, 0, -0.45], [0, 1000, 0], [0, 0, 0]])
     np.testing.assert_array_equal(block.y, [1, -1, 0.5])

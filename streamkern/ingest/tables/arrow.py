@@ -105,12 +105,12 @@ def as_array(column: Any) -> NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
+def match_mask(column: Any, pattern: str) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells of a text column that match; False for missing cells."""
     return as_mask(compute.match_substring_regex(column, pattern))
 
 
-def present(column: Any) -> NDArray[np.bool_]:
+def value_mask(column: Any) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells with a value: not null and, for floats, not NaN."""
     valid = as_mask(column.is_valid())
     if is_of_kind(column.type, "floating"):

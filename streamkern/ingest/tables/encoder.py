@@ -99,10 +99,10 @@ class Encoder:
 
     def cells(self, table: Any, name: str) -> Any:
         """Return a column of a table, with null in cells whose text marks a missing one."""
-        return self._marks.with_nulls(table.column(name))
+        return self._markers.with_nulls(table.column(name))
 
     @cached_property
-    def _marks(self) -> MissingMarkers:
+    def _markers(self) -> MissingMarkers:
         return MissingMarkers(self.missing)
 
     def lines(self) -> list[tuple[str, str, str]]:

@@ -110,17 +110,17 @@ class RoundingWarnings:
 
     def _warn(self, name: str) -> None:
         self._checked_names.add(name)
-        warn_of_rounded(f"column {name!r}")
+        warn_of_rounded_integers(f"column {name!r}")
 
 
 def warn_of_rounded_columns(columns: Iterable[tuple[Any, Any]]) -> None:
     """Warn of each column, given by name and values, of integers that float64 rounds."""
     for name, values in columns:
         if array_is_rounded(np.asarray(values)):
-            warn_of_rounded(f"column {name!r}")
+            warn_of_rounded_integers(f"column {name!r}")
 
 
-def warn_of_rounded(what: str) -> None:
+def warn_of_rounded_integers(what: str) -> None:
     """Warn of integers that are rounded. what : for example "column 'id'"."""
     warn(
         f"{what} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "

@@ -19,7 +19,7 @@ from streamkern.ingest.tables.arrow import (
     compute,
     is_of_kind,
     is_text_type,
-    matches,
+    match_mask,
     plain_cells,
     with_null,
 )
@@ -59,7 +59,7 @@ class MissingMarkers:
             )
             if self._numbers:
                 # Cells that cannot be numbers are null, so that Arrow can parse the others.
-                values = with_null(column, arrow.array(~matches(column, NUMBER)))
+                values = with_null(column, arrow.array(~match_mask(column, NUMBER)))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
                 missing |= self._equal_numbers(as_array(values))
         elif self._numbers and column_kind(column.type) == "number":

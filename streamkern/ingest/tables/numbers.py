@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.arrow import arrow, compute, matches
+from streamkern.ingest.tables.arrow import arrow, compute, match_mask
 from streamkern.ingest.tables.cells import NUMBER
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
@@ -51,7 +51,7 @@ def is_integer(text: str) -> bool:
     return _INTEGER.match(text) is not None
 
 
-def is_padded(text: str) -> bool:
+def is_zero_padded(text: str) -> bool:
     """Return whether a number has unnecessary leading zeros, as codes do."""
     return "0" in text and _PADDED.match(text) is not None
 
@@ -99,7 +99,7 @@ class NumberStyle(NamedTuple):
     def column_to_python_notation(self, text: Any) -> Any:
         """Apply `to_python_notation` to each cell of an Arrow text column."""
         if self.thousands:
-            grouped = arrow.array(matches(text, f"^{self._grouped_number}$"))
+            grouped = arrow.array(match_mask(text, f"^{self._grouped_number}$"))
             bare = compute.replace_substring_regex(text, self._separator, "")
             bare = compute.replace_substring(bare, self.decimal, ".")
             text = compute.if_else(grouped, bare, text)
@@ -113,8 +113,10 @@ class NumberStyle(NamedTuple):
         """Return a mask (k,) of the cells of an Arrow column with `has_wrong_decimal`."""
         if self.decimal == ".":
             return np.zeros(len(text), bool)
-        pointed = matches(text, NUMBER) & matches(text, r"\.")
-        return pointed & ~matches(text, f"^{self._grouped_number}$") if self.thousands else pointed
+        pointed = match_mask(text, NUMBER) & match_mask(text, r"\.")
+        return (
+            pointed & ~match_mask(text, f"^{self._grouped_number}$") if self.thousands else pointed
+        )
 
     def wrong_decimal_error(self, cell: str, location: str) -> DataError:
         """Return the error for a number that `has_wrong_decimal`. location : the cell or column."""
@@ -136,7 +138,7 @@ class NumberStyle(NamedTuple):
         if self.wrong_decimal_mask(text).any():
             return None
         text = self.column_to_python_notation(text)
-        if not matches(text, NUMBER).all():
+        if not match_mask(text, NUMBER).all():
             return None
         return compute.replace_substring_regex(text, r"^\+", "").cast(arrow.float64())
 

@@ -19,7 +19,7 @@ from streamkern.ingest.tables.cells import (
     check_zone,
     column_kind,
     is_zoned,
-    present,
+    value_mask,
 )
 
 NAN = float("nan")
@@ -115,7 +115,7 @@ def test_as_words_gives_texts_and_codes(cells: Any, words: list[str | None]) -> 
 
 
 def test_nan_is_missing_like_null() -> None:
-    np.testing.assert_array_equal(present(pa.array([1.0, NAN, None])), [True, False, False])
+    np.testing.assert_array_equal(value_mask(pa.array([1.0, NAN, None])), [True, False, False])
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import FittedEncoder, fit
-from streamkern.ingest.tables.scan import Declared
+from streamkern.ingest.tables.scan import ColumnDeclarations
 from streamkern.ingest.tables.words import N_FOLDS, row_folds
 from streamkern.ingest.targets import TargetConverter
 
 N = 400
-NOTHING = Declared()
+NOTHING = ColumnDeclarations()
 
 
 def table(seed: int = 0) -> pd.DataFrame:
@@ -54,7 +54,7 @@ def values(seed: int = 0) -> np.ndarray:
 
 
 def fitted(
-    frame: Any, y: Any, step: int = N, declared: Declared = NOTHING, targets: str = "auto"
+    frame: Any, y: Any, step: int = N, declared: ColumnDeclarations = NOTHING, targets: str = "auto"
 ) -> FittedEncoder:
     arrow = frame if isinstance(frame, pa.Table) else pa.table(frame)
     y = y[: len(arrow)]
@@ -189,7 +189,7 @@ def test_text_and_typed_cells_are_encoded_equally() -> None:
     text = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d")).astype(object)
     text = text.where(frame.notna(), None)
     cells = {name: [None if k is None else str(k) for k in text[name]] for name in frame}
-    declared = Declared(numeric=("age",))
+    declared = ColumnDeclarations(numeric=("age",))
     typed, read = (
         fitted(frame, values(), declared=declared),
         fitted(pa.table(cells), values(), declared=declared),
@@ -259,7 +259,7 @@ def test_ambiguous_column_is_refused_with_remedy(cells: list[Any], message: str)
         with pytest.raises(DataError, match=message):
             fitted(arrow, values(), step)
     if isinstance(cells[0], str):
-        declared = Declared(categorical=("a",))
+        declared = ColumnDeclarations(categorical=("a",))
         assert len(fitted(arrow, values(), declared=declared).encoder.codes) == 2
 
 
@@ -267,7 +267,7 @@ def test_all_ambiguous_columns_are_reported_at_once() -> None:
     arrow = pa.table({"a": ["1", "x"], "b": ["2", "3"], "c": ["1/2/2024", "3/4/2024"]})
     with pytest.raises(DataError, match=r"2 columns of t\.csv: 'a' mixes .*; 'c' holds dates"):
         fitted(arrow, values())
-    declared = Declared(categorical=("a",), dates={"c": "%d/%m/%Y"})
+    declared = ColumnDeclarations(categorical=("a",), dates={"c": "%d/%m/%Y"})
     assert [code.kind for code in fitted(arrow, values(), declared=declared).encoder.codes] == [
         "one-hot", "number", "date",
     ]  # fmt: skip
