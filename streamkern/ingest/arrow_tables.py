@@ -98,8 +98,10 @@ class ArrowReader(Reader):
         self._features, self._targets, self._weights = roles.features, roles.targets, roles.weights
         self._columns_read = roles.all_columns
         self._markers, self._drop_missing = request.markers, request.drop_missing
-        self._warned_of_bytes: set[str] = set()  # columns that a warning was given for
-        self._warned_of_rounding: set[str] = set()  # columns with a warning about rounding
+        self._bytes_columns: set[str] = set()  # names of columns of bytes, whose warning was given
+        self._rounded_columns: set[str] = (
+            set()
+        )  # names of columns that are rounded, whose warning was given
         self._as_table, self.can_be_table = request.as_table, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in roles.features])
 
@@ -124,28 +126,30 @@ class ArrowReader(Reader):
     def _block(self, batch: Any, start: int) -> RawBlock:
         """Return the rows of a batch. start : number of its first row."""
         batch = self._with_texts(batch, start)
-        missing = self._missing_targets(batch)
+        is_missing = self._missing_targets(batch)
         rows = None
-        if missing.any():
+        # Rows that lack a target are left out, or refused.
+        if is_missing.any():
             if not self._drop_missing:
-                row = start + int(np.argmax(missing))
+                row = start + int(np.argmax(is_missing))
                 raise DataError(
                     f"the target of {self._location}, row {row} is missing",
                     f"{mention('drop_missing_targets', True)} leaves such rows out",
                 )
-            rows = start + np.flatnonzero(~missing)
-            batch = batch.filter(arrow.array(~missing))
-        numbers = start if rows is None else rows
-        self._refuse_nulls(batch, numbers)
+            rows = start + np.flatnonzero(~is_missing)
+            batch = batch.filter(arrow.array(~is_missing))
+        row_numbers = start if rows is None else rows
+        self._refuse_nulls(batch, row_numbers)
+        # Features: a table, the lists of one column, or columns of numbers.
         if self._as_table:
             X: Any = arrow.Table.from_batches([batch.select(list(self._features))])
         elif self._lists:
-            X = self._rows_of_lists(batch.column(self._features[0]), numbers)
+            X = self._rows_of_lists(batch.column(self._features[0]), row_numbers)
         else:
             columns = [self._numbers(batch.column(k), k) for k in self._features]
-            X = self._stacked(columns, self._features)
+            X = self._stack(columns, self._features)
         y = [self._values(batch.column(name), name, start) for name in self._targets]
-        targets = self._stacked(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
+        targets = self._stack(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
         weights = None
         for name in self._weights:
             try:
@@ -160,25 +164,25 @@ class ArrowReader(Reader):
             None if self._lists else self._features,
             weights,
             rows,
-            int(missing.sum()) if self._drop_missing else 0,
+            int(is_missing.sum()) if self._drop_missing else 0,
         )
 
-    def _stacked(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
+    def _stack(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
         """Stack columns, and warn of integers that become floats and are rounded."""
         rows = np.stack(columns, axis=1)
         for values, name in zip(columns, names, strict=True) if rows.dtype.kind == "f" else ():
-            if name not in self._warned_of_rounding and array_is_rounded(values):
-                self._warn_of_rounded(name)
+            if name not in self._rounded_columns and array_is_rounded(values):
+                self._warn_of_rounded_column(name)
         return rows
 
     def _floats(self, decimals: Any, name: str) -> Any:
         """Return a column of decimals as float64, and warn if large ones are rounded."""
-        if name not in self._warned_of_rounding and cells_are_rounded(decimals):
-            self._warn_of_rounded(name)
+        if name not in self._rounded_columns and cells_are_rounded(decimals):
+            self._warn_of_rounded_column(name)
         return decimals.cast(arrow.float64(), safe=False)
 
-    def _warn_of_rounded(self, name: str) -> None:
-        self._warned_of_rounding.add(name)
+    def _warn_of_rounded_column(self, name: str) -> None:
+        self._rounded_columns.add(name)
         warn_of_rounded_integers(f"column {name!r}")
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
@@ -198,13 +202,14 @@ class ArrowReader(Reader):
         return missing
 
     def _refuse_nulls(self, batch: Any, rows: RowsInFile) -> None:
+        """Raise DataError for a null among features that are numbers, or among weights."""
         features = () if self._as_table else self._features
         for name in (*features, *self._weights):
             column = batch.column(name)
             if column.null_count:
-                kind = NotNumbersError if name in features else DataError
+                error_class = NotNumbersError if name in features else DataError
                 row = row_number(rows, column.is_null().index(True).as_py())
-                raise kind(
+                raise error_class(
                     f"{self._location}, row {row}, column {name!r} is null; fill in or drop such "
                     "rows"
                 )
@@ -223,8 +228,8 @@ class ArrowReader(Reader):
                     f"after row {start} that are not text in UTF-8",
                     f"{remedy}",
                 ) from error
-            if field.name not in self._warned_of_bytes:
-                self._warned_of_bytes.add(field.name)
+            if field.name not in self._bytes_columns:
+                self._bytes_columns.add(field.name)
                 warn(
                     f"column {field.name!r} of {self._location} is {field.type}, and is read as "
                     "text in UTF-8, which it may be"

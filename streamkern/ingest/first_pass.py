@@ -125,7 +125,7 @@ def spool_rows(
     if like is not None and like.classes is not None:
         known_classes = KnownClasses(like.classes, like.label_dtype)
     values = TargetConverter(
-        first_block, targets, as_text=reader.targets_as_text, known=known_classes
+        first_block, targets, as_text=reader.targets_as_text, known_classes=known_classes
     )
     if row_shape is not None:
         expectation = f"and those of the store that {mention('like=')} names have"

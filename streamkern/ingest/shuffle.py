@@ -42,7 +42,11 @@ def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
 
 
 class SpoolRows(NamedTuple):
-    """X (k, *row_shape), and the keys, targets, weights and row numbers as records `rest` (k,)."""
+    """Rows as the spool holds them.
+
+    X : (k, *row_shape)
+    records : (k,) records of the key, the targets, and, if there are any, weight and row number
+    """
 
     X: NDArray[Any]
     records: NDArray[Any]
@@ -80,10 +84,12 @@ class Spool:
         identity: str, expected_rows: int | None = None, weighted: bool = False,
     ) -> None:  # fmt: skip
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
-        extra: list[Any] = [("w", WEIGHT_DTYPE)] if weighted else []
+        fields: list[Any] = [("key", np.uint64), ("y", y_dtype, y_shape)]
+        if weighted:
+            fields.append(("w", WEIGHT_DTYPE))
         if seed is not None:  # otherwise the key is the row number
-            extra.append(("row", np.uint64))
-        self._record_dtype = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
+            fields.append(("row", np.uint64))
+        self._record_dtype = np.dtype(fields)
         self._x_bytes = int(np.prod(row_shape)) * x_dtype.itemsize
         bytes_each = self._x_bytes + self._record_dtype.itemsize + _SORT_BYTES_PER_ROW
         self._capacity = max(1, limit_bytes // bytes_each)
@@ -142,7 +148,8 @@ class Spool:
     def save(self, notes: Any, *, is_sealed: bool = False, wait: bool = False) -> None:
         """Save the scratch data against a crash, with the caller's JSON `notes`.
 
-        wait : whether to return only once it is on the disk
+        is_sealed : whether the input has ended
+        wait : whether to return only once the data are on the disk
         """
         self.notes, self.is_sealed, self.unsaved_bytes = notes, is_sealed, 0
         if self.is_spilled:
@@ -166,20 +173,21 @@ class Spool:
 
         Loads a bucket at a time.
         """
-        number = "key" if self._seed is None else "row"
-        names = ("y", number, *(("w",) if self.weighted else ()))
+        row_field = "key" if self._seed is None else "row"
+        names = ("y", row_field, *(("w",) if self.weighted else ()))
         parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
-        first = 0
+        bucket_start = 0
         buckets = self._bucket_rows if self.is_spilled else {"": self.n_rows}
         for name, count in sorted(buckets.items()):
-            start_in_bucket, stop_in_bucket = max(start - first, 0), min(stop - first, count)
+            start_in_bucket = max(start - bucket_start, 0)
+            stop_in_bucket = min(stop - bucket_start, count)
             if start_in_bucket < stop_in_bucket:
-                loaded, order = self._load(name)
+                rows, order = self._load(name)
                 positions = order[start_in_bucket:stop_in_bucket]
-                arrays = [loaded.X, *(loaded.records[field] for field in names)]
+                arrays = [rows.X, *(rows.records[field] for field in names)]
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array.take(positions, axis=0))
-            first += count
+            bucket_start += count
         return tuple(k[0] if len(k) == 1 else np.concatenate(k) for k in parts)
 
     def discard(self) -> None:

@@ -37,7 +37,8 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
 
     The arrays of a streamkern store are verified, and class ids become labels.
     """
-    location, options = redact(url), opener.options or None
+    location = redact(url)
+    options = opener.options or None
     state = own_state(url, opener)
     # The metadata of streamkern stores are checked, and chunks bound to their positions.
     own_store = None if state is None else open_store(url, storage_options=options)
@@ -163,7 +164,7 @@ def _strict(store: Any, opener: FileOpener) -> Any:
 
 
 def own_state(url: Url, opener: FileOpener) -> Mapping[str, Any] | None:
-    """Return the attribute of a streamkern store; None for other groups and foreign places."""
+    """Return the mark of a streamkern store; None for other groups, and if `opener.foreign`."""
     if opener.foreign:
         return None
     store = StrictStore(zarr_store(url, storage_options=opener.options or None))
@@ -177,8 +178,10 @@ def own_columns(
 ) -> tuple[ReadRequest, Any, Any, list[int] | None]:
     """Return the request for a streamkern store, whose columns have the names of their table.
 
-    x and y remain in the request if they are not columns but, perhaps, arrays. Also returned are
-    the names of the columns of X and y, and the indices of these columns of X, None for all.
+    x and y remain in the request if they are not columns but, perhaps, arrays.
+
+    Returns the request, the names of the columns of X and of y (None if they have none), and the
+    indices of the columns of X to read (None for all).
     """
     names, targets = state.get("columns"), state.get("target_columns")
     if isinstance(request.y, str | list | tuple) and as_list(request.y) in (
@@ -227,7 +230,10 @@ def _member(
     group: Any, name: str, url: Url, opener: FileOpener, mark_name: str | None, *,
     keep_missing: bool,
 ) -> Any:  # fmt: skip
-    """Return an array of a foreign group. mark_name : the attribute of streamkern stores."""
+    """Return an array of a foreign group.
+
+    mark_name : the attribute of streamkern stores, whose loss is an error; None to allow any
+    """
     location = redact(url)
     member = _get(group, name)
     if member is not None and mark_name is not None and member.attrs.get(mark_name) == STORE:
@@ -250,6 +256,7 @@ def _get(group: Any, name: str) -> Any:
 
 
 def _part(group: Any, path: str, location: str) -> Any:
+    """Return an array in a group that represents one array, such as a sparse matrix."""
     member = _get(group, path)
     if not isinstance(member, zarr.Array):
         raise DataError(f"{location} has no array {path!r}", "write the group again")

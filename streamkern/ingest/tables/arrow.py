@@ -18,11 +18,11 @@ from streamkern.basics.optional import import_optional
 class _ModuleOnUse:
     """A module that is imported when one of its attributes is used."""
 
-    def __init__(self, imported: Callable[[], Any]) -> None:
-        self._imported = imported
+    def __init__(self, import_module: Callable[[], Any]) -> None:
+        self._import_module = import_module
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._imported(), attribute)
+        return getattr(self._import_module(), attribute)
 
 
 arrow: Any = _ModuleOnUse(lambda: import_optional("pyarrow"))

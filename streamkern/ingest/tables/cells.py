@@ -58,7 +58,12 @@ _TICKS_PER_DAY = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS_PE
 
 
 class WrongCellError(ValueError):
-    """A cell that does not fit its column: its index, its text, and the reason if known."""
+    """Error for a cell that does not fit its column.
+
+    row : index of the cell in its block
+    text : the cell
+    reason : a verb phrase that says why it does not fit; None for the usual reason
+    """
 
     def __init__(self, row: int, text: str, reason: str | None = None) -> None:
         super().__init__(text)
@@ -202,6 +207,7 @@ def _parse_with_format(column: Any, form: str) -> Any:
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     """Raise WrongCellError unless these dates agree with `zoned` on having a time zone.
 
+    form : as for `as_days`
     zoned : result of `is_zoned` for the earlier cells; None agrees with all dates
     """
     cells_zoned = is_zoned(column, form)
@@ -239,8 +245,7 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
 def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct words of a column and the index of each cell's word (k,), -1 if missing.
 
-    Words are in order of appearance. An integer is spelled the same in every type of
-    column: 3, not 3.0.
+    Words are in order of appearance. An integer is spelled 3, not 3.0, in every type of column.
     """
     column = plain_cells(column)
     valid = value_mask(column)
@@ -257,7 +262,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
         value_dtype = np.dtype(words.type.to_pandas_dtype())
         texts = [_number_text(value, value_dtype) for value in words.to_pylist()]
     elif is_text_type(words.type):
-        texts = [_spelled(text) for text in words.to_pylist()]
+        texts = [_spell_as_typed(text) for text in words.to_pylist()]
     elif is_of_kind(words.type, "timestamp"):
         moments = words.cast(arrow.timestamp("us", words.type.tz), safe=False).to_pylist()
         texts = [moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
@@ -279,7 +284,7 @@ def _number_text(value: Any, dtype: np.dtype[Any]) -> str:
     return str(dtype.type(value)) if dtype.kind == "f" else repr(number)
 
 
-def _spelled(text: str) -> str:
+def _spell_as_typed(text: str) -> str:
     """Return the word as a typed column would spell it: true, 3."""
     return text.lower() if text.lower() in BOOLEAN_WORDS else _INTEGER_WITH_ZEROS.sub(r"\1", text)
 

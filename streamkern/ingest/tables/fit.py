@@ -27,7 +27,7 @@ from streamkern.ingest.tables.columns import (
     OneHot,
     TargetMeans,
 )
-from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell
+from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell_error
 from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Column, ColumnDeclarations
@@ -71,7 +71,7 @@ class FittedEncoder:
             if isinstance(code, TargetMeans):
                 index, _ = code.word_indices(column)
                 means = self.fold_means[code.name][folds, index]
-                part[:, : means.shape[1]] = code.standardised(means)
+                part[:, : means.shape[1]] = code.standardise(means)
             parts.append(part)
         return side_by_side(parts)
 
@@ -172,7 +172,7 @@ class _TableScan:
                     column.add(cells, block.row_numbers, folds, T)
                 except WrongCellError as error:
                     kind = column.kind or "number"
-                    raise wrong_cell(
+                    raise wrong_cell_error(
                         error,
                         column.name,
                         kind,
