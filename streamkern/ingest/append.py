@@ -118,36 +118,28 @@ def append(
         try:
             old_store = open_store(path)
             _check_store(old_store, dtype)
+            spec = old_store.spec
             if is_table(inputs, form):
-                y = list(old_store.spec.target_columns or ()) or None if y is None else y
+                y = list(spec.target_columns or ()) or None if y is None else y
                 if sample_weight is None:
-                    sample_weight = old_store.spec.weight_column
+                    sample_weight = spec.weight_column
             open_input = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
-            reader = _reader(open_input, old_store.spec, is_table(inputs, form))
+            reader = _reader(open_input, spec, is_table(inputs, form))
             refuse_same_location(input_paths(inputs), path)
-            _check_names(reader, old_store.spec, x)
+            _check_names(reader, spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
                 plan["drop_missing_targets"] = True
             complete_append(path)
             if not _is_last_append(old_store, plan):
                 key = json_digest(plan)
-                kind = "values" if old_store.spec.classes is None else "classes"
+                kind = "values" if spec.classes is None else "classes"
                 rows = spool_rows(
-                    reader,
-                    files,
-                    plan["seed"],
-                    key,
-                    spill,
-                    kind,
-                    dtype,
-                    memory,
-                    progress,
-                    old_store.spec,
+                    reader, files, plan["seed"], key, spill, kind, dtype, memory, progress, spec
                 )
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
