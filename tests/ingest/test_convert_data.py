@@ -39,10 +39,12 @@ def regressor(**more: Any) -> KernelRegressor:
 
 @pytest.fixture(scope="module")
 def dense() -> KernelRegressor:
+    """Return the model of the dense rows."""
     return regressor().fit(DENSE, Y)
 
 
 def assert_same_model(model: Any, other: Any) -> None:
+    """Check that two models have the same centers and weights."""
     np.testing.assert_array_equal(model.dual_coef_, other.dual_coef_)
     np.testing.assert_array_equal(model.centers_, other.centers_)
 

@@ -19,7 +19,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from tests.ingest.reader_table import EXACT, GOOD, REFUSED, TEXTS, outcome, read_role
+from tests.ingest.reader_table import EXACT, GOOD, REFUSED, TEXTS, classify, read_role
 
 N = 6
 ROLES = (
@@ -96,15 +96,16 @@ def shown(value: Any, csv: bool) -> Any:
 
 
 def arrow_array(values: list[Any], arrow: Any) -> Any:
+    """Return values as an Arrow array of this type, also of a dictionary type."""
     if not pa.types.is_dictionary(arrow):
         return pa.array(values, arrow)
     words = list(dict.fromkeys(k for k in values if k is not None))
     places = pa.array([None if k is None else words.index(k) for k in values], arrow.index_type)
-    held = pa.array(words, arrow.value_type)
-    return pa.DictionaryArray.from_arrays(places, held, ordered=arrow.ordered)
+    dictionary = pa.array(words, arrow.value_type)
+    return pa.DictionaryArray.from_arrays(places, dictionary, ordered=arrow.ordered)
 
 
-def written(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path], Any]]]:
+def writers(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Yield the name of each format that can hold the column, and what writes it to a file."""
     table = pa.table({
         "c": arrow_array(values, arrow), "f": np.arange(float(N)), "t": np.arange(N) + 0.5,
@@ -162,22 +163,24 @@ def expected(values: list[Any], role: str, targets: str, file: str) -> list[Any]
     text = file in ("csv", "tsv")
     if text and role == "target" and targets == "classes":
         return [shown(value, True) for value in values]
-    found = [truth(value, role, file) for value in values]
+    rows_read = [truth(value, role, file) for value in values]
     if role == "feature":
-        found = [None if k == "" or (text and k == "NA") else k for k in found]
+        rows_read = [None if k == "" or (text and k == "NA") else k for k in rows_read]
     # Numbers of a CSV are read in float64, pandas has those beside missing ones in float64, and
     # weights are kept in float32.
-    of_pandas = file == "pandas" and None in found and max(map(_size, found)) > 2**53
+    of_pandas = file == "pandas" and None in rows_read and max(map(_size, rows_read)) > 2**53
     if (text and targets == "values") or of_pandas or role == "weight":
-        found = [float(k) if isinstance(k, int) else k for k in found]
-    if targets != "classes" and all(k is None or isinstance(k, str) for k in found):
+        rows_read = [float(k) if isinstance(k, int) else k for k in rows_read]
+    if targets != "classes" and all(k is None or isinstance(k, str) for k in rows_read):
         try:
-            numbers = [None if k is None else float(k) for k in found]
+            numbers = [None if k is None else float(k) for k in rows_read]
         except ValueError:
-            return found
-        labels = targets == "auto" and role == "target" and all(k and k.isdigit() for k in found)
-        return found if labels else numbers
-    return found
+            return rows_read
+        labels = (
+            targets == "auto" and role == "target" and all(k and k.isdigit() for k in rows_read)
+        )
+        return rows_read if labels else numbers
+    return rows_read
 
 
 def _size(value: Any) -> float:
@@ -185,6 +188,7 @@ def _size(value: Any) -> float:
 
 
 def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
+    """Yield name, Arrow type, values, role and `targets` of each case."""
     for name, arrow, values in columns():
         for attribute, changed in (("", values), ("null", [values[0], None, *values[2:]])):
             for role, targets in ROLES:
@@ -200,20 +204,20 @@ def test_every_cell_is_read_correctly_or_refused(part: int, tmp_path: Path) -> N
     counts: Counter[str] = Counter()
     wrong, draw = [], random.Random(0)
     for label, arrow, values, role, targets in cases():
-        for file, write in written(arrow, values):
+        for file, write in writers(arrow, values):
             if draw.randrange(6) != part:
                 continue
             path = tmp_path / f"t.{file}"
             try:
-                given = write(path)
+                written = write(path)
             except (TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError):
                 continue  # the format has no such cells
-            inputs = path if given is None or isinstance(given, str) else given
-            meant = expected(values, role, targets, file)
-            found = outcome(partial(read_role, inputs, role, targets), meant)
-            counts[found if found in GOOD else "wrong"] += 1
-            if found not in GOOD:
-                wrong.append(f"{file}: {label}: {found}")
+            inputs = path if written is None or isinstance(written, str) else written
+            expected_rows = expected(values, role, targets, file)
+            rows_read = classify(partial(read_role, inputs, role, targets), expected_rows)
+            counts[rows_read if rows_read in GOOD else "wrong"] += 1
+            if rows_read not in GOOD:
+                wrong.append(f"{file}: {label}: {rows_read}")
     assert not wrong, f"{len(wrong)} of {counts.total()}:\n" + "\n".join(wrong)
     assert counts.total() > 650
     assert counts[EXACT] > 160

@@ -86,8 +86,8 @@ def test_empty_column_has_any_type(kind: Any) -> None:
 def test_days_of_every_unit_equal_pandas(unit: str) -> None:
     dates = pd.Series(pd.date_range("1969-12-30", periods=7, freq="7h"))
     expected = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
-    found = as_days(pa.array(dates).cast(pa.timestamp(unit)), None)
-    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    actual = as_days(pa.array(dates).cast(pa.timestamp(unit)), None)
+    np.testing.assert_allclose(actual, expected, rtol=1e-15)
 
 
 @pytest.mark.parametrize(
