@@ -85,6 +85,7 @@ class ArrayReader(Reader):
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._location = X, y, w, location
         self._aligned, self._labels = aligned, labels
+        # The length of the longest row is needed if sparse rows stay packed.
         if is_sparse(X):
             self.sparse_shape = int(X.shape[1]), longest_row(X.indptr, X.shape[1])
         elif isinstance(X, SparseRows | StoredSparseRows):

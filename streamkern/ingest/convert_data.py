@@ -128,6 +128,7 @@ def convert_data(
 
     arrays : array names of earlier data
     """
+    # Inputs that hold the targets as arrays, or are read later.
     if is_dataset(X, y):
         request = arrays.apply_to(ReadRequest(None, y, sample_weight), X.__contains__)
         _, name, column = RecordedArrays.from_request(request)
@@ -136,6 +137,7 @@ def convert_data(
     _check_dimensions(X, y, sample_weight)
     if are_paths(X):
         return ConvertedData(X, y, sample_weight)
+    # Tables, of which y and sample_weight may be names of columns.
     if is_hub_dataset(X) and (data := _from_hub_dataset(X, y, sample_weight)) is not None:
         return data
     X = convert_input(X, "X")
@@ -154,6 +156,7 @@ def convert_data(
         targets, w = convert_input(X[y], "y"), _weights(weights, X)
         features = X.drop(columns=[y] if column is None else [y, column])
         return ConvertedData(features, targets, w, (y,), True, column)
+    # Otherwise all are values.
     for name, argument in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(argument, str):
             raise DataError(
