@@ -262,9 +262,9 @@ def _write(
 
 
 def _chunks_from(
-    spool: Spool, ids_of_codes: NDArray[Any] | None, appender: StoreAppender, first: int
+    spool: Spool, ids_of_codes: NDArray[Any] | None, appender: StoreAppender, first_chunk: int
 ) -> Iterator[Callable[[], RowBlock]]:
-    """Yield calls that make chunk `first` and the following ones.
+    """Yield calls that make chunk `first_chunk` and the following ones.
 
     ids_of_codes : class id of each provisional code; None for values
     """
@@ -278,7 +278,7 @@ def _chunks_from(
         )
         return new_rows if head is None else concatenate_blocks([head, new_rows])
 
-    for i in range(first, spec.n_chunks):
+    for i in range(first_chunk, spec.n_chunks):
         start = max(i * spec.chunk_rows, n_old)
         stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
         head = appender.head if start > i * spec.chunk_rows else None

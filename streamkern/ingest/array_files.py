@@ -159,7 +159,7 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
             opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
         )
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         array = open_array(name)
         if array is None:
             raise StoreNotFoundError(
@@ -174,7 +174,7 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
             )
         return array
 
-    return ArrayReader(named_arrays(open_array, read, request, location), location, identity)
+    return ArrayReader(named_arrays(open_array, read_array, request, location), location, identity)
 
 
 def _archive(file: Any, location: str) -> zipfile.ZipFile:

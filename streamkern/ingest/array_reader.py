@@ -168,17 +168,20 @@ def requested_names(request: ReadRequest, location: str) -> list[str]:
 
 
 def named_arrays(
-    find: Callable[[str], Any], read: Callable[[int, str], Any], request: ReadRequest, location: str
+    find: Callable[[str], Any],
+    read_array: Callable[[int, str], Any],
+    request: ReadRequest,
+    location: str,
 ) -> list[Any]:
     """Return the arrays X, y and w that are requested by name from a file or group.
 
     find : returns a member by its name, None if there is none
-    read : returns the decoded array, given its index among X, y and w and its name
+    read_array : returns the decoded array, given its index among X, y and w and its name
     """
     names = requested_names(request, location)
     X, *targets_and_weights = map(find, names)
     check_dimensions(X, *zip(names[1:], targets_and_weights, strict=True))
-    arrays = [read(i, name) for i, name in enumerate(names)]
+    arrays = [read_array(i, name) for i, name in enumerate(names)]
     warn_of_weights(find, request, arrays[0], location)
     return arrays
 

@@ -93,8 +93,11 @@ class ArrowFileReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         location, identity = redact(url), [opener.identity(url), request.json()]
-        with readable_file(location, "Arrow IPC (Feather version 2)"), self._open(None) as opened:
-            self.schema = opened[0]
+        with (
+            readable_file(location, "Arrow IPC (Feather version 2)"),
+            self._open(None) as (schema, _),
+        ):
+            self.schema = schema
         super().__init__(location, self.schema, None, request, identity)
 
     @contextmanager
@@ -107,11 +110,11 @@ class ArrowFileReader(ArrowReader):
             file.seek(0)
             source = arrow.PythonFile(file, mode="r")
             if head == b"ARROW1":
-                opened = arrow_ipc.open_file(source, options=options)
-                yield opened.schema, map(opened.get_batch, range(opened.num_record_batches))
+                reader = arrow_ipc.open_file(source, options=options)
+                yield reader.schema, map(reader.get_batch, range(reader.num_record_batches))
             else:
-                opened = arrow_ipc.open_stream(source, options=options)
-                yield opened.schema, iter(opened)
+                reader = arrow_ipc.open_stream(source, options=options)
+                yield reader.schema, iter(reader)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         n_rows = 0

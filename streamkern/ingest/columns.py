@@ -146,8 +146,8 @@ def assign_columns(
         If a column does not exist or has two roles, if two columns have the same name, if no column
         is left as a feature, or if the columns differ from `request.columns`.
     """
-    if (repeated := _first_repeated(names)) is not None:
-        raise DataError(f"{location} has two columns named {repeated!r}", "rename one of them")
+    if (repeated_name := _first_repeated(names)) is not None:
+        raise DataError(f"{location} has two columns named {repeated_name!r}", "rename one of them")
     for parameter, values in (("y", request.y), ("sample_weight", request.w)):
         _refuse_values(values, len(names), parameter, location)
 
@@ -169,9 +169,9 @@ def assign_columns(
         features = [name for name in names if name not in set(target_names)]
     else:
         features = [_name_of(names, k, location, has_names) for k in as_list(request.x)]
-    if (repeated := _first_repeated([*target_names, *features])) is not None:
+    if (repeated_name := _first_repeated([*target_names, *features])) is not None:
         raise DataError(
-            f"column {repeated!r} of {location} is requested twice",
+            f"column {repeated_name!r} of {location} is requested twice",
             "use it once, as feature, target or weight",
         )
     dropped_targets = [name for name in target_names if name in request.dropped_columns]
@@ -222,16 +222,16 @@ def in_order(
 
     role : the parameter that chooses the columns, for messages
     """
-    present, expected_set = set(columns), set(expected)
-    missing = [name for name in expected if name not in present]
-    extra = [name for name in columns if name not in expected_set]
-    if missing or extra:
+    present_names, expected_set = set(columns), set(expected)
+    missing = [name for name in expected if name not in present_names]
+    unexpected = [name for name in columns if name not in expected_set]
+    if missing or unexpected:
         differences, remedies = [], []
         if missing:
             differences.append(f"lacks {some(missing)}")
             remedies.append("add what is missing")
-        if extra:
-            differences.append(f"has {some(extra)} besides")
+        if unexpected:
+            differences.append(f"has {some(unexpected)} besides")
             remedies.append(f"choose these with {mention(f'{role}=')}")
         raise DataError(
             f"{location} {' and '.join(differences)}: its columns must be {some(expected)}, in any "

@@ -110,10 +110,10 @@ class FeatureConverter:
 
     Parameters
     ----------
-    first : block of the first rows
+    first_block : block of the first rows
     dtype : target dtype of all rows. By default the narrowest storable dtype that can represent the
         first rows; later rows of a dtype that it cannot represent raise DataError.
-    input_dtype : the dtype of all rows if it is known, otherwise the dtype of `first`
+    input_dtype : the dtype of all rows if it is known, otherwise the dtype of `first_block`
     can_widen : whether error messages may suggest a wider dtype
     packed : whether rows are packed sparse rows
 
@@ -124,24 +124,24 @@ class FeatureConverter:
     """
 
     def __init__(
-        self, first: RawBlock, dtype: Any = None, input_dtype: Any = None, *,
+        self, first_block: RawBlock, dtype: Any = None, input_dtype: Any = None, *,
         can_widen: bool = True, packed: bool = False,
     ) -> None:  # fmt: skip
-        self._source_shape = shape = first.X.shape[1:]
+        self._source_shape = shape = first_block.X.shape[1:]
         # A row of shape (h, w) is a gray image; transforms of images need the axis of channels.
         is_image = len(shape) == 2 and not packed
         self.row_shape: tuple[int, ...] = (*shape, 1) if is_image else shape
         self._dtype_inferred, self._can_widen = dtype is None, can_widen
         if dtype is None:
-            source = first.X.dtype if input_dtype is None else input_dtype
-            self.dtype = _storage_dtype(source, first.location)
+            source = first_block.X.dtype if input_dtype is None else input_dtype
+            self.dtype = _storage_dtype(source, first_block.location)
         else:
             self.dtype = layout.wanted_dtype(dtype)
-        layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.location}", sparse=packed)
+        name = f"X of {first_block.location}"
+        layout.check_row_layout(self.row_shape, self.dtype, name, sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
             raise DataError(
-                f"X of {first.location} is sparse, but {self.dtype} cannot hold the numbers of "
-                "features",
+                f"{name} is sparse, but {self.dtype} cannot hold the numbers of features",
                 f"give {mention('dtype', 'float32')}, or leave it out",
             )
         self.packed = packed

@@ -56,9 +56,9 @@ class FirstLines(NamedTuple):
         return [field.strip() for field in self.rows[0]]
 
 
-def _line_text(numbered: tuple[int, str], location: str) -> str:
+def _line_text(numbered_line: tuple[int, str], location: str) -> str:
     """Return the number and the beginning of a line, for messages."""
-    number, line = numbered
+    number, line = numbered_line
     return f"line {number} of {location} ({line.strip()[:40]!r})"
 
 

@@ -93,9 +93,9 @@ class HubReader(_ObjectReader):
         if not request.as_table:
             names = hub.schema.names
             x = None if request.x is None else _column_names(request.x, names)
-            others = _column_names(request.y_name, names) + _column_names(request.w, names)
+            target_names = _column_names(request.y_name, names) + _column_names(request.w, names)
             wide = hub.wide_column(
-                x, others, request.dropped_columns, must_be_alone=request.targets
+                x, target_names, request.dropped_columns, must_be_alone=request.targets
             )
             if wide is not None:
                 request = request._replace(x=wide)

@@ -286,10 +286,10 @@ def _shape(
     attributes: Mapping[str, Any], member: Any, parts: list[Any], name: str
 ) -> tuple[int, int]:
     """Return the shape of a sparse group; if undeclared, the width is the largest index plus 1."""
-    declared = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
-    declared = member[:] if declared is None and member is not None else declared
-    if declared is not None:
-        sizes = [int(k) for k in np.ravel(np.asarray(declared)).tolist()]
+    shape = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
+    shape = member[:] if shape is None and member is not None else shape
+    if shape is not None:
+        sizes = [int(k) for k in np.ravel(np.asarray(shape)).tolist()]
         if len(sizes) != 2 or min(sizes) < 0:
             raise DataError(
                 f"{name} has the shape {sizes}",

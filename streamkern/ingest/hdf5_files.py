@@ -58,11 +58,11 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     h5py, data = import_optional("h5py"), opener.local_copy(url)
     columns = targets = None
     try:
-        opened = opener.keep(h5py.File(data, "r"))
-        file = Hdf5File(opened, location, opener)
+        open_file = opener.keep(h5py.File(data, "r"))
+        file = Hdf5File(open_file, location, opener)
         table = file.table(request)
         if table is None:
-            arrays = named_arrays(opened.get, partial(file.array, request), request, location)
+            arrays = named_arrays(open_file.get, partial(file.array, request), request, location)
         else:
             arrays, roles = table
             columns, targets = roles.features, roles.targets
@@ -330,7 +330,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
         )
     variables = _variables(url, location, opener)
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         if name not in variables:
             raise StoreNotFoundError(no_member(name, variables, location))
         array = decoded_array(
@@ -339,7 +339,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
         )  # fmt: skip
         return joined_characters(array)
 
-    arrays = named_arrays(variables.get, read, request, location)
+    arrays = named_arrays(variables.get, read_array, request, location)
     return ArrayReader(arrays, location, identity)
 
 
@@ -356,8 +356,8 @@ def _variables(url: Url, location: str, opener: FileOpener) -> dict[str, _Variab
             )
         file.seek(0)
         try:
-            with netcdf_file(file, "r", mmap=False, maskandscale=False) as opened:
-                return {name: _Variable(variable) for name, variable in opened.variables.items()}
+            with netcdf_file(file, "r", mmap=False, maskandscale=False) as open_file:
+                return {name: _Variable(variable) for name, variable in open_file.variables.items()}
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
             raise DataError(
                 f"{location} is not a readable NetCDF file: {error}",

@@ -143,18 +143,18 @@ class HubColumns:
     # ---------------------------------------------------------------------- whole rows in a cell
 
     def wide_column(
-        self, x: Any = None, others: Sequence[Any] = (), dropped: Sequence[str] = (), *,
+        self, x: Any = None, target_names: Sequence[Any] = (), dropped: Sequence[str] = (), *,
         must_be_alone: bool = True,
     ) -> str | None:  # fmt: skip
         """Return the column whose cells are the rows; None if the features form a table.
 
         x : the columns of features, if they were named
-        others : columns of targets and weights
+        target_names : columns of targets and weights
         dropped : columns that are left out
         must_be_alone : whether other feature columns next to a column of rows are an error; if
             False, they are ignored
         """
-        for name in others:
+        for name in target_names:
             if name in self.wide_names:
                 raise DataError(
                     f"column {name!r} of X holds lists, arrays or images, which cannot be "
@@ -163,7 +163,7 @@ class HubColumns:
                 )
         names = as_list(x)
         if x is None:
-            names = [k for k in self.schema.names if k not in others and k not in dropped]
+            names = [k for k in self.schema.names if k not in target_names and k not in dropped]
         wide = [k for k in names if k in self.wide_names]
         if not wide or (len(wide) == 1 and (len(names) == 1 or not must_be_alone)):
             return wide[0] if wide else None
@@ -223,14 +223,14 @@ def hub_values(data: Any, name: str) -> Any:
 
 
 def hub_rows(
-    data: Any, others: Sequence[Any] = (), *, must_be_alone: bool = True
+    data: Any, target_names: Sequence[Any] = (), *, must_be_alone: bool = True
 ) -> NDArray[Any] | None:
     """Return the rows (n, ...) of a data set whose features are one wide column; else None.
 
-    others, must_be_alone : as in `HubColumns.wide_column`
+    target_names, must_be_alone : as in `HubColumns.wide_column`
     """
     hub_columns = HubColumns(_with_length(data))
-    column = hub_columns.wide_column(None, others, must_be_alone=must_be_alone)
+    column = hub_columns.wide_column(None, target_names, must_be_alone=must_be_alone)
     if column is None:
         return None
     wide, start = hub_columns.wide_column_reader(column), 0

@@ -234,13 +234,15 @@ def ingest(
             chooses_columns=options.chooses_columns(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        encoded = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
+        open_encoded = partial(
+            options.reader, open_input, convert, seed, block_size(memory), progress
+        )
         make_writer = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled = spool_table(reader, encoded, options, spool, identity, spill)
+        spooled = spool_table(reader, open_encoded, options, spool, identity, spill)
         return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
 
 
@@ -345,9 +347,9 @@ def _write_chunks(
 
 
 def _chunks_from(
-    spool: Spool, ids_of_codes: NDArray[Any] | None, chunk_rows: int, first: int
+    spool: Spool, ids_of_codes: NDArray[Any] | None, chunk_rows: int, first_chunk: int
 ) -> Iterator[Callable[[], RowBlock]]:
-    """Yield calls that make chunk `first` and the following ones.
+    """Yield calls that make chunk `first_chunk` and the following ones.
 
     ids_of_codes : class id of each provisional code; None for values
     """
@@ -355,5 +357,5 @@ def _chunks_from(
     def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         return RowBlock(X, y if ids_of_codes is None else ids_of_codes[y], w, rows)
 
-    for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
+    for start in range(first_chunk * chunk_rows, spool.n_rows, chunk_rows):
         yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

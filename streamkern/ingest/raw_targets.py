@@ -51,17 +51,21 @@ def as_native_targets(block: RawBlock) -> RawBlock:
     if y.dtype.kind not in OBJECT_OR_BYTES_KINDS:
         return block
     targets = [_decode(target, block, row) for row, target in enumerate(y.ravel().tolist())]
-    present = [target for target in targets if isinstance(target, str) or not is_missing(target)]
+    present_targets = [
+        target for target in targets if isinstance(target, str) or not is_missing(target)
+    ]
     converted: NDArray[Any]
-    if not present:
+    if not present_targets:
         return block
-    if all(isinstance(target, str) for target in present):
+    if all(isinstance(target, str) for target in present_targets):
         texts = [target if isinstance(target, str) else "" for target in targets]
         check_storable_text(block, texts)
         converted = np.array(texts)
-    elif all(isinstance(target, bool) for target in present) and len(present) == len(targets):
+    elif all(isinstance(target, bool) for target in present_targets) and len(
+        present_targets
+    ) == len(targets):
         converted = np.array(targets, bool)
-    elif all(isinstance(target, Decimal | float) for target in present):
+    elif all(isinstance(target, Decimal | float) for target in present_targets):
         converted = np.array(list(map(_as_float, targets)))
         if objects_are_rounded(block.y.ravel(), converted):
             warn_of_rounded_integers(f"the target of {block.location}")

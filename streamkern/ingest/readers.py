@@ -212,8 +212,8 @@ def _open_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> 
         return _file_reader(os.path.join(root, group.path), request, opener)
     names = RecordedArrays.from_form(opener.form.earlier_record)
     request = names.apply_to(request, partial(has_array, group))
-    X, *others = arrays_of_group(group, request, opener)
-    y, w = (*others, None, None)[:2]
+    X, *targets_and_weights = arrays_of_group(group, request, opener)
+    y, w = (*targets_and_weights, None, None)[:2]
     reader = open_memory(X, request._replace(y=y, w=w))
     reader.file_form = RecordedArrays.from_request(request).add_to_record(None)
     return reader

@@ -50,21 +50,21 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     own_targets = own_store is not None and request.targets and request.y is None
     mark_name = ATTRIBUTE if state is None and not opener.foreign else None
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         if name in own_arrays:
             return own_arrays[name]
         return _member(group, name, url, opener, mark_name, keep_missing=request.keeps_missing(i))
 
     identity: dict[str, Any] = {"kind": "zarr", "url": location, "asked": request.json()}
     if own_store is None:
-        arrays = named_arrays(partial(_get, group), read, request, location)
+        arrays = named_arrays(partial(_get, group), read_array, request, location)
         identity |= opener.reading_options
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     else:
         names = requested_names(request, location)
         if own_targets and request.w is None and "w" in own_arrays:
             names.append("w")  # weights of streamkern stores are kept
-        arrays = [read(i, name) for i, name in enumerate(names)]
+        arrays = [read_array(i, name) for i, name in enumerate(names)]
         identity["fingerprint"] = own_store.spec.fingerprint
     aligned = int((arrays[0].shards or arrays[0].chunks or (1,))[0])
     labels = None
@@ -95,12 +95,12 @@ def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener)
         raise ConfigError(f"{redact(location)} is a store that streamkern wrote", "give its URL")
     strict_group = _group(_strict(group.store, opener), redact(location), group.path)
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         return _member(
             strict_group, name, location, opener, None, keep_missing=request.keeps_missing(i)
         )
 
-    return named_arrays(partial(_get, strict_group), read, request, redact(location))
+    return named_arrays(partial(_get, strict_group), read_array, request, redact(location))
 
 
 def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:

@@ -414,11 +414,11 @@ class Attributed:
     def read(self, attributes: dict[str, Any]) -> Rows:
         if self.format == "hdf5":
             with h5py.File(self.place, "a") as file:
-                held = file[self.role].attrs
-                for k in list(held):
-                    del held[k]
+                attrs = file[self.role].attrs
+                for k in list(attrs):
+                    del attrs[k]
                 for k, v in attributes.items():
-                    held[k] = v
+                    attrs[k] = v
             return read(self.place, sample_weight="w")
         array: Any = self.group[self.role]
         array.attrs.put(attributes)
@@ -523,18 +523,18 @@ def xarray_cases(path: Path) -> Iterator[Case]:
     }  # fmt: skip
     for name, encoding in encodings.items():
         for gap in (False, True):
-            converted = data.copy(deep=True)
+            dataset = data.copy(deep=True)
             if gap:
-                converted["X"][4, 1] = np.nan
+                dataset["X"][4, 1] = np.nan
             for suffix in ("2.zarr", "3.zarr", ".nc", ".cdf"):
                 location = path / f"{name}{gap}{suffix}"
                 if encoding.get("dtype") == "u1" and location.suffix == ".cdf":
-                    continue
-                write_dataset(converted, location, {"X": encoding})
+                    continue  # the classic format has no unsigned bytes
+                write_dataset(dataset, location, {"X": encoding})
                 engine = {".zarr": "zarr", ".nc": "h5netcdf", ".cdf": "scipy"}[location.suffix]
                 options = {"consolidated": False} if engine == "zarr" else {}
-                with xr.open_dataset(location, engine=engine, **options) as seen:
-                    truth = seen["X"].values
+                with xr.open_dataset(location, engine=engine, **options) as reopened:
+                    truth = reopened["X"].values  # xarray is the independent truth
                 yield Case(
                     f"{location.name}", "X",
                     lambda location=location: read(location, sample_weight="w"),

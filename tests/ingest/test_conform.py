@@ -49,7 +49,8 @@ def blocks_of(*parts: Any) -> Iterator[tuple[Any, Any]]:
 def test_several_files_are_stored_in_common_dtype(
     tmp_path: Path, kind: str, first: Any, second: Any
 ) -> None:
-    paths, y = [tmp_path / f"{k}.{kind}" for k in range(2)], np.array([0.5, 1.5])
+    paths = [tmp_path / f"{k}.{kind}" for k in range(2)]
+    y = np.array([0.5, 1.5])
     for path, X in zip(paths, (first, second), strict=True):
         if kind == "npy":
             np.save(path, X)

@@ -35,6 +35,7 @@ D = decimal.Decimal
 def columns() -> Iterator[tuple[str, Any, list[Any]]]:
     """Yield a name, an Arrow type and values of each kind of column."""
     full = list(range(1, N + 1))
+    # Numbers: small ones, the largest of each type, fractions, NaN and infinity.
     for kind in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
         arrow = kind()
         yield str(arrow), arrow, full
@@ -50,6 +51,7 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
     for arrow in (pa.decimal128(10, 2), pa.decimal256(50, 2)):
         yield str(arrow), arrow, [D(f"{k}.25") for k in full]
     yield "decimal whole", pa.decimal128(10, 0), [D(k) for k in full]
+    # Dates, times and durations in each unit.
     for arrow in (pa.date32(), pa.date64()):
         yield str(arrow), arrow, [DAY + dt.timedelta(k) for k in range(N)]
     for unit in ("s", "ms", "us", "ns"):
@@ -61,6 +63,7 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
         yield f"duration {unit}", pa.duration(unit), [dt.timedelta(seconds=5 * k) for k in full]
     yield "time32", pa.time32("s"), [dt.time(1, 2, k) for k in full]
     yield "time64", pa.time64("us"), [dt.time(1, 2, k) for k in full]
+    # Text, categories and bytes, also bytes that are no text.
     for arrow in (pa.string(), pa.large_string(), pa.string_view()):
         yield str(arrow), arrow, WORDS
     for arrow in (pa.string(), pa.string_view(), pa.large_string()):
@@ -72,6 +75,7 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
         yield str(arrow), arrow, [k.encode() for k in WORDS]
         yield f"{arrow} raw", arrow, [b"\xff\xfe", b"a", b"b", b"\x80", b"a", b"b"]
     yield "fixed binary", pa.binary(2), [b"ab", b"cd"] * 3
+    # Cells that are no cells of a table, and numbers, dates and words as text.
     yield "list", pa.list_(pa.float64()), [[1.0, 2.0]] * N
     yield "fixed list", pa.list_(pa.float64(), 2), [[1.0, 2.0]] * N
     yield "struct", pa.struct([("p", pa.int64())]), [{"p": k} for k in full]
