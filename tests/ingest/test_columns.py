@@ -140,7 +140,9 @@ def test_headerless_file_cannot_follow_file_with_header(tmp_path: Path) -> None:
     assert (reader.columns, y.tolist()) == (None, ["0", "1"])
     for pair in (("bare.csv", "t.csv"), ("t.csv", "bare.csv")):
         write(tmp_path / "t.csv", "abl")
-        with pytest.raises(DataError, match=r"csv"):
+        with pytest.raises(
+            DataError, match=r"has a header, the other has none|bare\.csv has no header line"
+        ):
             read([tmp_path / name for name in pair], y=-1)
 
 

@@ -76,7 +76,7 @@ def test_numeric_column_names_are_a_header_or_refused() -> None:
             assert decide_header(frame.to_csv(index=False)) == "refused"
     assert decide_header('"7","3"\n1.5,2\n3,4\n') == "header"
     assert decide_header("7,3\n1,2\n3,4\n") == "row"
-    assert decide_header("7,3\n1,2\n3,4\n", known=("3", "7")) == "header"
+    assert decide_header("7,3\n1,2\n3,4\n", required=("3", "7")) == "header"
     assert decide_header("0,1,target\n5,2,3\n6,1,4\n8,9,1\n7,4,5\n5,6,8\n") == "header"
 
 

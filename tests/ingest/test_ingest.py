@@ -77,7 +77,7 @@ def row_numbers(store: Store) -> NDArray[np.int64]:
     n=st.integers(1, 700),
     seed=st.integers(0, 2**40),
     spill=st.booleans(),
-    known=st.booleans(),
+    knows_length=st.booleans(),
     pieces=st.integers(1, 5),
 )
 def test_spool_order_follows_keys_for_any_memory(
@@ -557,7 +557,7 @@ def test_streams_are_read_in_pieces(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array[10:12], [[40, 41, 42, 43], [44, 45, 46, 47]])
         np.testing.assert_array_equal(array[0:1], [[0, 1, 2, 3]])
         assert array[990:2000].shape == (10, 4)
-    with pytest.raises(DataError, match="header"):
+    with pytest.raises(DataError, match="ends inside its header"):
         idx_array(io.BytesIO(b"\0\0\x08\x03\0\0"), "short")
 
 

@@ -84,8 +84,8 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
         yield f"text {name}", pa.string(), cells
 
 
-def shown(value: Any, csv: bool) -> Any:
-    """Return a value as text of a CSV, or as JSON has it; TypeError where it has none."""
+def written_cell(value: Any, csv: bool) -> Any:
+    """Return a value as it stands in a CSV, or in JSON; raise TypeError if it cannot."""
     if value is None:
         return "" if csv else None
     if isinstance(value, bool | str | int | float):
@@ -116,14 +116,17 @@ def writers(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path
     })  # fmt: skip
 
     def text(path: Path, delimiter: str) -> None:
-        rows = [[shown(value, True), str(float(k)), str(k + 0.5)] for k, value in enumerate(values)]
+        rows = [
+            [written_cell(value, True), str(float(k)), str(k + 0.5)]
+            for k, value in enumerate(values)
+        ]
         quoted = [[f'"{k}"' if delimiter in k else k for k in row] for row in rows]
         lines = [delimiter.join(row) + "\n" for row in [["c", "f", "t"], *quoted]]
         path.write_text("".join(lines))
 
     def lines(path: Path) -> None:
         rows = [
-            {"c": shown(value, False), "f": float(k), "t": k + 0.5}
+            {"c": written_cell(value, False), "f": float(k), "t": k + 0.5}
             for k, value in enumerate(values)
         ]
         path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
@@ -163,31 +166,32 @@ def truth(value: Any, role: str, file: str) -> Any:
 
 
 def expected(values: list[Any], role: str, targets: str, file: str) -> list[Any]:
-    """Return the truth of all cells. Text of numbers is numbers where these are wanted."""
-    text = file in ("csv", "tsv")
-    if text and role == "target" and targets == "classes":
-        return [shown(value, True) for value in values]
-    rows_read = [truth(value, role, file) for value in values]
+    """Return the cells as they must be read; numbers written as text may become numbers."""
+    is_text = file in ("csv", "tsv")
+    if is_text and role == "target" and targets == "classes":
+        return [written_cell(value, True) for value in values]
+    cells = [truth(value, role, file) for value in values]
     if role == "feature":
-        rows_read = [None if k == "" or (text and k == "NA") else k for k in rows_read]
+        cells = [None if k == "" or (is_text and k == "NA") else k for k in cells]
     # Numbers of a CSV are read in float64, pandas has those beside missing ones in float64, and
     # weights are kept in float32.
-    of_pandas = file == "pandas" and None in rows_read and max(map(_size, rows_read)) > 2**53
-    if (text and targets == "values") or of_pandas or role == "weight":
-        rows_read = [float(k) if isinstance(k, int) else k for k in rows_read]
-    if targets != "classes" and all(k is None or isinstance(k, str) for k in rows_read):
+    floats_of_pandas = file == "pandas" and None in cells and max(map(_size, cells)) > 2**53
+    if (is_text and targets == "values") or floats_of_pandas or role == "weight":
+        cells = [float(k) if isinstance(k, int) else k for k in cells]
+    if targets != "classes" and all(k is None or isinstance(k, str) for k in cells):
         try:
-            numbers = [None if k is None else float(k) for k in rows_read]
+            numbers = [None if k is None else float(k) for k in cells]
         except ValueError:
-            return rows_read
-        labels = (
-            targets == "auto" and role == "target" and all(k and k.isdigit() for k in rows_read)
+            return cells
+        are_labels = (
+            targets == "auto" and role == "target" and all(k and k.isdigit() for k in cells)
         )
-        return rows_read if labels else numbers
-    return rows_read
+        return cells if are_labels else numbers
+    return cells
 
 
 def _size(value: Any) -> float:
+    """Return the magnitude of an integer; 0 for any other value."""
     return abs(value) if isinstance(value, int) else 0
 
 
@@ -206,7 +210,7 @@ def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
 def test_every_cell_is_read_correctly_or_refused(part: int, tmp_path: Path) -> None:
     """Check random cells of the table, in six parts."""
     counts: Counter[str] = Counter()
-    wrong, draw = [], random.Random(0)
+    failures, draw = [], random.Random(0)
     for label, arrow, values, role, targets in cases():
         for file, write in writers(arrow, values):
             if draw.randrange(6) != part:
@@ -218,11 +222,11 @@ def test_every_cell_is_read_correctly_or_refused(part: int, tmp_path: Path) -> N
                 continue  # the format has no such cells
             inputs = path if written is None or isinstance(written, str) else written
             expected_rows = expected(values, role, targets, file)
-            rows_read = classify(partial(read_role, inputs, role, targets), expected_rows)
-            counts[rows_read if rows_read in GOOD else "wrong"] += 1
-            if rows_read not in GOOD:
-                wrong.append(f"{file}: {label}: {rows_read}")
-    assert not wrong, f"{len(wrong)} of {counts.total()}:\n" + "\n".join(wrong)
+            outcome = classify(partial(read_role, inputs, role, targets), expected_rows)
+            counts[outcome if outcome in GOOD else "wrong"] += 1
+            if outcome not in GOOD:
+                failures.append(f"{file}: {label}: {outcome}")
+    assert not failures, f"{len(failures)} of {counts.total()}:\n" + "\n".join(failures)
     assert counts.total() > 650
     assert counts[EXACT] > 160
     assert counts[REFUSED] > 160
