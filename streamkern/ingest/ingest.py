@@ -234,15 +234,13 @@ def ingest(
             chooses_columns=options.chooses_columns(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        open_encoded = partial(
-            options.reader, open_input, convert, seed, block_size(memory), progress
-        )
+        reopen = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
         make_writer = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled = spool_table(reader, open_encoded, options, spool, identity, spill)
+        spooled = spool_table(reader, reopen, options, spool, identity, spill)
         return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
 
 
