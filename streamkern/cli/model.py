@@ -139,7 +139,7 @@ def reading_options(
         "missing": missing,
         "external": external,
         "foreign": foreign,
-        "form": FileForm(*form.values()).checked(),
+        "form": FileForm(*form.values()).normalise(),
     }
 
 

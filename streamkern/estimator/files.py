@@ -29,12 +29,13 @@ from streamkern.filesystem.abandoned import FIT_PREFIX, create_locked_folder, re
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, as_list
+from streamkern.ingest.convert_data import ConvertedData, convert_data
+from streamkern.ingest.convert_input import are_paths, convert_input
 from streamkern.ingest.frames import are_names, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import hub_names, is_hub_dataset
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
 from streamkern.ingest.path_patterns import expand_paths
-from streamkern.ingest.received import Received, are_paths, convert_received, received_data
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
@@ -91,7 +92,7 @@ def _option_hint(message: str) -> str:
 
 def resolve_data(
     X: Any, y: Any = None, sample_weight: Any = None, expected: Schema | None = None
-) -> Received:
+) -> ConvertedData:
     """Return rows, targets and weights, with names replaced by the columns or arrays they mean.
 
     Parameters
@@ -102,7 +103,7 @@ def resolve_data(
 
     Returns
     -------
-    data : as from `received_data`; for a store whose arrays are named, its source as X.
+    data : as from `convert_data`; for a store whose arrays are named, its source as X.
 
     Raises
     ------
@@ -114,19 +115,19 @@ def resolve_data(
     if _is_store(X):
         return _resolve_store(X, y, sample_weight, expected)
     if expected is None:
-        return received_data(X, y, sample_weight, DEFAULT_ARRAYS)
+        return convert_data(X, y, sample_weight, DEFAULT_ARRAYS)
     arrays = expected.named_arrays
     if is_hub_dataset(X):
         X, y, sample_weight = _resolve_hub_data(X, y, sample_weight, expected)
-    data = received_data(X, y, sample_weight, arrays)
+    data = convert_data(X, y, sample_weight, arrays)
     if data.y is None and (names := _find_targets(data.X, expected)):
-        data = received_data(data.X, names, data.sample_weight, arrays)
+        data = convert_data(data.X, names, data.sample_weight, arrays)
     if data.sample_weight is not None:
         return data
     return data._replace(sample_weight=_find_weights(data.X, expected))
 
 
-def _resolve_store(X: Any, y: Any, sample_weight: Any, expected: Schema | None) -> Received:
+def _resolve_store(X: Any, y: Any, sample_weight: Any, expected: Schema | None) -> ConvertedData:
     """Return the result of `resolve_data` for a store; y and sample_weight must be names."""
     for name, array in (("y", y), ("sample_weight", sample_weight)):
         if array is not None and not isinstance(array, str):
@@ -135,17 +136,19 @@ def _resolve_store(X: Any, y: Any, sample_weight: Any, expected: Schema | None) 
     if group is not None:
         if expected is not None:
             request = ReadRequest(None, y, sample_weight)
-            request = expected.named_arrays.filled(request, partial(has_array, group))
+            request = expected.named_arrays.apply_to(request, partial(has_array, group))
             x, y, sample_weight = request.x, request.y, request.w
         # Text must be encoded, so arrays with text are read into memory like a table.
         arrays = arrays_with_text(group, x or "X", "y" if y is None else y, sample_weight)
         if arrays is not None:
             names = None if y is None else (y,)
-            data = received_data(*arrays)
-            return data._replace(names=names, of_columns=y is not None, weight_column=sample_weight)
+            data = convert_data(*arrays)
+            return data._replace(
+                names=names, targets_are_columns=y is not None, weight_column=sample_weight
+            )
     if x is None and y is None and sample_weight is None:
-        return Received(X, None, None)
-    return Received(_open_named_arrays(X, y, sample_weight, x or "X"), None, None)
+        return ConvertedData(X, None, None)
+    return ConvertedData(_open_named_arrays(X, y, sample_weight, x or "X"), None, None)
 
 
 def _resolve_hub_data(X: Any, y: Any, sample_weight: Any, expected: Schema) -> tuple[Any, Any, Any]:
@@ -191,7 +194,7 @@ def _find_weights(X: Any, expected: Schema) -> Any:
         or not (is_frame(X) or is_dask_table(X))
     ):
         return None
-    return convert_received(X[name], "sample_weight") if name in X.columns else None
+    return convert_input(X[name], "sample_weight") if name in X.columns else None
 
 
 def _has_targets(X: Any) -> bool:
@@ -214,7 +217,9 @@ def open_without_targets(X: Any, schema: Schema) -> BaseSource:
     """Return a source of the rows of a store, or of other streamed data, without targets."""
     group = _foreign_group(X)
     if group is not None:
-        request = schema.named_arrays.filled(ReadRequest(targets=False), partial(has_array, group))
+        request = schema.named_arrays.apply_to(
+            ReadRequest(targets=False), partial(has_array, group)
+        )
         if request.x is not None:
             return ZarrSource(X, x=request.x, y=None)
     return open_stream(X, targets=False)

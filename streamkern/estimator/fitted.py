@@ -19,8 +19,8 @@ from streamkern.estimator.labels import Labels
 from streamkern.estimator.parameter_values import ParameterValue
 from streamkern.estimator.report import fit_report
 from streamkern.ingest.columns import DEFAULT_ARRAYS, RecordedArrays
-from streamkern.ingest.encoding_options import Like
-from streamkern.ingest.received import Received
+from streamkern.ingest.convert_data import ConvertedData
+from streamkern.ingest.encoding_options import ReferenceData
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
@@ -131,12 +131,12 @@ class Schema:
             arrays=model.arrays,
         )  # fmt: skip
 
-    def record_columns(self, source: BaseSource, data: Received) -> Self:
+    def record_columns(self, source: BaseSource, data: ConvertedData) -> Self:
         """Return a schema with the names of the columns of targets and weights in `data`.
 
         The names are also set on `source`, which a run records.
         """
-        if data.of_columns:
+        if data.targets_are_columns:
             source.target_columns = tuple(map(str, data.names or ()))
         elif data.weight_column is None:
             return self
@@ -149,11 +149,12 @@ class Schema:
         """Names of the arrays and columns to read from later data."""
         return self.arrays.with_columns(self.target_columns, self.weight_column)
 
-    def to_like(self) -> Like:
+    def to_like(self) -> ReferenceData:
         """Return the encoder, names and file form with which files of the same table are read."""
         encoder = None if self.encoder is None else Encoder.from_json(self.encoder, "the model")
-        form = self.named_arrays.added(self.file_form)
-        return Like(encoder, self.given_columns, self.target_columns, self.weight_column, form)
+        form = self.named_arrays.add_to_record(self.file_form)
+        names = self.given_columns, self.target_columns, self.weight_column
+        return ReferenceData(encoder, *names, form)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the schema that a run directory records beside the model, as JSON."""

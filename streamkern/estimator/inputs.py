@@ -18,14 +18,18 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.convert_input import are_paths
 from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
 from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
-from streamkern.ingest.received import are_paths
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import fit
-from streamkern.ingest.tables.key_columns import IndexDetector, array_is_rounded, warn_of_rounded
-from streamkern.ingest.tables.scan import Declared
+from streamkern.ingest.tables.key_columns import (
+    IndexDetector,
+    array_is_rounded,
+    warn_of_rounded_integers,
+)
+from streamkern.ingest.tables.scan import ColumnDeclarations
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
@@ -104,7 +108,7 @@ def _lazy_rows(X: Any) -> Any:
 def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
     """Return numbers as float64, with a warning if whole numbers are rounded."""
     if array_is_rounded(values):
-        warn_of_rounded(name)
+        warn_of_rounded_integers(name)
     return values.astype(np.float64)
 
 
@@ -167,7 +171,7 @@ def checked_rows(
     refuse_packed(X, "X")
     values = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
     if reset and isinstance(values, np.ndarray) and array_is_rounded(values):
-        warn_of_rounded("X")
+        warn_of_rounded_integers("X")
     with shorten_errors(X, "X"):
         if is_frame(X):
             rows = _checked_frame(estimator, X, numbers, reset=reset)
@@ -362,8 +366,8 @@ def fit_encoder(
             "float64 or dictionary_encode()"
         )
     fitted = fit(
-        _TableReader(table, y), lambda block: TargetConverter(block, kind), Declared(), MISSING,
-        seed, 0, option_names=remedies, typed=True,
+        _TableReader(table, y), lambda block: TargetConverter(block, kind), ColumnDeclarations(),
+        MISSING, seed, 0, option_names=remedies, has_types=True,
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
     return np.concatenate(features), fitted.encoder

@@ -21,9 +21,9 @@ from streamkern.estimator.fitted import FittedAttribute, Schema
 from streamkern.estimator.lazy import is_lazy, predict_lazy_array, predict_lazy_frame
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.opened_model import ModelOpeningMixin
+from streamkern.ingest.convert_input import convert_input
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.numeric import frame_numbers
-from streamkern.ingest.received import convert_received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.prediction_table import QUANTILE_TOLERANCE, OutputFormat
@@ -148,7 +148,7 @@ class PredictionMixin(ModelOpeningMixin):
 
         method : name of the method that computes the predictions from f(X), such as "_labels"
         """
-        X = convert_received(X, "X")
+        X = convert_input(X, "X")
         if not is_lazy(X):
             return self._in_container(getattr(self, method)(self._values(X)), X, method)
         X = self._without_targets(X, self._state.schema)
@@ -286,11 +286,11 @@ class PredictionMixin(ModelOpeningMixin):
 
     @staticmethod
     def _check_not_lazy(X: Any, request: str) -> Any:
-        """Return X, see `convert_received`; ConfigError if it is lazy.
+        """Return X, see `convert_input`; ConfigError if it is lazy.
 
         request : the argument that needs rows in memory, for the message
         """
-        X = convert_received(X, "X")
+        X = convert_input(X, "X")
         if is_lazy(X):
             raise ConfigError(
                 f"{request} is not available for Dask arrays, whose predictions are lazy",
@@ -309,7 +309,7 @@ class PredictionMixin(ModelOpeningMixin):
 
         stack : closes the files that this method opens
         """
-        X, schema = convert_received(X, "X"), self._state.schema
+        X, schema = convert_input(X, "X"), self._state.schema
         if is_files(X):
             return stack.enter_context(open_file_rows(X, schema, targets=False))
         if inputs.is_stream(X):

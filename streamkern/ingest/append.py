@@ -28,13 +28,13 @@ from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.columns import recorded_form
-from streamkern.ingest.first_pass import Spooled, spool_rows
+from streamkern.ingest.convert_data import convert_for_store
+from streamkern.ingest.first_pass import SpooledRows, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import is_path, kind_by_ending
 from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
-from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
@@ -73,13 +73,13 @@ def append(
 
     Parameters
     ----------
-    inputs, x, sample_weight, input_options, missing, external, foreign
+    inputs, x, input_options, missing, external, foreign
         As for `ingest`. Columns are taken by the names that the store has, in its order.
     store : str or path
         A finished streamkern store on a disk.
-    y
-        As for `ingest`; for a table by default the target columns of the store, and the weights by
-        default the column that the store has them from.
+    y, sample_weight
+        As for `ingest`; for a table by default the target columns of the store, and the column of
+        its weights.
     shuffle, seed
         Order of the new rows among themselves.
     dtype : dtype, optional
@@ -96,48 +96,50 @@ def append(
     Raises
     ------
     ConfigError, StoreNotFoundError
-        There is no such store, or it is not on a disk.
+        If there is no such store, or it is not on a disk.
     DataError, NonFiniteError
-        Rows do not fit the store, which stays as it was; or another call is appending to it.
+        If rows do not fit the store, which stays as it was; or if another call appends to it.
     OSError
-        Also when the disk is full: run the same command again to resume.
+        If reading or writing fails, also because the disk is full: run the same command again to
+        resume.
     """
     checked_int("seed", seed, 0)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     path = _checked_store_path(store)
-    form = form.checked()._replace(recorded=recorded_form(open_store(path).spec) or {})
+    form = form.normalise()._replace(earlier_record=recorded_form(open_store(path).spec) or {})
     inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
-    inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
+    inputs, x, y, sample_weight, form = convert_for_store(inputs, x, y, sample_weight, form)
     folder = scratch_folder(path, ending=".append")
     with warned_once(), ExitStack() as files, Scratch(folder) as spill:
         spill.claim()
         try:
-            old = open_store(path)
-            _check_store(old, dtype)
+            old_store = open_store(path)
+            _check_store(old_store, dtype)
+            spec = old_store.spec
             if is_table(inputs, form):
-                y = list(old.spec.target_columns or ()) or None if y is None else y
-                weighted = sample_weight is not None
-                sample_weight = sample_weight if weighted else old.spec.weight_column
+                y = list(spec.target_columns or ()) or None if y is None else y
+                if sample_weight is None:
+                    sample_weight = spec.weight_column
             open_input = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
-            reader = _reader(open_input, old.spec, is_table(inputs, form))
+            reader = _reader(open_input, spec, is_table(inputs, form))
             refuse_same_location(input_paths(inputs), path)
-            _check_names(reader, old.spec, x)
+            _check_names(reader, spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
                 plan["drop_missing_targets"] = True
             complete_append(path)
-            if not _is_appended(old, plan):
+            if not _is_last_append(old_store, plan):
                 key = json_digest(plan)
-                kind = "values" if old.spec.classes is None else "classes"
+                kind = "values" if spec.classes is None else "classes"
                 rows = spool_rows(
-                    reader, files, plan["seed"], key, spill, kind, dtype, memory, progress, old.spec
+                    reader, files, plan["seed"], key, spill, kind, dtype, memory, progress, spec
                 )
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
@@ -152,7 +154,7 @@ def append(
 
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     """Raise DataError for svmlight files if the store lacks their first feature number."""
-    is_recorded = (form.recorded or {}).get("format") == "svmlight"
+    is_recorded = (form.earlier_record or {}).get("format") == "svmlight"
     if is_recorded or not is_path(next(iter(input_paths(inputs)), None)):
         return
     if form.format == "svmlight" or "svmlight" in map(kind_by_ending, input_paths(inputs)):
@@ -164,9 +166,9 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
         )
 
 
-def _reader(open_input: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
+def _reader(open_input: Callable[..., Reader], spec: StoreSpec, is_table: bool) -> Reader:
     """Return a reader of rows with the columns of the store, encoded if the store is."""
-    if spec.encoder is not None and table:
+    if spec.encoder is not None and is_table:
         return encoded_reader(open_input, Encoder.from_json(spec.encoder, "the store"))
     reader = open_input(columns=spec.columns)
     check_encoder(reader.encoder, spec.encoder, "the data to append")
@@ -224,8 +226,11 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
         )
 
 
-def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
-    """Return whether the same call appended the last rows of the store."""
+def _is_last_append(store: Store, plan: Mapping[str, Any]) -> bool:
+    """Return whether the same call appended the last rows of the store.
+
+    Raises DataError if the rows cannot be compared, as those of an iterator.
+    """
     if store.stored.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:
@@ -239,39 +244,42 @@ def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
 
 
 def _write(
-    rows: Spooled, path: os.PathLike[str], reader: Reader, key: str, memory: int,
+    rows: SpooledRows, path: os.PathLike[str], reader: Reader, key: str, memory: int,
     progress: Progress | None,
 ) -> None:  # fmt: skip
     """Write the spooled rows to the store as new chunks, and publish them."""
     spool, values = rows.spool, rows.values
     appender = StoreAppender(
-        path, spool.n_rows, rows.files.counts if reader.files else (), key, rows.files.dropped
+        path, spool.n_rows, rows.files.row_counts if reader.files else (), key, rows.files.n_dropped
     )
     spec = appender.spec
-    ranks = None
+    ids_of_codes = None
     if spec.classes is not None:
         known_classes = KnownClasses(spec.classes, spec.label_dtype)
-        ranks = np.array([known_classes.find(label) for label in values.labels], np.int64)
+        ids_of_codes = np.array([known_classes.find(label) for label in values.labels], np.int64)
     n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
-    fill_store(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
+    fill_store(appender, partial(_chunks_from, spool, ids_of_codes, appender), n_ahead, progress)
 
 
 def _chunks_from(
-    spool: Spool, ranks: NDArray[Any] | None, appender: StoreAppender, first: int
+    spool: Spool, ids_of_codes: NDArray[Any] | None, appender: StoreAppender, first_chunk: int
 ) -> Iterator[Callable[[], RowBlock]]:
-    """Yield calls that make chunk `first` and the following ones."""
+    """Yield calls that make chunk `first_chunk` and the following ones.
+
+    ids_of_codes : class id of each provisional code; None for values
+    """
     spec = appender.spec
-    before = spec.n_rows - spool.n_rows
+    n_old = spec.n_rows - spool.n_rows
 
     def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
-        y = y if ranks is None else ranks[y].astype(spec.y_dtype)
+        y = y if ids_of_codes is None else ids_of_codes[y].astype(spec.y_dtype)
         new_rows = RowBlock(
-            X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW_NUMBER_DTYPE.type(before)
+            X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW_NUMBER_DTYPE.type(n_old)
         )
         return new_rows if head is None else concatenate_blocks([head, new_rows])
 
-    for i in range(first, spec.n_chunks):
-        start = max(i * spec.chunk_rows, before)
+    for i in range(first_chunk, spec.n_chunks):
+        start = max(i * spec.chunk_rows, n_old)
         stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
         head = appender.head if start > i * spec.chunk_rows else None
-        yield partial(chunk, head, *spool.rows(start - before, stop - before))
+        yield partial(chunk, head, *spool.rows(start - n_old, stop - n_old))

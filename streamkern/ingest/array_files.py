@@ -56,15 +56,15 @@ class FileArray:
         if start != self._row:
             self._file.seek(self._data + start * self._row_bytes)
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        if n_missing := _fill(out.reshape(-1).view(np.uint8), self._file):
+        if n_missing := _read_into(out.reshape(-1).view(np.uint8), self._file):
             row = stop - 1 - (n_missing - 1) // self._row_bytes
-            raise _truncated(self._location, f"row {row} of {self.shape[0]}")
+            raise _truncation_error(self._location, f"row {row} of {self.shape[0]}")
         self._row = stop
         if stop == self.shape[0]:
-            self._refuse_more()
+            self._check_end()
         return out
 
-    def _refuse_more(self) -> None:
+    def _check_end(self) -> None:
         """Raise DataError if the file continues after the last row.
 
         Reading on also makes a compressed file verify its checksum, which follows the rows.
@@ -86,15 +86,15 @@ class FortranArray(FileArray):
         pieces = out.reshape(-1, stop - start).view(np.uint8) if out.size else out
         for k, piece in enumerate(pieces):
             self._file.seek(self._data + (k * self.shape[0] + start) * size)
-            if _fill(piece, self._file):
-                raise _truncated(self._location, "its data")
+            if _read_into(piece, self._file):
+                raise _truncation_error(self._location, "its data")
         if stop == self.shape[0]:
             self._file.seek(self._data + math.prod(self.shape) * size)
-            self._refuse_more()
+            self._check_end()
         return out.transpose()
 
 
-def _fill(out: NDArray[np.uint8], file: Any) -> int:
+def _read_into(out: NDArray[np.uint8], file: Any) -> int:
     """Fill bytes (k,) from a file; return the number of bytes that it lacks."""
     unread = out.data
     while unread and (n := file.readinto(unread[: 1 << 24])):
@@ -102,9 +102,10 @@ def _fill(out: NDArray[np.uint8], file: Any) -> int:
     return len(unread)
 
 
-def _truncated(location: str, inside: str) -> DataError:
+def _truncation_error(location: str, part: str) -> DataError:
+    """Return the error for a file that ends inside a part of its content."""
     return DataError(
-        f"{location} ends inside {inside}", "the file is truncated: copy it again from its source"
+        f"{location} ends inside {part}", "the file is truncated: copy it again from its source"
     )
 
 
@@ -138,7 +139,7 @@ def idx_array(file: IO[bytes], location: str, opener: FileOpener | None = None) 
         raise DataError(f"{location} is not a valid IDX file", "copy it again from its source")
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
-        raise _truncated(location, "its header")
+        raise _truncation_error(location, "its header")
     shape = struct.unpack(f">{head[3]}I", sizes)
     return FileArray(file, location, shape, np.dtype(IDX_DTYPES[head[2]]))
 
@@ -158,7 +159,7 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
             opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
         )
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         array = open_array(name)
         if array is None:
             raise StoreNotFoundError(
@@ -173,10 +174,11 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
             )
         return array
 
-    return ArrayReader(named_arrays(open_array, read, request, location), location, identity)
+    return ArrayReader(named_arrays(open_array, read_array, request, location), location, identity)
 
 
 def _archive(file: Any, location: str) -> zipfile.ZipFile:
+    """Return an open .npz archive; raise DataError for any other file."""
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
@@ -193,18 +195,21 @@ def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
 
 
 def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
-    """Return the rows of a matrix that SciPy saved: CSR is read by pieces, others are converted."""
+    """Return the rows of a matrix of scipy.sparse.save_npz; only CSR is read by pieces.
+
+    names : names of the files in the archive, from `sparse_names`
+    """
     location = redact(url)
     archive = opener.keep(_archive(opener.open(url), location))
 
-    def member(name: str) -> Any:
+    def read_member(name: str) -> Any:
         if f"{name}.npy" not in names:
             raise DataError(f"{location} is not a sparse matrix: it has no {name}", "save it again")
         return npy_array(
             opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
         )
 
-    form, shape = _read_all(member("format")).item(), _read_all(member("shape"))
+    form, shape = _read_all(read_member("format")).item(), _read_all(read_member("shape"))
     form = form.decode() if isinstance(form, bytes) else str(form)
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
         raise DataError(
@@ -213,7 +218,7 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
             "save it again with scipy.sparse.save_npz",
         )
     if form == "csr":
-        parts = member("data"), member("indices"), _read_all(member("indptr"))
+        parts = read_member("data"), read_member("indices"), _read_all(read_member("indptr"))
         return SparseRows(parts, (int(shape[0]), int(shape[1])), location)
     size = sum(info.file_size for info in archive.infolist())
     return read_converted(lambda: sp.load_npz(opener.open(url)), size, location, opener.memory)
@@ -247,24 +252,24 @@ def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
 def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     location = redact(url)
-    opened = [_array_in(url, kind, opener)]
-    if getattr(opened[0][0].dtype, "names", None):
+    arrays_and_identities = [_array_in(url, kind, opener)]
+    if getattr(arrays_and_identities[0][0].dtype, "names", None):
         raise DataError(
             f"{location} holds a structured array, whose fields are columns",
             f"give the array itself, numpy.load({location!r}), instead of the file",
         )
     if request.targets:
-        target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
+        target = _labels_file_of_images(url) if kind == "idx" and request.y is None else request.y
         if target is None:
             raise ConfigError(
                 f"{location} holds only X", f"give {mention('y=')}, a file or an array"
             )
-        opened.append(
-            _array_beside(target, "y", opener, location, keep_missing=request.drop_missing)
+        arrays_and_identities.append(
+            _array_of_source(target, "y", opener, location, keep_missing=request.drop_missing)
         )
     if request.reads_weights:
-        opened.append(_array_beside(request.w, "sample_weight", opener, location))
-    arrays, identities = zip(*opened, strict=True)
+        arrays_and_identities.append(_array_of_source(request.w, "sample_weight", opener, location))
+    arrays, identities = zip(*arrays_and_identities, strict=True)
     chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)
     return ArrayReader(arrays, location, list(identities), aligned=(chunks or (1,))[0])
 
@@ -272,7 +277,7 @@ def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpe
 def _array_in(
     url: Url, kind: str, opener: FileOpener, *, keep_missing: bool = False
 ) -> tuple[Any, Any]:
-    """Return the array of such a file or store, and its identity."""
+    """Return the array of a file or store that holds X alone, and its identity."""
     if kind == "zarr" and (array := zarr_array(url, opener, keep_missing=keep_missing)) is not None:
         return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
     identity = opener.identity(url)
@@ -281,10 +286,13 @@ def _array_in(
     return SINGLE_ARRAY_FORMATS[kind](opener.open(url), redact(url), opener), identity
 
 
-def _array_beside(
+def _array_of_source(
     source: Any, name: str, opener: FileOpener, location: str, *, keep_missing: bool = False
 ) -> tuple[Any, Any]:
-    """Return the array of `source`, a file or data in memory, and its identity."""
+    """Return the array of `source`, a file or data in memory, and its identity.
+
+    name, location : "y" or "sample_weight" and the file of X, for messages
+    """
     if not is_path(source):
         array = np.asarray(source)
         return array, ends_digest(array)
@@ -297,10 +305,10 @@ def _array_beside(
     return _array_in(source, kind, opener, keep_missing=keep_missing)
 
 
-def _labels_beside(url: Url) -> str | None:
-    """Return the labels file by MNIST's naming, if the images file follows it; otherwise None."""
+def _labels_file_of_images(url: Url) -> str | None:
+    """Return the URL of the labels of a file of images named as in MNIST; otherwise None."""
     text = str(url)
-    for old, new in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
-        if old in text:
-            return text.replace(old, new)
+    for images, labels in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
+        if images in text:
+            return text.replace(images, labels)
     return None

@@ -22,14 +22,14 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import MISSING_CHUNK_TEXT
-from streamkern.ingest.columns import ReadRequest, split_columns
+from streamkern.ingest.columns import ReadRequest, assign_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.convert_input import convert_input, convert_targets
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
 from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
 from streamkern.ingest.numeric import frame_numbers, is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.reader import Reader, rows_with_targets
-from streamkern.ingest.received import convert_received, received_targets
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
@@ -45,20 +45,15 @@ class ArrayReader(Reader):
     Parameters
     ----------
     arrays : X; X and y; or X, y and w
-    location : str
-        Name in messages.
-    identity : JSON
-        Identifies the data, so that an interrupted ingest is not resumed with other data.
-    aligned : int
-        Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
-    labels : array, optional
-        Labels of classes; y then holds indices into them.
-    columns, target_columns : sequences of str, optional
-        Names of the columns of X, as returned, and of y.
-    order : sequence of int, optional
-        The columns of X to return; by default all in their order.
-    encoder : JSON, optional
-        The encoder that made the columns.
+    location : name of the input in messages
+    identity : JSON that identifies the data, so that an interrupted ingest is not resumed with
+        other data
+    aligned : rows per block are a multiple of this where possible (chunks of Zarr and HDF5)
+    labels : labels of classes; y then holds indices into them
+    columns : names of the columns of X, as returned; None if they have none
+    target_columns : names of the columns of y; None if they have none
+    order : indices of the columns of X to return; by default all in their order
+    encoder : JSON of the encoder that made the columns
     """
 
     def __init__(
@@ -69,10 +64,12 @@ class ArrayReader(Reader):
     ) -> None:  # fmt: skip
         X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
-            lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"
+            stack_lists = ""
+            if np.dtype(X.dtype) == object:
+                stack_lists = ", numpy.stack(X[:]) if it holds lists"
             raise DataError(
                 f"X of {location} has the shape {tuple(X.shape)}, but must have rows and columns",
-                f"write it as (n, d), X.reshape(-1, 1) if it is one feature{lists}",
+                f"write it as (n, d), X.reshape(-1, 1) if it is one feature{stack_lists}",
             )
         if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(
@@ -88,6 +85,7 @@ class ArrayReader(Reader):
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._location = X, y, w, location
         self._aligned, self._labels = aligned, labels
+        # The length of the longest row is needed if sparse rows stay packed.
         if is_sparse(X):
             self.sparse_shape = int(X.shape[1]), longest_row(X.indptr, X.shape[1])
         elif isinstance(X, SparseRows | StoredSparseRows):
@@ -170,17 +168,20 @@ def requested_names(request: ReadRequest, location: str) -> list[str]:
 
 
 def named_arrays(
-    find: Callable[[str], Any], read: Callable[[int, str], Any], request: ReadRequest, location: str
+    find: Callable[[str], Any],
+    read_array: Callable[[int, str], Any],
+    request: ReadRequest,
+    location: str,
 ) -> list[Any]:
     """Return the arrays X, y and w that are requested by name from a file or group.
 
     find : returns a member by its name, None if there is none
-    read : returns the decoded array, given its index among X, y and w and its name
+    read_array : returns the decoded array, given its index among X, y and w and its name
     """
     names = requested_names(request, location)
-    X, *others = map(find, names)
-    check_dimensions(X, *zip(names[1:], others, strict=True))
-    arrays = [read(i, name) for i, name in enumerate(names)]
+    X, *targets_and_weights = map(find, names)
+    check_dimensions(X, *zip(names[1:], targets_and_weights, strict=True))
+    arrays = [read_array(i, name) for i, name in enumerate(names)]
     warn_of_weights(find, request, arrays[0], location)
     return arrays
 
@@ -207,8 +208,8 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     X = numeric(X.tocsr() if is_sparse(X) else X)
     if len(X.shape) < 2:
         raise no_rows(X)
-    others = [k for k in (request.y, request.w) if k is not None and request.targets]
-    inputs = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in others)]
+    roles = [a for a in (request.y, request.w) if a is not None and request.targets]
+    inputs = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in roles)]
     names = ("X", "y", "sample_weight")
     for array, name in zip(inputs, names, strict=False):
         if any(size != size for size in array.shape):  # NaN: rows that Dask has not counted
@@ -216,7 +217,10 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
                 f"{name} is a Dask array with an unknown number of rows",
                 f"call {name}.compute_chunk_sizes()",
             )
-    arrays = [_decoded(a, names[i], keep_missing=request.keeps(i)) for i, a in enumerate(inputs)]
+    arrays = [
+        _decode_array(a, names[i], keep_missing=request.keeps_missing(i))
+        for i, a in enumerate(inputs)
+    ]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
@@ -224,6 +228,7 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     parts = [
         part for a in arrays for part in ([a.data, a.indices, a.indptr] if is_sparse(a) else [a])
     ]
+    # Arrays in memory are identified by all of their values, others by their first and last rows.
     if all(type(a) is np.ndarray for a in parts):
         identity |= {"kind": "arrays in memory", "contents": [content_checksum(a) for a in parts]}
     else:  # reading them may take as long as the ingest
@@ -240,18 +245,18 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
     if request.y is None or isinstance(request.y, str | int | list | tuple):
-        split = split_columns([str(name) for name in table.columns], request, "X")
-        columns = [list(split.targets), *([list(split.weights)] if split.weights else [])]
+        roles = assign_columns([str(name) for name in table.columns], request, "X")
+        columns = [list(roles.targets), *([list(roles.weights)] if roles.weights else [])]
         y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
         request = request._replace(y=y, w=w[0] if w else None)
-        table = table[list(split.features)]
+        table = table[list(roles.features)]
     names = names_of_columns(table)
     reader = open_memory(with_lengths(table, "X"), request)
     reader.columns = names
     return reader
 
 
-def _decoded(array: Any, name: str, *, keep_missing: bool) -> Any:
+def _decode_array(array: Any, name: str, *, keep_missing: bool) -> Any:
     """Return an array of zarr, h5py or xarray decoded by its attributes."""
     if not hasattr(array, "attrs"):
         return array
@@ -274,7 +279,7 @@ def ends_digest(*arrays: NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         plain = array
-        if array.dtype.kind in "OT":  # hex: a long integer has no decimal text
+        if array.dtype.kind in "OT":  # hex, because Python refuses to write long integers decimally
             plain = np.array([hex(k) if type(k) is int else str(k) for k in array.ravel().tolist()])
         digest.update(f"{plain.shape} {plain.dtype}".encode())
         digest.update(np.ascontiguousarray(plain).tobytes())
@@ -285,7 +290,7 @@ class BlockReader(Reader):
     """Reader of an iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
 
     def __init__(self, pairs: Iterable[Any], request: ReadRequest) -> None:
-        self._rest = enumerate(pairs)
+        self._numbered_pairs = enumerate(pairs)
         self._first_blocks = self._blocks_to_first_rows(request)
         if not self._first_blocks:
             raise DataError(
@@ -298,21 +303,22 @@ class BlockReader(Reader):
     def _blocks_to_first_rows(self, request: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
         """Return the blocks up to the first one with rows to keep.
 
-        They are stored because an iterator yields them once, and the first rows are needed in
-        advance.
+        The reader holds these blocks, because their rows are needed before the first pass, and an
+        iterator yields them only once.
         """
         first_blocks = []
-        for X, y, *w in map(self._pair, self._rest):
+        for X, y, *w in map(self._pair, self._numbered_pairs):
             if len(X):
                 first_blocks.append((X, y, *w))
                 block = RawBlock(X, y, "the iterator", 0)
-                if not request.drop_missing or len(rows_with_targets(block, request.marks).X):
+                if not request.drop_missing or len(rows_with_targets(block, request.markers).X):
                     break
         return first_blocks
 
     @staticmethod
-    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
-        index, pair = numbered
+    def _pair(numbered_pair: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
+        """Return the arrays of a block, given with its number; raise DataError if they differ."""
+        index, pair = numbered_pair
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             raise DataError(
                 f"block {index} of the iterator is not a tuple of two or three arrays; give "
@@ -328,7 +334,7 @@ class BlockReader(Reader):
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
-        for X, y, *w in chain(self._first_blocks, map(self._pair, self._rest)):
+        for X, y, *w in chain(self._first_blocks, map(self._pair, self._numbered_pairs)):
             block = RawBlock(X, y, "the iterator", row, w=w[0] if w else None)
             step = max(1, block_bytes // max(1, X[:1].nbytes))
             for offset in range(max(start - row, 0), len(X), step):
@@ -339,8 +345,8 @@ class BlockReader(Reader):
 def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
     """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
     if role:
-        return np.asarray(received_targets(values, ("", "y", "sample_weight")[role]))
-    X = convert_received(values, "X")
+        return np.asarray(convert_targets(values, ("", "y", "sample_weight")[role]))
+    X = convert_input(values, "X")
     if is_frame(X):
         X = frame_numbers(X, "X")
         if X is None:

@@ -15,7 +15,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.arrow_tables import ArrowReader, readable_file
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.csv_lines import line_pieces, without_blank
+from streamkern.ingest.csv_lines import line_pieces, without_blank_lines
 from streamkern.ingest.input_files import FileOpener, Url, plain_path
 from streamkern.ingest.tables.arrow import arrow, arrow_ipc, compute, is_of_kind
 
@@ -43,7 +43,7 @@ class ParquetReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         self._identity, location = opener.identity(url), redact(url)
-        with readable_file(location, "Parquet"), self._opened() as file:
+        with readable_file(location, "Parquet"), self._open() as file:
             _check_footer(location, file.metadata)
             self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
             super().__init__(
@@ -51,7 +51,7 @@ class ParquetReader(ArrowReader):
             )
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[Any]:
         parquet, file = import_optional("pyarrow.parquet"), plain_path(self._url)
         with ExitStack() as files:
             if file is None and local_path(self._url) is not None:
@@ -61,7 +61,7 @@ class ParquetReader(ArrowReader):
             yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        with readable_file(self._location, "Parquet"), self._opened() as file:
+        with readable_file(self._location, "Parquet"), self._open() as file:
             if self._opener.identity(self._url) != self._identity:
                 raise DataError(
                     f"{self._location} was replaced while it was read",
@@ -75,9 +75,9 @@ class ParquetReader(ArrowReader):
     def _row_bytes(self, file: Any) -> int:
         """Return a lower bound of the bytes of a row in memory; encoded rows may be far smaller."""
         n_values = len(self._columns_read)
-        if self._lists and self._n_rows:  # all have the length of the first
-            first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
-            n_values += len(first.column(0).flatten())
+        if self._lists and self._n_rows:  # all lists have the length of the first
+            first_row = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
+            n_values += len(first_row.column(0).flatten())
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
         return int(max(8 * n_values, *sizes, 0))
@@ -93,12 +93,15 @@ class ArrowFileReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         location, identity = redact(url), [opener.identity(url), request.json()]
-        with readable_file(location, "Arrow IPC (Feather version 2)"), self._opened(None) as opened:
-            self.schema = opened[0]
+        with (
+            readable_file(location, "Arrow IPC (Feather version 2)"),
+            self._open(None) as (schema, _),
+        ):
+            self.schema = schema
         super().__init__(location, self.schema, None, request, identity)
 
     @contextmanager
-    def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
+    def _open(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield the schema and the record batches, of these columns or of all."""
         fields = None if columns is None else [self.schema.get_field_index(k) for k in columns]
         options = arrow_ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
@@ -107,15 +110,15 @@ class ArrowFileReader(ArrowReader):
             file.seek(0)
             source = arrow.PythonFile(file, mode="r")
             if head == b"ARROW1":
-                opened = arrow_ipc.open_file(source, options=options)
-                yield opened.schema, map(opened.get_batch, range(opened.num_record_batches))
+                reader = arrow_ipc.open_file(source, options=options)
+                yield reader.schema, map(reader.get_batch, range(reader.num_record_batches))
             else:
-                opened = arrow_ipc.open_stream(source, options=options)
-                yield opened.schema, iter(opened)
+                reader = arrow_ipc.open_stream(source, options=options)
+                yield reader.schema, iter(reader)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         n_rows = 0
-        with readable_file(self._location, "Arrow IPC"), self._opened(columns) as (_, batches):
+        with readable_file(self._location, "Arrow IPC"), self._open(columns) as (_, batches):
             for batch in batches:
                 batch.validate(full=True)  # damaged offsets would end the process
                 if batch.nbytes > 8 * block_bytes:
@@ -143,7 +146,7 @@ class JsonLinesReader(ArrowReader):
         location, n_rows = redact(url), 0
         schema = import_optional("pyarrow", "reading JSON lines").schema([])
         for table in self._tables(_MAX_LINE_BYTES, location, None, _TYPE_PIECE_BYTES):
-            schema, n_rows = _unified(schema, table.schema, location), n_rows + len(table)
+            schema, n_rows = _unify_schemas(schema, table.schema, location), n_rows + len(table)
             self._warn_of_rounding(table, location)
         self.schema = schema
         super().__init__(location, schema, n_rows, request, [opener.identity(url), request.json()])
@@ -165,12 +168,16 @@ class JsonLinesReader(ArrowReader):
                     )
 
     def _tables(self, size: int, location: str, schema: Any, step: int | None) -> Iterator[Any]:
-        """Yield a table for each piece of whole lines."""
+        """Yield a table for each piece of whole lines.
+
+        size, step : as in `line_pieces`
+        schema : types of the columns; None to infer them from each piece
+        """
         json = import_optional("pyarrow.json")
         parse_options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
         with closing(self._opener.open_once(self._url)) as file:
             for number, text in line_pieces(file, size, location, step):
-                content = without_blank(text)
+                content = without_blank_lines(text)
                 if not content:
                     continue
                 read_options = json.ReadOptions(use_threads=False, block_size=len(content) + 1)
@@ -190,8 +197,9 @@ class JsonLinesReader(ArrowReader):
                 yield table
 
 
-def _unified(schema_so_far: Any, schema: Any, location: str) -> Any:
+def _unify_schemas(schema_so_far: Any, schema: Any, location: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
+    # A column of dates and other text is a column of text.
     text = arrow.string()
     for field in schema:
         k = schema_so_far.get_field_index(field.name)

@@ -13,7 +13,7 @@ from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.columns import ReadRequest, as_list, split_columns
+from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.arrow import (
@@ -25,8 +25,8 @@ from streamkern.ingest.tables.arrow import (
     is_of_kind,
     is_text_type,
     plain_cells,
-    present,
     unwrap_column,
+    value_mask,
 )
 from streamkern.ingest.tables.cells import MISSING, RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import (
@@ -34,7 +34,7 @@ from streamkern.ingest.tables.key_columns import (
     cells_are_rounded,
     index_columns,
     warn_of_index,
-    warn_of_rounded,
+    warn_of_rounded_integers,
 )
 
 
@@ -70,7 +70,7 @@ def _data_columns(schema: Any, request: ReadRequest, location: str) -> list[str]
 class ArrowReader(Reader):
     """Reader of Arrow record batches; X may be a column of lists, by its name or if named X."""
 
-    typed = True  # text is never a number, even if it looks like one
+    has_types = True  # text is never a number, even if it looks like one
 
     def __init__(
         self, location: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
@@ -79,29 +79,31 @@ class ArrowReader(Reader):
         is_default = request.x is None and request.targets
         name = "X" if request.x is None else request.x
         is_list_column = name in schema.names and is_list_type(schema.field(name).type)
-        self._lists = is_list_column and request.cells is None
+        self._lists = is_list_column and not request.as_table
         if self._lists:
             request = request._replace(x=name, columns=None)
         columns = _data_columns(schema, request, location)
-        split = split_columns(columns, request, location)
+        roles = assign_columns(columns, request, location)
         if self._lists and is_default:
-            unused = [k for k in columns if k not in {*split.all_columns, *request.dropped}]
+            unused = [k for k in columns if k not in {*roles.all_columns, *request.dropped_columns}]
             if unused:
                 warn(
                     f"the lists in column {name!r} of {location} are all of the features, and its "
                     f"columns {some(unused)} are not used; give {mention('x', name)} to confirm "
                     "this"
                 )
-        self.columns = None if self._lists else split.features
-        self.target_columns = split.targets
-        self.weight_column = next(iter(split.weights), None)
-        self._features, self._targets, self._weights = split.features, split.targets, split.weights
-        self._columns_read = split.all_columns
-        self._marks, self._drop_missing = request.marks, request.drop_missing
-        self._warned_of_bytes: set[str] = set()  # columns that a warning was given for
-        self._warned_of_rounding: set[str] = set()  # columns with a warning about rounding
-        self._cells, self.has_cells = request.cells is not None, not self._lists
-        self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
+        self.columns = None if self._lists else roles.features
+        self.target_columns = roles.targets
+        self.weight_column = roles.weight_column
+        self._features, self._targets, self._weights = roles.features, roles.targets, roles.weights
+        self._columns_read = roles.all_columns
+        self._markers, self._drop_missing = request.markers, request.drop_missing
+        self._bytes_columns: set[str] = set()  # names of columns of bytes, whose warning was given
+        self._rounded_columns: set[str] = (
+            set()
+        )  # names of columns that are rounded, whose warning was given
+        self._as_table, self.can_be_table = request.as_table, not self._lists
+        self.natural_dtype = _natural_dtype([schema.field(k).type for k in roles.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
@@ -124,28 +126,30 @@ class ArrowReader(Reader):
     def _block(self, batch: Any, start: int) -> RawBlock:
         """Return the rows of a batch. start : number of its first row."""
         batch = self._with_texts(batch, start)
-        missing = self._missing_targets(batch)
+        is_missing = self._missing_targets(batch)
         rows = None
-        if missing.any():
+        # Rows that lack a target are left out, or refused.
+        if is_missing.any():
             if not self._drop_missing:
-                row = start + int(np.argmax(missing))
+                row = start + int(np.argmax(is_missing))
                 raise DataError(
                     f"the target of {self._location}, row {row} is missing",
                     f"{mention('drop_missing_targets', True)} leaves such rows out",
                 )
-            rows = start + np.flatnonzero(~missing)
-            batch = batch.filter(arrow.array(~missing))
-        numbers = start if rows is None else rows
-        self._refuse_nulls(batch, numbers)
-        if self._cells:
+            rows = start + np.flatnonzero(~is_missing)
+            batch = batch.filter(arrow.array(~is_missing))
+        row_numbers = start if rows is None else rows
+        self._refuse_nulls(batch, row_numbers)
+        # Features: a table, the lists of one column, or columns of numbers.
+        if self._as_table:
             X: Any = arrow.Table.from_batches([batch.select(list(self._features))])
         elif self._lists:
-            X = self._rows_of_lists(batch.column(self._features[0]), numbers)
+            X = self._rows_of_lists(batch.column(self._features[0]), row_numbers)
         else:
             columns = [self._numbers(batch.column(k), k) for k in self._features]
-            X = self._stacked(columns, self._features)
+            X = self._stack(columns, self._features)
         y = [self._values(batch.column(name), name, start) for name in self._targets]
-        targets = self._stacked(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
+        targets = self._stack(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
         weights = None
         for name in self._weights:
             try:
@@ -160,26 +164,26 @@ class ArrowReader(Reader):
             None if self._lists else self._features,
             weights,
             rows,
-            int(missing.sum()) if self._drop_missing else 0,
+            int(is_missing.sum()) if self._drop_missing else 0,
         )
 
-    def _stacked(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
+    def _stack(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
         """Stack columns, and warn of integers that become floats and are rounded."""
         rows = np.stack(columns, axis=1)
         for values, name in zip(columns, names, strict=True) if rows.dtype.kind == "f" else ():
-            if name not in self._warned_of_rounding and array_is_rounded(values):
-                self._warn_of_rounded(name)
+            if name not in self._rounded_columns and array_is_rounded(values):
+                self._warn_of_rounded_column(name)
         return rows
 
     def _floats(self, decimals: Any, name: str) -> Any:
         """Return a column of decimals as float64, and warn if large ones are rounded."""
-        if name not in self._warned_of_rounding and cells_are_rounded(decimals):
-            self._warn_of_rounded(name)
+        if name not in self._rounded_columns and cells_are_rounded(decimals):
+            self._warn_of_rounded_column(name)
         return decimals.cast(arrow.float64(), safe=False)
 
-    def _warn_of_rounded(self, name: str) -> None:
-        self._warned_of_rounding.add(name)
-        warn_of_rounded(f"column {name!r}")
+    def _warn_of_rounded_column(self, name: str) -> None:
+        self._rounded_columns.add(name)
+        warn_of_rounded_integers(f"column {name!r}")
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of rows that lack a target: null, or a user's missing marker."""
@@ -187,10 +191,10 @@ class ArrowReader(Reader):
         for name in self._targets:
             column = batch.column(name)
             missing |= as_mask(column.is_null())
-            if self._marks is not None and self._marks.texts:
-                missing |= self._marks.mask_of(plain_cells(column))
+            if self._markers is not None and self._markers.texts:
+                missing |= self._markers.mask_of(plain_cells(column))
             if self._drop_missing:
-                missing |= ~present(column)
+                missing |= ~value_mask(column)
                 cells = plain_cells(column)
                 if is_text_type(cells.type):
                     texts = arrow.array(list(MISSING), cells.type)
@@ -198,13 +202,14 @@ class ArrowReader(Reader):
         return missing
 
     def _refuse_nulls(self, batch: Any, rows: RowsInFile) -> None:
-        features = () if self._cells else self._features
+        """Raise DataError for a null among features that are numbers, or among weights."""
+        features = () if self._as_table else self._features
         for name in (*features, *self._weights):
             column = batch.column(name)
             if column.null_count:
-                kind = NotNumbersError if name in features else DataError
+                error_class = NotNumbersError if name in features else DataError
                 row = row_number(rows, column.is_null().index(True).as_py())
-                raise kind(
+                raise error_class(
                     f"{self._location}, row {row}, column {name!r} is null; fill in or drop such "
                     "rows"
                 )
@@ -223,8 +228,8 @@ class ArrowReader(Reader):
                     f"after row {start} that are not text in UTF-8",
                     f"{remedy}",
                 ) from error
-            if field.name not in self._warned_of_bytes:
-                self._warned_of_bytes.add(field.name)
+            if field.name not in self._bytes_columns:
+                self._bytes_columns.add(field.name)
                 warn(
                     f"column {field.name!r} of {self._location} is {field.type}, and is read as "
                     "text in UTF-8, which it may be"

@@ -17,19 +17,23 @@ FileRowCounts = tuple[tuple[str, int | None], ...]
 """For each file, its name without secrets and its number of rows, or None if it is unknown."""
 
 
+_MAX_POSITION_DIGITS = 3
+"""Number of characters up to which digits, such as "12", may be the position of a column."""
+
+
 class ReadRequest(NamedTuple):
     """Request for arrays and columns of an input by name, or for arrays given beside it.
 
-    x : the name of an array, or columns by name or, where none has that name, position; None for
-        the default
-    y, w : targets and weights: a name, a position, a file, an array, or several columns; None for
-        the default targets, and for no weights
+    x : the name of an array; or columns by name or, where no column has that name, by position;
+        None for the default
+    y : targets: a name, a position, a file, an array, or several columns; None for the default
+    w : sample weights, given as y is; None for no weights
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
-    dropped : names of columns to leave out; they may be missing if `columns` is given
-    cells : None if features are numbers; otherwise features are Arrow tables of any cells, and
-        these texts mark a missing one
-    marks : the user's markers of missing cells, also in targets
+    dropped_columns : names of columns to leave out; they may be missing if `columns` is given
+    as_table : whether features are read as Arrow tables of any cells, and not as numbers
+    missing_texts : texts that mark a missing cell in such a table, in files without types
+    markers : the user's markers of missing cells, also in targets
     drop_missing : whether rows that lack a target are left out
     reads_all_columns : whether all columns are read, including an index of the rows
     """
@@ -39,43 +43,57 @@ class ReadRequest(NamedTuple):
     w: Any = None
     targets: bool = True
     columns: Sequence[str] | None = None
-    dropped: Sequence[str] = ()
-    cells: Sequence[str] | None = None
-    marks: MissingMarkers | None = None
+    dropped_columns: Sequence[str] = ()
+    as_table: bool = False
+    missing_texts: Sequence[str] = ()
+    markers: MissingMarkers | None = None
     drop_missing: bool = False
     reads_all_columns: bool = False
 
     @property
-    def arrays(self) -> list[Any]:
-        """Names of X, y and w as arrays of one file, as far as they are read."""
-        x, y = "X" if self.x is None else self.x, "y" if self.y is None else self.y
-        return [x, *([y] if self.targets else []), *([self.w] if self.reads_weights else [])]
+    def x_name(self) -> Any:
+        """Name of the array X in a file with named arrays."""
+        return "X" if self.x is None else self.x
 
     @property
-    def known_names(self) -> tuple[str, ...]:
+    def y_name(self) -> Any:
+        """Name of the array y in a file with named arrays."""
+        return "y" if self.y is None else self.y
+
+    @property
+    def arrays(self) -> list[Any]:
+        """Names of the arrays X, y and w of one file; y and w only if they are read."""
+        y, w = ([self.y_name] if self.targets else []), ([self.w] if self.reads_weights else [])
+        return [self.x_name, *y, *w]
+
+    @property
+    def expected_names(self) -> tuple[str, ...]:
         """Names that columns must have: the names of the features, or the names requested.
 
-        A number of up to three digits may be a position; a longer one, such as a year, is a name.
+        A short number may be a position; a longer one, such as a year, is a name.
         """
         requested = [*as_list(self.x), *as_list(self.y), *as_list(self.w)]
         names = [
             k for k in requested
-            if isinstance(k, str) and (len(k) > 3 or not k.lstrip("-").isdecimal())
+            if isinstance(k, str)
+            and (len(k) > _MAX_POSITION_DIGITS or not k.lstrip("-").isdecimal())
         ]  # fmt: skip
         return tuple(self.columns or names)
 
     @property
-    def names_beside(self) -> tuple[str, ...]:
-        """Names that columns may have besides the features: targets, weights, dropped columns."""
-        return (*map(str, (*as_list(self.y), *as_list(self.w))), *self.dropped)
+    def non_feature_names(self) -> tuple[str, ...]:
+        """Names of the targets, weights and dropped columns, which a table may also have."""
+        return (*map(str, (*as_list(self.y), *as_list(self.w))), *self.dropped_columns)
 
-    def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
+    def with_recorded_positions(self, record: Mapping[str, Any] | None, width: int) -> Self:
         """Return the request with targets and weights at the positions they had in earlier files.
 
-        That holds for files without names that have as many columns; others have no targets.
-        recorded : as in `FileForm`
+        The request is returned unchanged if these files had column names or another width.
+
+        record : `FileForm.earlier_record`
+        width : number of columns of the file, which has no column names
         """
-        positions = (recorded or {}).get("positions") or {}
+        positions = (record or {}).get("positions") or {}
         if positions.get("width") != width:
             return self
         return self._replace(
@@ -87,8 +105,8 @@ class ReadRequest(NamedTuple):
     def reads_weights(self) -> bool:
         return self.targets and self.w is not None
 
-    def keeps(self, i: int) -> bool:
-        """Return whether missing values of the i-th of `arrays` are kept, to drop their rows."""
+    def keeps_missing(self, i: int) -> bool:
+        """Return whether missing values are read from the i-th of `arrays`, to drop their rows."""
         return self.drop_missing and self.targets and i == 1
 
     def json(self) -> Any:
@@ -97,8 +115,8 @@ class ReadRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Split:
-    """Columns of a table by role; `targets` and `weights` are empty if they are not read."""
+class ColumnRoles:
+    """Names of the columns of a table by role; no `targets` and `weights` if they are not read."""
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
@@ -109,58 +127,68 @@ class Split:
         """All columns that are read."""
         return [*self.features, *self.targets, *self.weights]
 
+    @property
+    def weight_column(self) -> str | None:
+        """Name of the column of weights; None if there is none."""
+        return next(iter(self.weights), None)
 
-def split_columns(
-    names: Sequence[str], request: ReadRequest, location: str, *, named: bool = True
-) -> Split:
-    """Choose columns of a table with these `names` by role.
 
-    named : whether the names are the file's own, and not positions, and can be compared
+def assign_columns(
+    names: Sequence[str], request: ReadRequest, location: str, *, has_names: bool = True
+) -> ColumnRoles:
+    """Return the columns of a table with these `names` by role.
+
+    has_names : whether `names` are names in the file; if False, they are positions
 
     Raises
     ------
     DataError
-        No such column, one in two roles, nothing left as a feature, repeated names, or other
-        columns than expected.
+        If a column does not exist or has two roles, if two columns have the same name, if no column
+        is left as a feature, or if the columns differ from `request.columns`.
     """
-    if (repeated := _first_repeated(names)) is not None:
-        raise DataError(f"{location} has two columns named {repeated!r}", "rename one of them")
+    if (repeated_name := _first_repeated(names)) is not None:
+        raise DataError(f"{location} has two columns named {repeated_name!r}", "rename one of them")
     for parameter, values in (("y", request.y), ("sample_weight", request.w)):
         _refuse_values(values, len(names), parameter, location)
-    targets, weights = (
-        [
-            _name_of(names, k, location, named)
+
+    def requested(role: Any) -> list[str]:
+        """Return the names of targets or weights; only existing columns if they are not read.
+
+        Columns that are not read are looked up as well, to leave them out of the features.
+        """
+        positions = range(-len(names), len(names))  # an integer is a position in this table
+        return [
+            _name_of(names, k, location, has_names)
             for k in as_list(role)
-            # An integer is always a position in this table.
-            if request.targets or str(k) in names or k in range(-len(names), len(names))
+            if request.targets or str(k) in names or k in positions
         ]
-        for role in ("y" if request.y is None else request.y, request.w)
-    )
+
+    targets, weights = requested(request.y_name), requested(request.w)
     target_names = [*targets, *weights]
     if request.x is None:
         features = [name for name in names if name not in set(target_names)]
     else:
-        features = [_name_of(names, k, location, named) for k in as_list(request.x)]
-    if (repeated := _first_repeated([*target_names, *features])) is not None:
+        features = [_name_of(names, k, location, has_names) for k in as_list(request.x)]
+    if (repeated_name := _first_repeated([*target_names, *features])) is not None:
         raise DataError(
-            f"column {repeated!r} of {location} is requested twice",
+            f"column {repeated_name!r} of {location} is requested twice",
             "use it once, as feature, target or weight",
         )
-    dropped_targets = [name for name in target_names if name in request.dropped]
+    dropped_targets = [name for name in target_names if name in request.dropped_columns]
     if dropped_targets:
         raise DataError(
             f"column {dropped_targets[0]!r} of {location} is a target or weight and cannot be "
             "dropped",
             f"leave it out of {mention('drop=')}",
         )
-    unknown = [name for name in request.dropped if name not in names]
+    unknown = [name for name in request.dropped_columns if name not in names]
     if unknown and request.columns is None:
         raise DataError(
             f"{location} has no column {some(unknown)} to leave out",
             f"name columns of the table with {mention('drop=')}: {some(names)}",
         )
-    features = [name for name in features if name not in request.dropped]
-    if request.columns is not None and named:
+    features = [name for name in features if name not in request.dropped_columns]
+    if request.columns is not None and has_names:
         features = in_order(features, request.columns, location)
     if not features:
         raise DataError(
@@ -170,7 +198,7 @@ def split_columns(
         )
     if not request.targets:
         targets, weights = [], []
-    return Split(tuple(features), tuple(targets), tuple(weights))
+    return ColumnRoles(tuple(features), tuple(targets), tuple(weights))
 
 
 def _refuse_values(values: Any, n_columns: int, parameter: str, location: str) -> None:
@@ -192,18 +220,18 @@ def in_order(
 ) -> list[str]:
     """Return `expected` if it has the same columns as `columns`; DataError names any difference.
 
-    role : the parameter that chooses them
+    role : the parameter that chooses the columns, for messages
     """
-    present, expected_set = set(columns), set(expected)
-    missing = [name for name in expected if name not in present]
-    extra = [name for name in columns if name not in expected_set]
-    if missing or extra:
+    present_names, expected_set = set(columns), set(expected)
+    missing = [name for name in expected if name not in present_names]
+    unexpected = [name for name in columns if name not in expected_set]
+    if missing or unexpected:
         differences, remedies = [], []
         if missing:
             differences.append(f"lacks {some(missing)}")
             remedies.append("add what is missing")
-        if extra:
-            differences.append(f"has {some(extra)} besides")
+        if unexpected:
+            differences.append(f"has {some(unexpected)} besides")
             remedies.append(f"choose these with {mention(f'{role}=')}")
         raise DataError(
             f"{location} {' and '.join(differences)}: its columns must be {some(expected)}, in any "
@@ -213,7 +241,7 @@ def in_order(
     return list(expected)
 
 
-def _name_of(names: Sequence[str], column: Any, location: str, named: bool = True) -> str:
+def _name_of(names: Sequence[str], column: Any, location: str, has_names: bool) -> str:
     """Return the name of a column given by name, or by position, negative from the end.
 
     A number is a name if a column has it, because a command line cannot tell the two apart.
@@ -225,7 +253,7 @@ def _name_of(names: Sequence[str], column: Any, location: str, named: bool = Tru
         digits = column.removeprefix("-")
         position = int(column) if digits.isdecimal() and len(digits) < 10 else None
     if not isinstance(position, int) or not -len(names) <= position < len(names):
-        if not named and position is None:
+        if not has_names and position is None:
             raise DataError(
                 f"{location} has no header line, so it has no column {column!r}",
                 f"add one, give the names of its {len(names)} columns with {mention('names=')}, "
@@ -262,7 +290,7 @@ def _json(columns: Any) -> Any:
 class RecordedArrays(NamedTuple):
     """Names of the arrays of earlier data; None for the default name, and for no weights.
 
-    They apply if the user gives no name, to Zarr groups, files and xarray Datasets alike.
+    If the user gives no names, these are used for Zarr groups, files and xarray Datasets.
     """
 
     x: str | None = None
@@ -270,17 +298,17 @@ class RecordedArrays(NamedTuple):
     sample_weight: str | None = None
 
     @classmethod
-    def from_run(cls, recorded: Mapping[str, Any] | None, form: Mapping[str, Any] | None) -> Self:
+    def from_run(cls, run: Mapping[str, Any] | None, form: Mapping[str, Any] | None) -> Self:
         """Return the names in the settings of a run, or else in its store's record of files.
 
-        recorded : as in `RunDirectory`
+        run : the recorded run, as in `RunDirectory`
         form : `StoreSpec.file_form`
         """
-        data = (recorded or {}).get("identity", {}).get("settings", {}).get("data", {})
-        x, y, recorded_names = data.get("x", "X"), data.get("y", "y"), cls.from_form(form)
+        data = (run or {}).get("identity", {}).get("settings", {}).get("data", {})
+        x, y, names_in_form = data.get("x", "X"), data.get("y", "y"), cls.from_form(form)
         return cls(
-            recorded_names.x if x == "X" else x, recorded_names.y if y == "y" else y,
-            data.get("sample_weight") or recorded_names.sample_weight,
+            names_in_form.x if x == "X" else x, names_in_form.y if y == "y" else y,
+            data.get("sample_weight") or names_in_form.sample_weight,
         )  # fmt: skip
 
     @classmethod
@@ -294,43 +322,47 @@ class RecordedArrays(NamedTuple):
         return cls(*(k if isinstance(k, str) else None for k in (request.x, request.y, request.w)))
 
     def with_columns(self, columns: Sequence[str] | None, weight_column: str | None) -> Self:
-        """Return these names with the names of a single target column and of the weights replaced.
+        """Return these names with the target and weights of a table in place of y and w.
 
-        columns, weight_column : names of the targets and weights of a store or a model
+        columns : names of the target columns; y is replaced only if there is one
+        weight_column : name of the column of weights, None if there is none
         """
         y = columns[0] if columns is not None and len(columns) == 1 else self.y
         return self._replace(y=y, sample_weight=weight_column or self.sample_weight)
 
-    def added(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return a record of files with these names added. form : `StoreSpec.file_form`."""
+    def add_to_record(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return a copy of a record of files with these names. form : `StoreSpec.file_form`."""
         names = {name: k for name, k in self._asdict().items() if k is not None}
         return {**(form or {}), "arrays": names} if names else form
 
-    def filled(self, request: ReadRequest, has: Callable[[str], bool]) -> ReadRequest:
+    def apply_to(self, request: ReadRequest, has_array: Callable[[str], bool]) -> ReadRequest:
         """Return the request with these names where the user gave none.
 
-        has : returns whether an array of a name exists. Rows and targets are read by the default
-        name if only that one exists, and weights are not read if they do not exist.
+        Rows and targets are read by the default name if only the array of this name exists; weights
+        are not read if their array does not exist.
+
+        has_array : returns whether an array of a name exists
         """
         x, y, w = request.x, request.y, request.w
         if request.targets:
-            if y is None and self.y is not None and (has(self.y) or not has("y")):
+            if y is None and self.y is not None and (has_array(self.y) or not has_array("y")):
                 y = self.y
-            if w is None and self.sample_weight is not None and has(self.sample_weight):
+            if w is None and self.sample_weight is not None and has_array(self.sample_weight):
                 w = self.sample_weight
-        if x is None and self.x is not None and (has(self.x) or not has("X")):
+        if x is None and self.x is not None and (has_array(self.x) or not has_array("X")):
             x = self.x
         return request._replace(x=x, y=y, w=w)
 
 
 DEFAULT_ARRAYS = RecordedArrays()
-"""Names of data with the default names."""
+"""No recorded names: the defaults X and y, and no weights."""
 
 
 def recorded_form(data: Any) -> Mapping[str, Any] | None:
     """Return the record by which later files are read: `file_form`, with the names of the arrays.
 
-    data : a `StoreSpec`, a `Like` or a `KernelModel`
+    data : a `StoreSpec`, a `ReferenceData` or a `KernelModel`
     """
-    arrays = RecordedArrays.from_form(data.file_form)
-    return arrays.with_columns(data.target_columns, data.weight_column).added(data.file_form)
+    names = RecordedArrays.from_form(data.file_form)
+    names = names.with_columns(data.target_columns, data.weight_column)
+    return names.add_to_record(data.file_form)

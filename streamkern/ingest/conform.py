@@ -16,7 +16,7 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, row_number
-from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded_integers
 from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
 from streamkern.store.packing import native
@@ -44,7 +44,7 @@ class RawBlock(NamedTuple):
     columns: Sequence[str] | None = None
     w: NDArray[Any] | None = None
     rows: NDArray[np.int64] | None = None
-    dropped: int = 0
+    n_dropped: int = 0
 
     @property
     def row_numbers(self) -> RowsInFile:
@@ -52,26 +52,28 @@ class RawBlock(NamedTuple):
         return self.start if self.rows is None else self.rows
 
     def part(self, start: int, stop: int | None = None) -> RawBlock:
-        """Return rows `start` to `stop` of the block."""
-        rows, first = slice(start, stop), self.start + start
-        w = None if self.w is None else self.w[rows]
-        row_numbers = None if self.rows is None else self.rows[rows]
-        dropped = 0 if start else self.dropped
+        """Return rows `start` to `stop` of the block; dropped rows count in the first part."""
+        part = slice(start, stop)
         return self._replace(
-            X=self.X[rows], y=self.y[rows], start=first, w=w, rows=row_numbers, dropped=dropped
+            X=self.X[part],
+            y=self.y[part],
+            start=self.start + start,
+            w=None if self.w is None else self.w[part],
+            rows=None if self.rows is None else self.rows[part],
+            n_dropped=0 if start else self.n_dropped,
         )
 
-    def without(self, left_out: NDArray[np.bool_]) -> RawBlock:
-        """Return the block without some of its rows (k,)."""
-        if not left_out.any():
+    def without(self, dropped: NDArray[np.bool_]) -> RawBlock:
+        """Return the block without some of its rows. dropped : mask (k,) of these rows."""
+        if not dropped.any():
             return self
-        remaining = np.flatnonzero(~left_out)
+        remaining = np.flatnonzero(~dropped)
         return self._replace(
             X=self.X.take(remaining) if hasattr(self.X, "column_names") else self.X[remaining],
             y=self.y[remaining],
             w=None if self.w is None else self.w[remaining],
             rows=self.start + remaining if self.rows is None else self.rows[remaining],
-            dropped=self.dropped + len(left_out) - len(remaining),
+            n_dropped=self.n_dropped + len(dropped) - len(remaining),
         )
 
     def weights(self) -> NDArray[np.float32] | None:
@@ -79,8 +81,8 @@ class RawBlock(NamedTuple):
         if self.w is None:
             return None
         try:
-            text = self.w.dtype.kind == "U"
-            w = np.array(numbers(self.w.tolist())) if text else self.w
+            is_text = self.w.dtype.kind == "U"
+            w = np.array(numbers(self.w.tolist())) if is_text else self.w
             w = w.astype(np.float64) if w.dtype.kind == "O" else w
         except (ValueError, TypeError) as error:
             cells = self.w.tolist()
@@ -108,33 +110,38 @@ class FeatureConverter:
 
     Parameters
     ----------
-    first : the first rows
+    first_block : block of the first rows
     dtype : target dtype of all rows. By default the narrowest storable dtype that can represent the
         first rows; later rows of a dtype that it cannot represent raise DataError.
-    input_dtype : the dtype of all rows if it is known, otherwise the dtype of `first`
+    input_dtype : the dtype of all rows if it is known, otherwise the dtype of `first_block`
     can_widen : whether error messages may suggest a wider dtype
     packed : whether rows are packed sparse rows
+
+    Attributes
+    ----------
+    row_shape : shape of a converted row
+    dtype : dtype of converted rows
     """
 
     def __init__(
-        self, first: RawBlock, dtype: Any = None, input_dtype: Any = None, *,
+        self, first_block: RawBlock, dtype: Any = None, input_dtype: Any = None, *,
         can_widen: bool = True, packed: bool = False,
     ) -> None:  # fmt: skip
-        self._source_shape = shape = first.X.shape[1:]
+        self._source_shape = shape = first_block.X.shape[1:]
         # A row of shape (h, w) is a gray image; transforms of images need the axis of channels.
-        images = len(shape) == 2 and not packed
-        self.row_shape: tuple[int, ...] = (*shape, 1) if images else shape
+        is_image = len(shape) == 2 and not packed
+        self.row_shape: tuple[int, ...] = (*shape, 1) if is_image else shape
         self._dtype_inferred, self._can_widen = dtype is None, can_widen
         if dtype is None:
-            source = first.X.dtype if input_dtype is None else input_dtype
-            self.dtype = _storage_dtype(source, first.location)
+            source = first_block.X.dtype if input_dtype is None else input_dtype
+            self.dtype = _storage_dtype(source, first_block.location)
         else:
             self.dtype = layout.wanted_dtype(dtype)
-        layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.location}", sparse=packed)
+        name = f"X of {first_block.location}"
+        layout.check_row_layout(self.row_shape, self.dtype, name, sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
             raise DataError(
-                f"X of {first.location} is sparse, but {self.dtype} cannot hold the numbers of "
-                "features",
+                f"{name} is sparse, but {self.dtype} cannot hold the numbers of features",
                 f"give {mention('dtype', 'float32')}, or leave it out",
             )
         self.packed = packed
@@ -145,10 +152,10 @@ class FeatureConverter:
         Raises
         ------
         NonFiniteError
-            NaN or infinity, before or after the conversion; names file, row and column.
+            For NaN or infinity before or after the conversion; names file, row and column.
         DataError
-            Another row shape, a value that is not a number or that `dtype` cannot hold, or, if the
-            dtype was inferred, rows of a wider dtype.
+            If rows have another shape, if a value is not a number or `dtype` cannot hold it, or if
+            the dtype was inferred and these rows have a wider one.
         """
         X = block.X
         if X.shape[1:] != self._source_shape:
@@ -199,7 +206,7 @@ class FeatureConverter:
         )
 
     def fit_to(self, row_shape: tuple[int, ...]) -> None:
-        """Store packed rows in the length of the rows of a store. DataError if they are longer."""
+        """Pack rows to the length of the rows of a store; raise DataError if they are longer."""
         if not (self.packed and is_packed(row_shape)):
             return
         if self.row_shape[1] > row_shape[1]:
@@ -212,9 +219,9 @@ class FeatureConverter:
 
     def _refuse_wider(self, block: RawBlock) -> None:
         """Raise DataError if the dtype of the first rows cannot represent these rows."""
-        wanted = _storage_dtype(block.X.dtype, block.location)
-        if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
-            wider = np.promote_types(wanted, self.dtype) if self._can_widen else self.dtype
+        block_dtype = _storage_dtype(block.X.dtype, block.location)
+        if len(block.X) and not np.can_cast(block_dtype, self.dtype, "safe"):
+            wider = np.promote_types(block_dtype, self.dtype) if self._can_widen else self.dtype
             raise DataError(
                 f"{block.cell_location(0)} is {block.X.dtype.name}, but the rows before are "
                 f"stored as {self.dtype.name}, which cannot hold it; pass "
@@ -241,10 +248,11 @@ def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
     if values.dtype.kind == "f":
         without_long_doubles(values, block.location)
     if array_is_rounded(values):
-        warn_of_rounded(block.location)
+        warn_of_rounded_integers(block.location)
 
 
 def _check_numbers(dtype: np.dtype[Any], location: str) -> None:
+    """Raise DataError for features of a dtype that is not numeric."""
     if dtype.kind not in "biuf":
         raise DataError(
             f"X of {location} has dtype {dtype}, but features must be numeric",
@@ -277,9 +285,9 @@ class RoundingTracker:
 
     Parameters
     ----------
-    n_columns : int
+    n_columns : number of columns
     dtype : dtype that the rows are rounded to
-    saved : the property `saved` of an interrupted pass, to resume from
+    saved : the `state` of an interrupted pass, to resume from
     """
 
     def __init__(self, n_columns: int, dtype: np.dtype[Any], saved: Any = None) -> None:
@@ -293,7 +301,7 @@ class RoundingTracker:
             self._first, self._sums, self._squares, self._max_errors = np.array(saved["columns"])
 
     @property
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """State so far, as JSON."""
         columns = (self._first, self._sums, self._squares, self._max_errors)
         return {"n_rows": self._n_rows, "columns": [k.tolist() for k in columns]}
@@ -315,15 +323,16 @@ class RoundingTracker:
         """Add rows (k, d), `rows_per_line` of them side by side; k is a multiple of this."""
         width = rows_per_line * X.shape[1]
         X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
-        first, lines_per_tile = np.tile(self._first, rows_per_line), max(1, _TILE_ENTRIES // width)
+        first_row = np.tile(self._first, rows_per_line)
+        lines_per_tile = max(1, _TILE_ENTRIES // width)
         for start in range(0, len(X), lines_per_tile):
             tile = slice(start, start + lines_per_tile)
             part = X[tile]
             difference = part - rounded[tile]
             errors = np.abs(difference, out=difference).max(axis=0).reshape(rows_per_line, -1)
             self._max_errors = np.maximum(self._max_errors, errors.max(axis=0))
-            np.subtract(part, first, out=difference)
-            ones = np.ones(len(difference))
+            np.subtract(part, first_row, out=difference)
+            ones = np.ones(len(difference))  # `ones @` sums over the lines
             self._sums += (ones @ difference).reshape(rows_per_line, -1).sum(axis=0)
             np.multiply(difference, difference, out=difference)
             self._squares += (ones @ difference).reshape(rows_per_line, -1).sum(axis=0)
@@ -331,13 +340,13 @@ class RoundingTracker:
     def check(self, columns: Sequence[str] | None, files: Sequence[str]) -> None:
         """Raise DataError for a column in which rounding makes rows indistinguishable.
 
-        columns : their names, if they have any
+        columns : names of the columns; None if they have none
         files : names of the files read
         """
         means = self._sums / max(self._n_rows, 1)
-        spread = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
+        std = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
         # Rounding a constant column loses nothing.
-        is_lost = (self._max_errors > _MAX_ROUNDING_PER_STD * spread) & (self._squares > 0)
+        is_lost = (self._max_errors > _MAX_ROUNDING_PER_STD * std) & (self._squares > 0)
         if is_lost.any():
             k = int(np.argmax(is_lost))
             name = str(k) if columns is None else repr(columns[k])
@@ -345,7 +354,7 @@ class RoundingTracker:
             raise DataError(
                 f"column {name} of {files[0]}{more_files} is rounded by up to "
                 f"{self._max_errors[k]:.3g} in {self._dtype.name}, while its values vary only by "
-                f"{spread[k]:.3g}; pass {mention('dtype', 'float64')}, or subtract a constant "
+                f"{std[k]:.3g}; pass {mention('dtype', 'float64')}, or subtract a constant "
                 "from the column"
             )
 

@@ -9,7 +9,6 @@ that pyarrow refuses is read again by the csv module, which reports the error an
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -23,31 +22,37 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.ingest import csv_lines
-from streamkern.ingest.columns import ReadRequest, as_list, split_columns
+from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.csv_arrow import arrow_columns
+from streamkern.ingest.csv_fields import line_location, parse_fields
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import NumberedLines
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.reader import Reader
-from streamkern.ingest.tables.arrow import arrow, compute, matches, with_null
+from streamkern.ingest.tables.arrow import arrow, compute, match_mask, with_null
 from streamkern.ingest.tables.cells import PADDED
 from streamkern.ingest.tables.key_columns import RoundingWarnings, warn_of_index
 from streamkern.ingest.tables.missing import missing_in
-from streamkern.ingest.tables.numbers import is_padded, numbers
+from streamkern.ingest.tables.numbers import is_zero_padded, numbers
 
-Part = tuple[Any, list[Any], list[Any], Any]
-"""Rows of a piece: X, targets, weights, and a mask of the lines that are rows and not dropped."""
+ParsedRows = tuple[Any, list[Any], list[Any], Any]
+"""Rows of a piece: X, targets, weights, and a mask of the lines whose rows are not dropped."""
 
 
 class CsvReader(Reader):
     """Rows of a CSV with target columns, after an optional header line.
 
     The first line is a header or a row, as `csv_header` decides; without a header the columns have
-    no names. Features are float64, or, if `request.cells` is given, Arrow tables of text, with null
+    no names. Features are float64, or, if `request.as_table`, Arrow tables of text, with null
     for missing cells. Targets are returned as text, so that labels keep their spelling. Blank lines
     are skipped; lines end with LF, CR LF or CR.
+
+    open_file : returns the file, opened from its start
+    identity : JSON that identifies the data, as in `Reader`
+    form : the options of the user, and the record of earlier files
     """
 
     natural_dtype = np.dtype(np.float64)
@@ -58,38 +63,40 @@ class CsvReader(Reader):
         Any, form: FileForm,
     ) -> None:  # fmt: skip
         self.identity, self._location, self._open = identity, location, open_file
-        self._style, self._marks = form.style, request.marks
-        self._cells, self._drop_missing = request.cells, request.drop_missing
+        self._style, self._markers = form.style, request.markers
+        self._as_table, self._missing_texts = request.as_table, request.missing_texts
+        self._drop_missing = request.drop_missing
         self._rounding_warnings = RoundingWarnings()
-        if request.cells is not None:
+        if request.as_table:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
-            above, lines = csv_lines.first_lines(
+            skipped_lines, lines = csv_lines.first_lines(
                 file, form.skip_lines or 0, form.delimiter, location
             )
         layout = self._layout = csv_layout(
-            lines, form, location, above, request.known_names, request.names_beside
+            lines, form, location, skipped_lines, request.expected_names, request.non_feature_names
         )
-        self._delimiter, self.has_cells = layout.delimiter, layout.named
+        self._delimiter, self.can_be_table = layout.delimiter, layout.has_names
         if self._delimiter != " ":  # a first line with wrong quotes is refused
-            next(self._rows([line for line in lines if line[0] > layout.skip_lines][:1]))
+            next(self._fields([line for line in lines if line[0] > layout.skip_lines][:1]))
         self.header = layout.fields  # as written, if they are names
-        first = [field.strip() for field in self.header]
-        self._names = first if layout.named else [str(i) for i in range(len(first))]
-        if not layout.named:
-            request = request.as_recorded(form.recorded, len(first))
-        split = split_columns(
-            self._names, self._without_index(request), location, named=layout.named
+        if layout.has_names:
+            self._names = [field.strip() for field in self.header]
+        else:
+            self._names = list(map(str, range(len(self.header))))
+            request = request.with_recorded_positions(form.earlier_record, len(self._names))
+        roles = assign_columns(
+            self._names, self._without_index(request), location, has_names=layout.has_names
         )
         position = {name: i for i, name in enumerate(self._names)}
         self._features, self._targets, self._weights = (
             [position[name] for name in names]
-            for names in (split.features, split.targets, split.weights)
+            for names in (roles.features, roles.targets, roles.weights)
         )
-        if layout.named:
-            self.columns, self.target_columns = split.features, split.targets
-            self.weight_column = next(iter(split.weights), None)
-        elif request.cells is not None:
+        if layout.has_names:
+            self.columns, self.target_columns = roles.features, roles.targets
+            self.weight_column = roles.weight_column
+        elif request.as_table:
             raise DataError(
                 f"{location} has no header line, and columns that are not numbers need names",
                 f"add one, or give their names with {mention('names=')}",
@@ -97,27 +104,28 @@ class CsvReader(Reader):
 
     @property
     def positions(self) -> dict[str, Any] | None:
-        if self.has_cells or not self._targets:
+        if self.can_be_table or not self._targets:
             return None
         return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
     def _without_index(self, request: ReadRequest) -> ReadRequest:
-        """Return the request with index columns dropped that it does not name; warn of each."""
+        """Return the request without index columns, unless it names them; warn of each."""
         roles = [request.x, request.y, request.w, request.columns]
         requested = {str(k) for role in roles for k in as_list(role)}
-        dropped = []
+        index_names = []
         for position, name in enumerate(
             () if request.reads_all_columns else self._layout.index_columns
         ):
             if not requested & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._location)
-                dropped.append(name)
-        return request._replace(dropped=(*request.dropped, *dropped))
+                index_names.append(name)
+        return request._replace(dropped_columns=(*request.dropped_columns, *index_names))
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Yield blocks of rows; a line longer than `block_bytes` is refused."""
-        for part, first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
-            yield self._block(part, first)
+        parsers = self._parse_by_arrow, self._parse_by_python
+        for rows, first_row in self._parsed_pieces(start, block_bytes, *parsers):
+            yield self._block(rows, first_row)
 
     def original_blocks(self, block_bytes: int) -> Iterator[list[list[str]]]:
         """Yield the texts of all columns, for the same rows in the same order as `blocks`.
@@ -130,49 +138,52 @@ class CsvReader(Reader):
             return None if table is None else [column.to_pylist() for column in table.columns]
 
         def by_python(lines: NumberedLines, start: int) -> list[list[str]]:
-            rows = self._rows(lines, start, len(self._names))
+            rows = self._fields(lines, start, len(self._names))
             return [list(column) for column in zip(*rows, strict=True)]
 
-        for columns, _ in self._parts(0, block_bytes, by_arrow, by_python):
+        for columns, _ in self._parsed_pieces(0, block_bytes, by_arrow, by_python):
             yield columns
 
-    def _parts(
+    def _parsed_pieces(
         self, start: int, block_bytes: int, by_arrow: Callable[..., Any],
         by_python: Callable[..., Any],
     ) -> Iterator[tuple[Any, int]]:  # fmt: skip
         """Yield the parsed rows of each piece, from row `start` on, and the number of the first.
 
-        by_arrow : parses content with simple quotes; returns None if Arrow cannot parse it reliably
-        by_python : parses everything else
+        by_arrow : parses lines, given as bytes; returns None if the csv module must parse them
+        by_python : parses numbered lines, given also the row number of the first
         """
-        skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
+        n_unread = start + (
+            1 if self._layout.has_header else 0
+        )  # lines to skip, not counting blank
         with closing(self._open()) as file:
-            pieces = csv_lines.pieces_below(
-                csv_lines.line_pieces(file, block_bytes, self._location), above
+            pieces = csv_lines.pieces_after(
+                csv_lines.line_pieces(file, block_bytes, self._location), self._layout.skip_lines
             )
             for number, text, well_quoted in csv_lines.whole_rows(
                 pieces, self._delimiter, len(self._names)
             ):
                 if self._delimiter == " ":
-                    text = csv_lines.single_blanks(text)
+                    text = csv_lines.collapse_spaces(text)
                     well_quoted = b'"' not in text or csv_lines.is_well_quoted(text, " ")
-                content = csv_lines.without_blank(text)
+                content = csv_lines.without_blank_lines(text)
                 n_rows = csv_lines.n_lines(content)
-                if n_rows > skip:
-                    rows = by_arrow(csv_lines.after_lines(content, skip)) if well_quoted else None
+                if n_rows > n_unread:
+                    unread = csv_lines.after_lines(content, n_unread)
+                    rows = by_arrow(unread) if well_quoted else None
                     if rows is None:
                         lines = csv_lines.numbered_lines(text, number, self._location)
-                        rows = by_python(lines[skip:], start)
+                        rows = by_python(lines[n_unread:], start)
                     yield rows, start
-                    start += n_rows - skip
-                skip = max(skip - n_rows, 0)
+                    start += n_rows - n_unread
+                n_unread = max(n_unread - n_rows, 0)
         self._n_rows = start
 
     # ------------------------------------------------------------------------- one piece of lines
 
-    def _block(self, part: Part, start: int) -> RawBlock:
+    def _block(self, rows: ParsedRows, start: int) -> RawBlock:
         """Return the parsed rows as a block. start : row number of the first line."""
-        X, targets, weights, has_target = part
+        X, targets, weights, has_target = rows
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
         n_dropped = int((~has_target).sum())
         block = RawBlock(
@@ -185,30 +196,31 @@ class CsvReader(Reader):
             start + np.flatnonzero(has_target) if n_dropped else None,
             n_dropped,
         )
-        if self._drop_missing or not targets or self._marks is None:
+        if self._drop_missing or not targets or self._markers is None:
             return block  # rows that lack a target are already dropped
         # A marked target becomes empty, and is refused where y is converted.
-        marked = self._marks.mask_of_array(block.y)
+        marked = self._markers.mask_of_array(block.y)
         return block._replace(y=np.where(marked, "", block.y)) if marked.any() else block
 
-    def _by_arrow(self, content: bytes) -> Part | None:
-        """Parse lines; return None if the csv module must read them."""
-        as_numbers = self._cells is None and not self._style.thousands
+    def _parse_by_arrow(self, content: bytes) -> ParsedRows | None:
+        """Parse lines by pyarrow; return None if the csv module must parse them."""
+        as_numbers = not self._as_table and not self._style.thousands
         table = self._arrow_table(content, "double" if as_numbers else "string")
         if table is None:
             return None
         columns = [table.column(str(k)) for k in self._features]
-        X: Any = self._matrix(columns, content) if self._cells is None else self._table_of(columns)
+        X: Any = self._table_of(columns) if self._as_table else self._matrix(columns, content)
         texts = None if X is None else self._targets_and_weights(table)
         if texts is None:
             return None
         targets, weights = texts
         has_target = np.ones(len(table), bool)
         if self._drop_missing and targets:
-            has_target = ~np.any([self._missing(y) for y in targets], axis=0)
+            has_target = ~np.any([self._missing_mask(y) for y in targets], axis=0)
         if not has_target.all():
-            X = X[has_target] if self._cells is None else X.filter(arrow.array(has_target))
-            targets, weights = ([k[has_target] for k in part] for part in texts)
+            X = X.filter(arrow.array(has_target)) if self._as_table else X[has_target]
+            targets = [y[has_target] for y in targets]
+            weights = [w[has_target] for w in weights]
         return X, targets, weights, has_target
 
     def _matrix(self, columns: Sequence[Any], content: bytes) -> NDArray[np.float64] | None:
@@ -222,9 +234,11 @@ class CsvReader(Reader):
             return None
         texts = partial(self._arrow_table, content, "string")
         self._rounding_warnings.check(X, [(str(k), self._names[k]) for k in self._features], texts)
-        if csv_lines.has_padded(content, self._delimiter):  # by leading zeros, as codes are
+        if csv_lines.has_zero_padded_field(
+            content, self._delimiter
+        ):  # by leading zeros, as codes are
             table = texts()
-            if any(matches(table.column(str(k)), PADDED).any() for k in self._features):
+            if any(match_mask(table.column(str(k)), PADDED).any() for k in self._features):
                 return None
         return X
 
@@ -233,14 +247,14 @@ class CsvReader(Reader):
 
         Numbers are in Python's notation.
         """
-        missing = arrow.array(list(self._cells or ()), arrow.string())
+        missing = arrow.array(list(self._missing_texts), arrow.string())
         cells = {}
         for k, column in zip(self._features, columns, strict=True):
             text, name = compute.utf8_trim_whitespace(column), self._names[k]
             if not self._style.is_python_notation:
-                wrong = self._style.wrong_decimal_mask(text)
-                if wrong.any():
-                    cell = str(text[int(np.argmax(wrong))])
+                has_wrong_decimal = self._style.wrong_decimal_mask(text)
+                if has_wrong_decimal.any():
+                    cell = str(text[int(np.argmax(has_wrong_decimal))])
                     raise self._style.wrong_decimal_error(
                         cell, f"column {name!r} of {self._location}"
                     )
@@ -248,9 +262,10 @@ class CsvReader(Reader):
             cells[name] = with_null(text, compute.is_in(text, missing))
         return arrow.table(cells)
 
-    def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
+    def _missing_mask(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
+        """Return a mask (k,) of the targets that are missing, also by a marker of the user."""
         missing = missing_in(y)
-        return missing if self._marks is None else missing | self._marks.mask_of_array(y)
+        return missing if self._markers is None else missing | self._markers.mask_of_array(y)
 
     def _targets_and_weights(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Return the texts of targets and weights of a table; None if one is too long for a label.
@@ -261,10 +276,13 @@ class CsvReader(Reader):
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
         if max(lengths, default=0) > MAX_LABEL:
             return None
-        return self._stripped({k: column.to_pylist() for k, column in columns.items()})
+        return self._strip({k: column.to_pylist() for k, column in columns.items()})
 
-    def _stripped(self, texts: dict[int, Sequence[str]]) -> tuple[list[Any], list[Any]]:
-        """Return the stripped texts (k,) of targets and weights, with points as decimal signs."""
+    def _strip(self, texts: dict[int, Sequence[str]]) -> tuple[list[Any], list[Any]]:
+        """Return the stripped texts (k,) of targets and weights, with points as decimal signs.
+
+        texts : cells of each target and weight, by the position of the column
+        """
         columns = {}
         for k, cells in texts.items():
             if not self._style.is_python_notation:
@@ -277,32 +295,32 @@ class CsvReader(Reader):
         return [columns[k] for k in self._targets], [columns[k] for k in self._weights]
 
     def _arrow_table(self, content: bytes, features: str) -> Any:
-        """Parse columns by position, targets and weights as text; None if Arrow cannot parse them.
+        """Return an Arrow table of the columns, by position; None if Arrow cannot parse them.
 
-        features : Arrow type of the features
+        Targets and weights are text. features : Arrow type of the features
         """
         text_columns = [str(k) for k in (*self._targets, *self._weights)]
         types = {str(k): features for k in self._features} | dict.fromkeys(text_columns, "string")
         decimal = self._style.decimal
-        return csv_lines.arrow_columns(content, len(self._names), types, self._delimiter, decimal)
+        return arrow_columns(content, len(self._names), types, self._delimiter, decimal)
 
-    def _by_python(self, lines: NumberedLines, start: int) -> Part:
+    def _parse_by_python(self, lines: NumberedLines, start: int) -> ParsedRows:
         """Parse lines by the csv module; raise DataError for the first wrong line."""
         other_texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
         texts: list[list[str]] = []
         X = np.empty((len(lines), len(self._features)))
         has_target = np.ones(len(lines), bool)
-        for row, fields in enumerate(self._rows(lines, start, len(self._names))):
+        for row, fields in enumerate(self._fields(lines, start, len(self._names))):
             if self._drop_missing and any(
-                self._missing(np.array([fields[k].strip()]))[0] for k in self._targets
+                self._missing_mask(np.array([fields[k].strip()]))[0] for k in self._targets
             ):
                 has_target[row] = False
                 continue
-            location = self._line_location(lines[row][0], start + row)
-            if self._cells is None:
-                X[row] = self._numbers(fields, location)
-            else:
+            location = line_location(self._location, lines[row][0], start + row)
+            if self._as_table:
                 texts.append([fields[k] for k in self._features])
+            else:
+                X[row] = self._numbers(fields, location)
             for k, cells in other_texts.items():
                 cells.append(fields[k])
                 if len(fields[k]) > MAX_LABEL:
@@ -311,40 +329,18 @@ class CsvReader(Reader):
                         f"but at most {MAX_LABEL} are allowed",
                         "shorten it",
                     )
-        targets, weights = self._stripped(dict(other_texts))
-        if self._cells is None:
+        targets, weights = self._strip(dict(other_texts))
+        if not self._as_table:
             return X if has_target.all() else X[has_target], targets, weights, has_target
         columns = zip(*texts, strict=True) if texts else [()] * len(self._features)
         arrays = [arrow.array(column, arrow.string()) for column in columns]
         return self._table_of(arrays), targets, weights, has_target
 
-    def _rows(
+    def _fields(
         self, lines: NumberedLines, start: int | None = None, width: int | None = None
     ) -> Iterator[list[str]]:
-        """Yield the fields of each line; raise DataError if their number is not `width`."""
-        reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
-        for row, (number, line) in enumerate(lines):
-            location = self._line_location(number, None if start is None else start + row)
-            try:
-                fields = next(reader)
-            except csv.Error as error:
-                raise DataError(f"{location} {csv_lines.csv_error_text(error)}") from error
-            if reader.line_num != row + 1:
-                raise DataError(f"{location} {csv_lines.UNCLOSED}")
-            if width is not None and len(fields) != width:
-                raise DataError(
-                    f"{location} has {len(fields)} fields, but the first line has {width}",
-                    f"write {width} fields, and put quotes around a field that contains "
-                    f"{self._delimiter!r}",
-                )
-            if csv_lines.LINE_BREAK_MARK in line:
-                fields = [*map(csv_lines.with_line_breaks, fields)]
-            yield fields
-
-    def _line_location(self, number: int, row: int | None) -> str:
-        if row is None:
-            return f"line {number} of {self._location}"
-        return f"{self._location}, row {row} (line {number})"
+        """Yield the fields of each line, see `parse_fields`."""
+        return parse_fields(lines, self._delimiter, self._location, start, width)
 
     def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
         """Return the features of a row; raise NotNumbersError if a cell is not a number."""
@@ -353,7 +349,7 @@ class CsvReader(Reader):
             for cell in filter(self._style.has_wrong_decimal, cells):
                 raise self._style.wrong_decimal_error(cell, location)
         try:
-            if any(map(is_padded, cells)):
+            if any(map(is_zero_padded, cells)):
                 raise ValueError
             if not self._style.is_python_notation:
                 cells = list(map(self._style.to_python_notation, cells))
@@ -365,10 +361,12 @@ class CsvReader(Reader):
         return values
 
     def _raise_not_a_number(self, fields: Sequence[str], location: str) -> NoReturn:
-        """Raise for the first field that should be a number and is not."""
-        remedy = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
+        """Raise NotNumbersError for the first feature of a row that is not a number."""
+        remedy = (
+            mention("encode", "auto") if self.can_be_table else f"a header or {mention('names=')}"
+        )
         for k in self._features:
-            if is_padded(fields[k]):
+            if is_zero_padded(fields[k]):
                 rule = ", a number with zeros before it, as codes have; write it without them"
                 remedy += f" and {mention('categorical=')} or {mention('numeric=')}"
             elif not self._style.is_number(fields[k]):

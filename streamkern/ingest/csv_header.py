@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
@@ -24,8 +24,8 @@ UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 CsvRows = Sequence[Sequence[str]]
 _EXAMINED_ROWS = 200
 _LOG10_CERTAIN, _LOG10_LIKELY = math.log10(1e-4), math.log10(0.05)
-"""Bounds of log10 P(a row is like the first line): it is a header below the first bound, and
-refused as ambiguous between the two."""
+"""Bounds of log10 P, the probability that a row is like the first line. Below the first bound the
+line is a header; between the two it is refused as ambiguous."""
 _MAX_LOG10_PER_COLUMN = 6.0  # largest |log10 P| of one column
 _YEARS = range(1000, 3000)
 _MIN_FEWER_DIGITS = 4  # of a name than of the numbers below it, to count as another notation
@@ -43,58 +43,63 @@ def informative_cells(rows: CsvRows, n_columns: int) -> list[list[str]]:
 
 
 def is_header(
-    first: Sequence[str], below: CsvRows, style: NumberStyle, location: str,
-    required: Collection[str] = (), quoted: bool = False, optional: Collection[str] = (),
-    unnamed: bool = False,
+    fields: Sequence[str], rows: CsvRows, style: NumberStyle, location: str,
+    required: Collection[str] = (), optional: Collection[str] = (), *,
+    only_header_quoted: bool = False, earlier_without_header: bool = False,
 ) -> bool:  # fmt: skip
     """Return whether the first line names the columns; raise DataError if it is ambiguous.
 
+    fields : stripped fields of the first line
+    rows : fields of the rows below it that have as many fields
+    style : notation of the numbers
+    location : name of the file, for messages
     required : names that columns must have, such as those that a model was trained on
-    quoted : whether all fields of the first line are quoted, and no field below it is
     optional : names that columns may have besides the required ones
-    unnamed : whether earlier files of the same data have no header
+    only_header_quoted : whether all fields of the first line are quoted, and no field below it is
+    earlier_without_header : whether earlier files of the same data have no header
     """
-    numeric = [*map(style.is_number, first)]
-    if required and {*required} <= {*first} and not _occur_below(required, first, below):
+    numeric = [*map(style.is_number, fields)]
+    has_required = {*required} <= {*fields}
+    if required and has_required and not _occur_in_rows(required, fields, rows):
         return True
     if all(numeric):
-        has_required = required and {*required} <= {*first} <= {*required, *optional}
-        if has_required and len({*first}) == len(first):
+        has_no_other = {*fields} <= {*required, *optional}
+        if required and has_required and has_no_other and len({*fields}) == len(fields):
             return True
-        if unnamed:
-            _warn_of_names(first, below, style, location, quoted)
+        if earlier_without_header:
+            _warn_of_names(fields, rows, style, location, only_header_quoted)
             return False
-        return _is_header_of_numbers(first, below, style, location, quoted)
+        return _is_header_of_numbers(fields, rows, style, location, only_header_quoted)
     if any(numeric):
-        return _is_mixed_header(first, below, numeric, style, location)
-    return _is_header_of_words(first, below, style, location)
+        return _is_mixed_header(fields, rows, numeric, style, location)
+    return _is_header_of_words(fields, rows, style, location)
 
 
-def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
+def _occur_in_rows(required: Collection[str], names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether each required name is also a cell of its column, so that the line is a row."""
-    return bool(below) and all(
-        any(row[k].strip() == name for row in below) for k, name in enumerate(first)
+    return bool(rows) and all(
+        any(row[k].strip() == name for row in rows) for k, name in enumerate(names)
         if name in required
     )  # fmt: skip
 
 
 def _is_mixed_header(
-    first: Sequence[str], below: CsvRows, numeric: Sequence[bool], style: NumberStyle, location: str
+    fields: Sequence[str], rows: CsvRows, numeric: Sequence[bool], style: NumberStyle, location: str
 ) -> bool:
     """Return True if the names mix numbers with words, and the words are above numeric columns.
 
     Raises DataError otherwise.
     """
-    columns = informative_cells(below[:_EXAMINED_ROWS], len(first))
-    words = [k for k, number in enumerate(numeric) if not number]
+    rows = rows[:_EXAMINED_ROWS]
+    columns = informative_cells(rows, len(fields))
     above_numbers = all(
-        (first[k] not in UNKNOWN_CELLS or (k == 0 and not first[k]))
-        and _all_numbers(columns[k], style)
-        for k in words
+        (name not in UNKNOWN_CELLS or (k == 0 and not name)) and _all_numbers(columns[k], style)
+        for k, name in enumerate(fields)
+        if not numeric[k]
     )
-    names = [name for name, number in zip(first, numeric, strict=True) if number]
-    rows = [[cell for cell, number in zip(row, numeric, strict=True) if number] for row in below]
-    if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _LOG10_LIKELY:
+    number_names = list(compress(fields, numeric))
+    number_rows = [list(compress(row, numeric)) for row in rows]
+    if above_numbers and _log10_chance(number_names, number_rows, style) < _LOG10_LIKELY:
         return True
     raise DataError(
         f"the first line of {location} has words and numbers, so it may be a header or a row",
@@ -105,20 +110,21 @@ def _is_mixed_header(
 
 
 def _is_header_of_numbers(
-    names: Sequence[str], below: CsvRows, style: NumberStyle, location: str, quoted: bool
+    names: Sequence[str], rows: CsvRows, style: NumberStyle, location: str, only_header_quoted: bool
 ) -> bool:
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
-    rows = below[:_EXAMINED_ROWS]
+    rows = rows[:_EXAMINED_ROWS]
     names = [style.to_python_notation(name) for name in names]
     log10_chance = _log10_chance(names, rows, style)
-    if len({*names}) < len(names) or not (log10_chance or quoted):
+    if len({*names}) < len(names) or not (log10_chance or only_header_quoted):
         return False
-    if quoted:
+    if only_header_quoted:
         return True
-    is_numbered = _is_numbered(names) or _is_header_of_years(names, rows)
+    is_series = _is_column_numbering(names) or _is_header_of_years(names, rows)
+    # An improbable row is a header if its numbers are also a usual series of names, or rising.
     if log10_chance < _LOG10_CERTAIN:
-        reason = "as programs number them" if is_numbered else ""
-        if not is_numbered and _is_increasing(names) and _differ_in_notation(names, rows, style):
+        reason = "as programs number them" if is_series else ""
+        if not is_series and _is_increasing(names) and _differ_in_notation(names, rows, style):
             reason = "as its numbers rise and are written otherwise than those below"
         if reason:
             warn(
@@ -127,14 +133,15 @@ def _is_header_of_numbers(
                 f"{mention('header', False)} if it is a row"
             )
             return True
-    is_numbered_series = is_numbered and len(names) > 1
-    if log10_chance < (_LOG10_LIKELY if is_numbered_series else _LOG10_CERTAIN):
+    # Otherwise the line is ambiguous or a row; for a row that is such a series, there is a warning.
+    is_series_of_several = is_series and len(names) > 1
+    if log10_chance < (_LOG10_LIKELY if is_series_of_several else _LOG10_CERTAIN):
         raise DataError(
             f"the first line of {location} ({some(names)}) may be a header or a row; give "
             f"{mention('header', True)} if it is a header, and {mention('header', False)} if it "
             "is a row"
         )
-    if is_numbered_series:
+    if is_series_of_several:
         warn(
             f"the first line of {location} ({some(names)}) is read as a row, like those below it; "
             f"give {mention('header', True)} if it names the columns, and "
@@ -144,13 +151,14 @@ def _is_header_of_numbers(
 
 
 def _warn_of_names(
-    names: Sequence[str], below: CsvRows, style: NumberStyle, location: str, quoted: bool
+    names: Sequence[str], rows: CsvRows, style: NumberStyle, location: str, only_header_quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
     log10_chance = _log10_chance(
-        [*map(style.to_python_notation, names)], below[:_EXAMINED_ROWS], style
+        [*map(style.to_python_notation, names)], rows[:_EXAMINED_ROWS], style
     )
-    if len({*names}) == len(names) and (quoted or log10_chance < _LOG10_CERTAIN):
+    is_improbable = only_header_quoted or log10_chance < _LOG10_CERTAIN
+    if len({*names}) == len(names) and is_improbable:
         warn(
             f"the first line of {location} ({some(names)}) may name its columns; it is read as a "
             "row, as the files before it have no header: remove it if it is not a row"
@@ -161,9 +169,11 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
     """Return log10 of the probability that a row has values like these names, given the rows.
 
     It is 0.0 if the line does not look like names at all. Columns are assumed to be independent.
+
+    names : the fields of the first line, which are numbers in Python's notation
     """
     if not rows:  # a long first line may be all that was read
-        is_long_series = _is_numbered(names) and len(names) >= _MIN_LONG_SERIES_COLUMNS
+        is_long_series = _is_column_numbering(names) and len(names) >= _MIN_LONG_SERIES_COLUMNS
         return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _LOG10_LIKELY
@@ -171,8 +181,9 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
         [*map(style.to_python_notation, cells)] for cells in informative_cells(rows, len(names))
     ]
     log10_notations = [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
+    # Of a series of integers, each cell must have another notation or other values than the name.
     if all(map(is_integer, names)):
-        is_series = _is_numbered(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
+        is_series = _is_column_numbering(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
         if is_series or _is_header_of_years(names, rows):
             return sum(map(min, log10_notations, map(_log10_equal, names, columns)))
         if _is_increasing(names) and all(map(_is_far_from, names, columns)):
@@ -200,8 +211,8 @@ def _log10_notation(name: str, cells: Sequence[str]) -> float:
     if not is_integer(name):
         if len(cells) >= _MIN_SERIES_COLUMNS and all(map(is_integer, cells)):
             return -_MAX_LOG10_PER_COLUMN / 2
-        fewer = min(map(_digits, cells)) - _digits(name)
-        return -min(_MAX_LOG10_PER_COLUMN, fewer) if fewer >= _MIN_FEWER_DIGITS else 0.0
+        n_fewer = min(map(_n_digits, cells)) - _n_digits(name)
+        return -min(_MAX_LOG10_PER_COLUMN, n_fewer) if n_fewer >= _MIN_FEWER_DIGITS else 0.0
     if not all(is_number(cell) and not is_integer(cell) for cell in cells):
         return 0.0
     if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
@@ -217,10 +228,12 @@ def _log10_equal(name: str, cells: Sequence[str]) -> float:
 
 
 def _mantissa(cell: str) -> str:
+    """Return a number without its exponent."""
     return cell.lower().partition("e")[0]
 
 
-def _digits(cell: str) -> int:
+def _n_digits(cell: str) -> int:
+    """Return the number of digits of a number, without its exponent."""
     return sum(c.isdigit() for c in _mantissa(cell))
 
 
@@ -233,14 +246,14 @@ def _is_far_from(name: str, cells: Sequence[str]) -> bool:
     return max(low - value, value - high) > max(high - low, 1.0)
 
 
-def _is_numbered(names: Sequence[str]) -> bool:
+def _is_column_numbering(names: Sequence[str]) -> bool:
     """Return whether names are 0, 1, 2, ... or 1, 2, 3, ..., as programs number columns."""
-    return names[0] in ("0", "1") and _steps(names) <= {1}
+    return names[0] in ("0", "1") and _differences(names) <= {1}
 
 
 def _is_arithmetic(names: Sequence[str], min_columns: int) -> bool:
     """Return whether at least `min_columns` numbers rise or fall by a constant step."""
-    steps = _steps(names)
+    steps = _differences(names)
     return len(names) >= min_columns and len(steps) == 1 and steps != {0}
 
 
@@ -248,14 +261,14 @@ def _is_increasing(names: Sequence[str]) -> bool:
     """Return whether so many numbers rise that they hardly do so by chance."""
     integers = all(map(is_integer, names))
     min_columns = _MIN_SERIES_COLUMNS if integers else _MIN_LONG_SERIES_COLUMNS
-    return len(names) >= min_columns and min(_steps(names), default=0) > 0
+    return len(names) >= min_columns and min(_differences(names), default=0) > 0
 
 
 def _is_header_of_years(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether the names are years in order, above rows that are not."""
     if len(names) < 2 or not all(is_integer(k) and int(k) in _YEARS for k in names):
         return False
-    steps = _steps(names)
+    steps = _differences(names)
     if min(steps) <= 0 <= max(steps):
         return False
     if len(names) >= _MIN_SERIES_COLUMNS and len(steps) == 1:
@@ -265,23 +278,28 @@ def _is_header_of_years(names: Sequence[str], rows: CsvRows) -> bool:
     return 4 * n_years < len(cells)
 
 
-def _steps(names: Sequence[str]) -> set[float]:
+def _differences(names: Sequence[str]) -> set[float]:
+    """Return the distinct differences of consecutive numbers, without rounding errors."""
     return {round(b - a, 9) for a, b in pairwise(map(float, names))}
 
 
 def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether each row is the one above it plus a constant, as in a range of numbers."""
-    first_rows = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
-    steps = [{round(y - x, 9) for x, y in zip(*two, strict=True)} for two in pairwise(first_rows)]
+    lines = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
+    # For each two consecutive lines, the distinct differences of their columns.
+    steps = [{round(y - x, 9) for x, y in zip(*two, strict=True)} for two in pairwise(lines)]
     same_step = all(len(step) == 1 and step == steps[0] for step in steps)
     return bool(steps) and same_step and steps[0] != {0.0}
 
 
 def _is_header_of_words(
-    first: Sequence[str], below: CsvRows, style: NumberStyle, location: str
+    names: Sequence[str], rows: CsvRows, style: NumberStyle, location: str
 ) -> bool:
-    """Return True for a line of words; raise DataError if its words occur again below it."""
-    columns = [(name, [row[k].strip() for row in below]) for k, name in enumerate(first)]
+    """Return True for a line of words; raise DataError if its words occur again below it.
+
+    Few repeated words above columns of numbers are no evidence against a header.
+    """
+    columns = [(name, [row[k].strip() for row in rows]) for k, name in enumerate(names)]
     repeated = [name for name, cells in columns if name and name in cells]
     for name, cells in columns:
         if other_notation(name) and any(map(other_notation, cells)):
@@ -293,7 +311,7 @@ def _is_header_of_words(
         and _all_numbers([c for c in cells if c not in UNKNOWN_CELLS], style)
         for name, cells in columns
     )
-    if not above_numbers or 2 * len(repeated) > len(first):
+    if not above_numbers or 2 * len(repeated) > len(names):
         raise DataError(
             f"the first line of {location} is probably no header, because "
             f"{some(sorted(set(repeated)))}, or something similar, occurs again further down in "

@@ -11,15 +11,13 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from streamkern.basics.errors import DataError, MissingDependencyError
+from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text
-from streamkern.ingest.tables.arrow import arrow, compute
 from streamkern.ingest.tables.numbers import is_number
 
 Piece = tuple[int, bytes]
@@ -27,9 +25,8 @@ Piece = tuple[int, bytes]
 NumberedLines = Sequence[tuple[int, str]]
 """Lines of a file, each with its line number."""
 
-LINE_BREAK_MARK = "\r"
-"""Replaces a line break inside a quoted field."""
-UNCLOSED = "has a quote that is not closed; close it or remove it, or shorten the field to one line"
+LINE_BREAK_SUBSTITUTE = "\r"
+"""Stands for a line break inside a quoted field, so that each row is one line."""
 
 _MAX_FIRST_LINE_BYTES = 4 << 20
 """Length of the longest line that is read before `memory=` is known."""
@@ -43,7 +40,7 @@ _ANY_DELIMITER = ",;\t|"
 """Delimiters of a file whose delimiter is unknown."""
 _BOM = b"\xef\xbb\xbf"
 _LF = ord("\n")
-_QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
+_QUOTED_OR_SPACES = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
 _BLANK_LINES = re.compile(rb"\n *(?=\n)")
 
 # ------------------------------------------------------------------------------ pieces of a file
@@ -58,8 +55,9 @@ def line_pieces(
     multiplies their size. If `step` is given, `size` is a fixed limit that more memory does not
     raise.
     """
-    limit = "most that is read as one line; " if step else "most that the memory given allows; "
-    remedy = "" if step else f"raise {mention('memory=')}, or "
+    limit_text, remedy = "most that the memory given allows; ", f"raise {mention('memory=')}, or "
+    if step:
+        limit_text, remedy = "most that is read as one line; ", ""
     incomplete_line, number, ended = b"", 1, False
     step = step or max(size // 4, 1)
     while not ended:
@@ -67,15 +65,15 @@ def line_pieces(
         while not ended and cut == 0:
             if len(incomplete_line) >= size:
                 raise DataError(
-                    f"line {number} of {location} is longer than {size_text(size)}, the {limit}"
-                    f"{remedy}write shorter lines"
+                    f"line {number} of {location} is longer than {size_text(size)}, the "
+                    f"{limit_text}{remedy}write shorter lines"
                 )
             n_bytes = min(len(incomplete_line) + step, size)
-            incomplete_line, ended = _extended(file, incomplete_line, n_bytes)
-            # A CR at the very end may be half of a CR LF.
-            line_feed = incomplete_line.rfind(b"\n")
-            last = line_feed if line_feed >= 0 else incomplete_line.rfind(b"\r", 0, -1)
-            cut = len(incomplete_line) if ended else last + 1
+            incomplete_line, ended = _read_until(file, incomplete_line, n_bytes)
+            line_end = incomplete_line.rfind(b"\n")
+            if line_end < 0:  # a CR at the very end may be half of a CR LF
+                line_end = incomplete_line.rfind(b"\r", 0, -1)
+            cut = len(incomplete_line) if ended else line_end + 1
         piece, incomplete_line = incomplete_line[:cut], incomplete_line[cut:]
         if number == 1:
             piece = piece.removeprefix(_BOM)
@@ -88,7 +86,7 @@ def line_pieces(
         number += n_lines(piece)
 
 
-def _extended(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
+def _read_until(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
     """Return `start` extended from the file to `size` bytes, and whether the file ended."""
     parts, n_bytes = [start], len(start)
     while n_bytes < size:
@@ -100,36 +98,40 @@ def _extended(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
-def pieces_below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
-    """Yield pieces of lines without the first `n_above` lines of the file."""
+def pieces_after(pieces: Iterable[Piece], n_skipped: int) -> Iterator[Piece]:
+    """Yield pieces of lines without the first `n_skipped` lines of the file."""
     for number, text in pieces:
-        if number <= n_above:
-            skipped = min(n_above + 1 - number, n_lines(text))
-            number, text = number + skipped, after_lines(text, skipped)
+        if number <= n_skipped:
+            n_dropped = min(n_skipped + 1 - number, n_lines(text))
+            number, text = number + n_dropped, after_lines(text, n_dropped)
         if text:
             yield number, text
 
 
 def first_lines(
-    file: IO[bytes], n_above: int, delimiter: str | None, location: str
+    file: IO[bytes], n_skipped: int, delimiter: str | None, location: str
 ) -> tuple[NumberedLines, NumberedLines]:
-    """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
-    above: list[tuple[int, str]] = []
+    """Return the first lines of a file: the skipped ones, and those after them; no blank lines.
+
+    n_skipped : number of lines to skip
+    delimiter : the character between two fields; None if it is unknown
+    """
+    skipped_lines: list[tuple[int, str]] = []
 
     def recorded_pieces() -> Iterator[Piece]:
         for number, text in line_pieces(file, _MAX_FIRST_LINE_BYTES, location, _FIRST_READ_BYTES):
-            if number <= n_above:
+            if number <= n_skipped:
                 lines = numbered_lines(text, number, location)
-                above.extend(line for line in lines if line[0] <= n_above)
+                skipped_lines.extend(line for line in lines if line[0] <= n_skipped)
             yield number, text
 
-    pieces = pieces_below(recorded_pieces(), n_above)
+    pieces = pieces_after(recorded_pieces(), n_skipped)
     for number, text, _ in whole_rows(pieces, delimiter or _ANY_DELIMITER):
         if lines := numbered_lines(text, number, location):
-            return above, lines
-    if above:
+            return skipped_lines, lines
+    if skipped_lines:
         raise DataError(
-            f"{location} has no lines below the {n_above} that {mention('skip_lines=')} skips",
+            f"{location} has no lines below the {n_skipped} that {mention('skip_lines=')} skips",
             "give a smaller number",
         )
     raise DataError(f"{location} is empty", "give a file with rows")
@@ -138,55 +140,71 @@ def first_lines(
 # --------------------------------------------------------------------------------------- whole rows
 
 
+class WholeRows(NamedTuple):
+    """Consecutive rows of a CSV, each on one line.
+
+    number : line number of the first row
+    text : the lines
+    well_quoted : whether all quotes surround whole fields, see `is_well_quoted`
+    """
+
+    number: int
+    text: bytes
+    well_quoted: bool
+
+
 def whole_rows(
     pieces: Iterable[Piece], delimiter: str, width: int | None = None
-) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield (line number, whole rows, well quoted) of pieces of lines, with each row on one line.
+) -> Iterator[WholeRows]:
+    """Yield the rows of pieces of lines, with each row on one line.
 
-    The last value is whether all quotes surround whole fields, see `is_well_quoted`.
+    A quote that is not closed within `_MAX_OPEN_QUOTE_BYTES` is stray: its line is a row.
 
     delimiter : one or more characters that may separate fields
-    width : number of fields of a row
+    width : number of fields of a row; None if it is unknown
     """
-    incomplete_row, first = b"", 1
+    incomplete_row, first_number = b"", 1
     for number, text in pieces:
         if incomplete_row:
-            number, text, incomplete_row = first, incomplete_row + text, b""
+            number, text, incomplete_row = first_number, incomplete_row + text, b""
         well_quoted = b'"' not in text or is_well_quoted(text, delimiter)
         if not well_quoted:
             text, incomplete_row = _on_one_line_each(text, delimiter, width)
-            first = number + n_lines(text) + text.count(LINE_BREAK_MARK.encode())
+            first_number = number + n_lines(text) + text.count(LINE_BREAK_SUBSTITUTE.encode())
             if len(incomplete_row) > _MAX_OPEN_QUOTE_BYTES:
                 text, incomplete_row = text + incomplete_row, b""
             well_quoted = is_well_quoted(text, delimiter)
         if text:
-            yield number, text, well_quoted
+            yield WholeRows(number, text, well_quoted)
     if incomplete_row:
-        yield first, incomplete_row, False
+        yield WholeRows(first_number, incomplete_row, False)
 
 
 def _on_one_line_each(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
     """Return the whole rows, each on one line, and the start of a row whose quote stays open."""
-    between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
-    field = re.compile(
-        rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
+    delimiters = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
+    # A quote after a delimiter or at the start of a line; text with doubled quotes; the closing
+    # quote before a delimiter or at the end of a line, or else the end of the text.
+    quoted_field = re.compile(
+        rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (delimiters, delimiters)
     )  # fmt: skip
     joined = bytearray(text)
-    for match in field.finditer(text):
+    for match in quoted_field.finditer(text):
         if b"\n" not in match[0]:
             continue
         begin, end = joined.rfind(b"\n", 0, match.start()) + 1, match.end()
         if end == len(text):
             return bytes(joined[:begin]), text[begin:]
         if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
-            joined[match.start() : end] = match[0].replace(b"\n", LINE_BREAK_MARK.encode())
+            joined[match.start() : end] = match[0].replace(b"\n", LINE_BREAK_SUBSTITUTE.encode())
     return bytes(joined), b""
 
 
 def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
     """Return whether the lines inside one pair of quotes are rows, so that the quotes are stray.
 
-    They are if each has all fields, and numbers in the same places; lines of words prove nothing.
+    True if every line has `width` fields, and the same fields of each are numbers. Without numbers
+    nothing can be concluded: False.
     """
     cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
     if width is None or width < 2 or any(len(row) != width for row in cells):
@@ -199,7 +217,7 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
     """Return whether all quotes surround whole fields of one line, or are doubled in such fields.
 
     Quotes open and close in turn; a doubled one does both. False if the delimiter is not ASCII,
-    which pyarrow does not read.
+    because pyarrow does not read such a delimiter.
 
     delimiter : one or more characters that may separate fields
     """
@@ -211,12 +229,14 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
         return False
     opens, closes = quotes[::2], quotes[1::2]
     ends = np.array([*map(ord, delimiter), _LF, ord('"')], np.uint8)
-    around = np.concatenate([ends[-2:-1], text, ends[-2:-1]])  # a line feed before and after it
-    lines = np.flatnonzero(text == _LF)
+    # Between line feeds, so that padded[k] is the byte before text[k], and padded[k + 2] after it.
+    line_feed = np.array([_LF], np.uint8)
+    padded = np.concatenate([line_feed, text, line_feed])
+    line_ends = np.flatnonzero(text == _LF)
     return bool(
-        np.isin(around[opens], ends).all()
-        and np.isin(around[closes + 2], ends).all()
-        and (np.searchsorted(lines, opens) == np.searchsorted(lines, closes)).all()
+        np.isin(padded[opens], ends).all()
+        and np.isin(padded[closes + 2], ends).all()
+        and (np.searchsorted(line_ends, opens) == np.searchsorted(line_ends, closes)).all()
     )
 
 
@@ -224,16 +244,16 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
 
 
 def numbered_lines(text: bytes, number: int, location: str) -> list[tuple[int, str]]:
-    """Return (line number, line) of the lines that are not blank, the first one being `number`.
+    """Return (line number, line) of the lines that are not blank. number : of the first line.
 
     Raises DataError for bytes that are not text.
     """
     try:
         lines = text.decode().split("\n")
     except UnicodeDecodeError as error:
-        wrong_line = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
+        line_number = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
         raise DataError(
-            f"line {wrong_line} of {location} holds the byte {text[error.start]:#04x}, which is "
+            f"line {line_number} of {location} holds the byte {text[error.start]:#04x}, which is "
             "not UTF-8",
             f"give its encoding, as in {mention('encoding', _likely_encoding(text))}",
         ) from error
@@ -262,10 +282,10 @@ def _likely_encoding(text: bytes) -> str:
 
 def split_fields(line: str, delimiter: str) -> list[str]:
     """Return the fields of a line; one field, the line itself, if its quotes are unbalanced."""
-    blanks = delimiter == " "
-    line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
+    by_spaces = delimiter == " "
+    line = re.sub(r"[ \t]+", " ", line).strip() if by_spaces and '"' not in line else line
     try:
-        reader = csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=blanks)
+        reader = csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=by_spaces)
         return [with_line_breaks(field) for field in next(reader, [""])]
     except csv.Error:
         return [line]
@@ -273,16 +293,7 @@ def split_fields(line: str, delimiter: str) -> list[str]:
 
 def with_line_breaks(field: str) -> str:
     """Return a field with its line breaks restored."""
-    return field.replace(LINE_BREAK_MARK, "\n")
-
-
-def csv_error_text(error: csv.Error) -> str:
-    """Return an explanation of a line that the csv module refuses."""
-    if "unexpected end" in str(error):
-        return UNCLOSED
-    if "field larger" in str(error):
-        return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
-    return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
+    return field.replace(LINE_BREAK_SUBSTITUTE, "\n")
 
 
 # --------------------------------------------------------------------------------------------- text
@@ -293,11 +304,11 @@ def n_lines(text: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
 
 
-def without_blank(text: bytes) -> bytes:
-    """Return the text without lines that are empty or consist of blanks."""
+def without_blank_lines(text: bytes) -> bytes:
+    """Return the text without lines that are empty or consist of spaces."""
     codes = np.frombuffer(text, np.uint8)
-    begins = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
-    if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
+    line_starts = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
+    if text[:1] in (b"\n", b" ") or ((line_starts == _LF) | (line_starts == ord(" "))).any():
         return _BLANK_LINES.sub(b"", b"\n" + text)[1:]
     return text
 
@@ -310,32 +321,34 @@ def after_lines(content: bytes, n_skipped: int) -> bytes:
     return content[position:]
 
 
-def single_blanks(text: bytes) -> bytes:
-    """Return lines whose fields are separated by one blank in place of any blanks and tabs.
+def collapse_spaces(text: bytes) -> bytes:
+    """Return the lines with one space in place of any spaces and tabs between fields.
 
     Quoted text is unchanged.
     """
     if b'"' in text:
-        text = _QUOTED_OR_BLANKS.sub(lambda match: match[1] or b" ", text)
+        text = _QUOTED_OR_SPACES.sub(lambda match: match[1] or b" ", text)
     else:
         text = re.sub(rb"[ \t]+", b" ", text)
     return re.sub(rb"(?m)^ | $", b"", text)
 
 
-def has_padded(content: bytes, delimiter: str) -> bool:
+def has_zero_padded_field(content: bytes, delimiter: str) -> bool:
     """Return whether a field may begin with a zero and another digit, as codes do."""
     if content[:1] == b"0" and content[1:2].isdigit():
         return True
     text = np.frombuffer(content, np.uint8)
+    # Characters before a number: an end of a line or field; a quote or a space if there are any.
     ends = [_LF, ord(delimiter), *(c for c in b'" ' if c in content)]
     for start in range(0, len(text) - 2, _SLAB_BYTES):
-        part = text[start : start + _SLAB_BYTES + 2]
-        padded = part[1:-1] == ord("0")
-        padded &= (part[2:] ^ ord("0")) < 10
-        begins = part[:-2] == ends[0]
+        slab = text[start : start + _SLAB_BYTES + 2]
+        before, at, after = slab[:-2], slab[1:-1], slab[2:]
+        is_padding = at == ord("0")
+        is_padding &= (after ^ ord("0")) < 10  # the codes of digits are 0x30 to 0x39
+        begins_number = before == ends[0]
         for end in ends[1:]:
-            begins |= part[:-2] == end
-        if (padded & begins).any():
+            begins_number |= before == end
+        if (is_padding & begins_number).any():
             return True
     return False
 
@@ -347,6 +360,7 @@ class RecodedFile:
         self._file, self._location = io.TextIOWrapper(file, encoding, newline=""), location
 
     def read(self, size: int) -> bytes:
+        """Return `size` characters as UTF-8; DataError for bytes that are not in the encoding."""
         try:
             return self._file.read(size).encode()
         except UnicodeError as error:
@@ -357,44 +371,5 @@ class RecodedFile:
             ) from error
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
-
-
-def arrow_columns(
-    content: bytes, n_columns: int, types: dict[str, str], delimiter: str, decimal: str
-) -> Any:
-    """Parse lines by pyarrow as a table; None if it is not installed or cannot parse them.
-
-    types : Arrow types of the columns wanted, by position
-    """
-    try:
-        reader = import_optional("pyarrow.csv")
-        content.decode()
-    except (MissingDependencyError, UnicodeDecodeError):
-        return None
-    if b"\0" in content or not delimiter.isascii():
-        return None
-    has_breaks = LINE_BREAK_MARK.encode() in content
-    read_options = reader.ReadOptions(
-        column_names=[str(k) for k in range(n_columns)], block_size=len(content) + 1
-    )
-    parse_options = reader.ParseOptions(
-        delimiter=delimiter,
-        quote_char='"' if b'"' in content else False,
-        newlines_in_values=has_breaks,
-    )
-    convert_options = reader.ConvertOptions(
-        column_types=types, include_columns=list(types), null_values=[],
-        strings_can_be_null=False, decimal_point=decimal,
-    )  # fmt: skip
-    try:
-        table = reader.read_csv(io.BytesIO(content), read_options, parse_options, convert_options)
-    except ValueError:  # pyarrow.ArrowInvalid
-        return None
-    if table.num_rows != n_lines(content):
-        return None
-    for k, column in enumerate(table.columns) if has_breaks else ():
-        if column.type == arrow.string():
-            restored = compute.replace_substring(column, LINE_BREAK_MARK, "\n")
-            table = table.set_column(k, table.column_names[k], restored)
-    return table

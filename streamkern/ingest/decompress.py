@@ -26,14 +26,14 @@ _MAX_XZ_MEMORY_BYTES = 1 << 30  # a file that needs more is refused; `xz -9` nee
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeDecodeError)
 
 Pieces = Callable[[Any], Iterator[bytes]]
+"""Function that yields pieces of the decompressed content of an open file."""
 
 
 def open_decompressed(file: Any, name: str) -> Any:
-    """Return the binary file `file`, decompressed by the ending of `name`.
+    """Return a binary file of the decompressed content of `file`; closing it closes `file`.
 
-    Closing it closes `file`.
-
-    Reading raises one of DAMAGE, or an OSError without errno, for a damaged file.
+    The ending of `name` determines the compression. Reading a damaged file raises an error of
+    `DAMAGE`, or an OSError without errno.
     """
     ending = os.path.splitext(name)[1].lower()
     if ending == ".gz":
@@ -41,7 +41,9 @@ def open_decompressed(file: Any, name: str) -> Any:
     if ending == ".zip":
         return _only_member(file, name)
     pieces = _PIECES_BY_ENDING.get(ending)
-    return file if pieces is None else io.BufferedReader(_Unpacked(file, pieces), _PIECE_BYTES)
+    return (
+        file if pieces is None else io.BufferedReader(_DecompressedFile(file, pieces), _PIECE_BYTES)
+    )
 
 
 def _only_member(file: Any, name: str) -> Any:
@@ -82,15 +84,15 @@ class _Gzip(gzip.GzipFile):
             self._source.close()
 
 
-class _Unpacked(io.RawIOBase):
-    """A file that can be rewound, of the bytes that `pieces` yields for a source."""
+class _DecompressedFile(io.RawIOBase):
+    """A file of the pieces that a function yields for a compressed file; it can be rewound."""
 
     def __init__(self, file: Any, pieces: Pieces) -> None:
-        self._file, self._make = file, pieces
+        self._file, self._make_pieces = file, pieces
         self._start()
 
     def _start(self) -> None:
-        self._pieces, self._unread_piece = self._make(self._file), memoryview(b"")
+        self._pieces, self._unread_piece = self._make_pieces(self._file), memoryview(b"")
         self._position = 0
 
     def readable(self) -> bool:
@@ -138,19 +140,22 @@ class _Unpacked(io.RawIOBase):
 def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iterator[bytes]:
     """Yield the decompressed data of consecutive streams.
 
+    decompressor : returns a new decompressor of the bz2 or lzma module
+    padding : bytes that may stand between streams
+
     Python's own bz2 and lzma files treat any data after a stream as the end of the file, and
     ignore a second stream whose first byte is damaged.
     """
     data = file.read(_PIECE_BYTES)
     while data:
-        unpack = decompressor()
-        while not unpack.eof:
-            if unpack.needs_input and not data and not (data := file.read(_PIECE_BYTES)):
+        stream = decompressor()
+        while not stream.eof:
+            if stream.needs_input and not data and not (data := file.read(_PIECE_BYTES)):
                 raise EOFError("it ends inside a stream")
-            if piece := unpack.decompress(data, _PIECE_BYTES):
+            if piece := stream.decompress(data, _PIECE_BYTES):
                 yield piece
             data = b""
-        data = (unpack.unused_data or file.read(_PIECE_BYTES)).lstrip(padding)
+        data = (stream.unused_data or file.read(_PIECE_BYTES)).lstrip(padding)
         while padding and not data and (more := file.read(_PIECE_BYTES)):
             data = more.lstrip(padding)
 
@@ -171,6 +176,7 @@ class _KeptOpenFile:
 
 
 def _zstd(file: Any) -> Iterator[bytes]:
+    """Yield the decompressed data of a file of Zstandard."""
     stream = import_optional("pyarrow").CompressedInputStream(_KeptOpenFile(file), "zstd")
     while piece := stream.read(_PIECE_BYTES):
         yield piece

@@ -18,17 +18,19 @@ from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
 from streamkern.ingest.tables.missing import MissingMarkers
-from streamkern.ingest.tables.scan import Declared
+from streamkern.ingest.tables.scan import ColumnDeclarations
 from streamkern.store.store import open_store
 
 ENCODE = ("auto", "none")
 
 
-class Like(NamedTuple):
+class ReferenceData(NamedTuple):
     """Description of data that other rows must match: a store, or the training data of a model.
 
     encoder : encoder of the features; None if they are plain numbers
-    columns, target_columns, weight_column : names of the columns
+    columns : names of the feature columns; None if they have none
+    target_columns : names of the target columns; None if they have none
+    weight_column : name of the column of weights; None if it has none
     file_form : form of the files, as in `StoreSpec`
     row_shape : shape of a row; None if it is compared later
     """
@@ -41,7 +43,7 @@ class Like(NamedTuple):
     row_shape: tuple[int, ...] | None = None
 
     @classmethod
-    def from_store(cls, url: Any, storage_options: Mapping[str, Any] | None) -> Like:
+    def from_store(cls, url: Any, storage_options: Mapping[str, Any] | None) -> ReferenceData:
         """Return the description of a store."""
         spec = open_store(url, storage_options=storage_options).spec
         encoder = None if spec.encoder is None else Encoder.from_json(spec.encoder, redact(url))
@@ -60,18 +62,21 @@ class Like(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """Arguments of `ingest` about the columns of a table; see there.
+    """Arguments of `ingest` about the columns of a table.
 
+    encode : "auto" or "none", as in `ingest`
+    declared : columns that are categorical, numeric, dates or left out
     missing : texts that mark a missing cell: the markers of pandas, then `na_values`
+    like : data that the rows must match; None for no such data
     """
 
     encode: str
-    declared: Declared
+    declared: ColumnDeclarations
     missing: tuple[str, ...]
-    like: Like | None = None
+    like: ReferenceData | None = None
 
     @classmethod
-    def checked(
+    def from_arguments(
         cls, *, encode: str = "auto", categorical: Any = None, numeric: Any = None,
         dates: Any = None, drop: Any = None, na_values: Any = None, like: Any = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -83,40 +88,46 @@ class EncodingOptions:
         for name, form in forms.items():
             _check_form(name, form)
         na_values = _marker_texts(na_values)
-        declared = Declared(
+        declared = ColumnDeclarations(
             _names(categorical, "categorical"), _names(numeric, "numeric"), dict(forms),
             _names(drop, "drop"),
         )  # fmt: skip
-        descriptions = {**declared._asdict(), "na_values": na_values}
-        dropped = descriptions.pop("dropped")
-        described = [name for name, value in descriptions.items() if value]
-        if encode == "none" and described:
+        arguments = {**declared._asdict(), "na_values": na_values}
+        dropped_columns = arguments.pop("dropped_columns")
+        descriptions = [name for name, value in arguments.items() if value]
+        if encode == "none" and descriptions:
             raise ConfigError(
-                f"{described[0]}= cannot be used with {mention('encode', 'none')}, which turns "
+                f"{descriptions[0]}= cannot be used with {mention('encode', 'none')}, which turns "
                 "the encoding off",
                 "leave one of them out",
             )
-        if like is not None and (described or dropped or encode == "none"):
-            contradicting = (*described, "drop" if dropped else "encode")[0]
+        if like is not None and (descriptions or dropped_columns or encode == "none"):
+            argument = (*descriptions, "drop" if dropped_columns else "encode")[0]
             raise ConfigError(
-                f"{mention(f'{contradicting}=')} contradicts {mention('like=')}, which determines "
+                f"{mention(f'{argument}=')} contradicts {mention('like=')}, which determines "
                 f"how each column is encoded",
                 "leave one of them out",
             )
         missing = (*MISSING, *(text.strip() for text in na_values))
         if like is None:
             return cls(encode, declared, missing)
-        like_data = like if isinstance(like, Like) else Like.from_store(like, storage_options)
+        like_data = (
+            like
+            if isinstance(like, ReferenceData)
+            else ReferenceData.from_store(like, storage_options)
+        )
         if like_data.encoder is None:  # plain numbers, and so are rows like them
             return cls("none", declared, missing, like_data)
         return cls(encode, declared, like_data.encoder.missing, like_data)
 
-    def targets(self, y: Any, table: bool) -> Any:
-        """Return `y`, or the target names of `like`.
+    def targets(self, y: Any, is_table: bool) -> Any:
+        """Return `y`, or by default the names of the targets of `like` for a table.
 
-        Raises ConfigError if columns were described although the input is not a `table`.
+        is_table : whether the input is a table
+
+        Raises ConfigError if columns were described although the input is not a table.
         """
-        if (self.always_encodes or self.declared.dropped) and not table:
+        if (self.always_encodes or self.dropped_columns) and not is_table:
             raise ConfigError(
                 f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
                 f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} describe "
@@ -124,8 +135,13 @@ class EncodingOptions:
                 "these",
                 'leave them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")',
             )
-        names = None if self.like is None or not table else self.like.target_columns
+        names = None if self.like is None or not is_table else self.like.target_columns
         return list(names) if y is None and names else y
+
+    @property
+    def dropped_columns(self) -> tuple[str, ...]:
+        """Names of the columns to leave out."""
+        return self.declared.dropped_columns
 
     @property
     def always_encodes(self) -> bool:
@@ -146,7 +162,11 @@ class EncodingOptions:
 
     def with_recorded_form(self, form: FileForm) -> FileForm:
         """Return the form of files, with the recorded form of the files of `like` as defaults."""
-        return form if self.like is None else form._replace(recorded=recorded_form(self.like) or {})
+        return (
+            form
+            if self.like is None
+            else form._replace(earlier_record=recorded_form(self.like) or {})
+        )
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -161,48 +181,58 @@ class EncodingOptions:
             "categorical": sorted(declared.categorical),
             "numeric": sorted(declared.numeric),
             "dates": dict(sorted(declared.dates.items())),
-            "drop": sorted(declared.dropped),
+            "drop": sorted(declared.dropped_columns),
             "na_values": sorted(self.missing[len(MISSING) :]) if self.like is None else None,
             "like": None if self.like is None else self.like.digest,
         }
         return {name: value for name, value in options.items() if value}
 
-    def chosen(self, x: Any) -> bool:
-        """Return whether the feature columns were chosen explicitly. x : as `ingest` takes it."""
+    def chooses_columns(self, x: Any) -> bool:
+        """Return whether the user chooses the feature columns. x : as in `ingest`."""
         return x is not None or self.like is not None
 
     def reader(
-        self, open_cells: Callable[..., Any], targets: Callable[[Any], Any], seed: int,
+        self, open_table: Callable[..., Any], targets: Callable[[Any], Any], seed: int,
         block_bytes: int, progress: Any = None,
     ) -> EncodedReader:  # fmt: skip
-        """Return a reader of encoded rows, by the encoder of `like` or a newly fitted one."""
+        """Return a reader of encoded rows, by the encoder of `like` or a newly fitted one.
+
+        open_table : opens the table, given fields of `ReadRequest` as keyword arguments
+        targets, seed, block_bytes, progress : as in `fit`
+        """
         if self.encoder is not None:
-            return encoded_reader(open_cells, self.encoder)
-        marks = MissingMarkers(self.missing[len(MISSING) :])
+            return encoded_reader(open_table, self.encoder)
+        markers = MissingMarkers(self.missing[len(MISSING) :])
         # Markers are searched only in `fit`, which reports those that no cell matches.
-        reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
+        reader = open_table(
+            as_table=True,
+            missing_texts=MISSING,
+            dropped_columns=self.dropped_columns,
+            markers=markers,
+        )
         fitted = fit(
-            reader, targets, self.declared, self.missing, seed, block_bytes, progress, marks,
-            typed=reader.typed,
+            reader, targets, self.declared, self.missing, seed, block_bytes, progress, markers,
+            has_types=reader.has_types,
         )  # fmt: skip
         return EncodedReader(reader, fitted.encoder, fitted)
 
 
 def _marker_texts(na_values: Any) -> tuple[str, ...]:
-    """Return the texts that mark a missing value; numbers among them match in any notation."""
+    """Return the texts that mark a missing value."""
     if na_values is None:
         return ()
     is_single = isinstance(na_values, str) or not isinstance(na_values, Iterable)
-    marks = [na_values] if is_single else list(na_values)
-    if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
+    markers = [na_values] if is_single else list(na_values)
+    if not all(isinstance(k, str | Real) and not isinstance(k, bool) for k in markers):
         raise ConfigError(
             f"{mention('na_values', na_values)} must be text or numbers",
             'give a list, such as ["?", -999]',
         )
-    return tuple(dict.fromkeys(str(mark) for mark in marks))
+    return tuple(dict.fromkeys(str(k) for k in markers))
 
 
 def _names(columns: Any, argument: str) -> tuple[str, ...]:
+    """Return distinct names of columns; raise ConfigError for anything else."""
     names = as_list(columns)
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(

@@ -38,34 +38,46 @@ from streamkern.store.sparse_rows import is_packed
 _SAVE_INTERVAL_BYTES = 1 << 28  # between two saves, from which an interrupted pass can resume
 
 
-class Spooled(NamedTuple):
-    """Result of the first pass: rows, the converter of their targets, and the files read."""
+class SpooledRows(NamedTuple):
+    """Result of the first pass.
+
+    spool : the rows
+    values : converter of the targets
+    files : the files read
+    rounding : rounding errors of numbers from text; None if their dtype was requested
+    """
 
     spool: Spool
     values: TargetConverter
     files: FilesRead
-    rounding: RoundingTracker | None  # of text that is stored with fewer digits without a request
+    rounding: RoundingTracker | None
 
     def notes(self) -> dict[str, Any]:
-        """Return the state besides the rows, as JSON, to resume from."""
-        rounding = None if self.rounding is None else self.rounding.saved
-        return {**self.values.saved, **self.files.saved, "rounding": rounding}
+        """Return the state apart from the rows, as JSON, to resume from."""
+        rounding = None if self.rounding is None else self.rounding.state
+        return {**self.values.state, **self.files.state, "rounding": rounding}
 
 
 def spool_table(
-    reader: Reader, encoded: Callable[[], Reader], encoding: EncodingOptions,
-    spool: Callable[..., Spooled], identity: str, scratch: Scratch,
-) -> tuple[Spooled, Reader]:  # fmt: skip
-    """Spool the rows of `reader` if all features are numbers, otherwise the rows of `encoded`.
+    reader: Reader, open_encoded: Callable[[], Reader], encoding: EncodingOptions,
+    spool: Callable[..., SpooledRows], identity: str, scratch: Scratch,
+) -> tuple[SpooledRows, Reader]:  # fmt: skip
+    """Spool the rows of `reader` if all features are numbers, otherwise the rows of `open_encoded`.
 
-    This is known only once the rows are read; after a restart it is known from the scratch files.
+    Whether they are numbers is known once the rows are read, and after a restart from the scratch
+    files.
 
-    encoded : returns the reader of encoded rows
+    reader : reader of rows of numbers
+    open_encoded : returns the reader of the same rows, encoded
+    encoding : the options for the columns of a table
     spool : `spool_rows` with its other arguments
-    Returns the result of `spool`, and the reader whose rows were spooled.
+    identity : identifies the rows, see `Spool`
+    scratch : folder that may hold rows of an interrupted call
+
+    Returns the spooled rows, and the reader of the rows that were spooled.
     """
-    identity_encoded = f"{identity} encoded"
-    if not (encoding.always_encodes or scratch.has_state(identity_encoded)):
+    encoded_identity = f"{identity} encoded"
+    if not (encoding.always_encodes or scratch.has_state(encoded_identity)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
@@ -75,52 +87,58 @@ def spool_table(
                     f"numbers",
                     f"correct such cells, or leave {mention('like=')} out",
                 ) from None
-            if encoding.encode == "none" or not reader.has_cells:
+            if encoding.encode == "none" or not reader.can_be_table:
                 raise
-    encoded_input = encoded()
-    return spool(encoded_input, identity=identity_encoded), encoded_input
+    encoded_input = open_encoded()
+    return spool(encoded_input, identity=encoded_identity), encoded_input
 
 
 def block_size(memory: int) -> int:
-    """Return the bytes of a block that is read at once. memory : of the ingest, in bytes."""
+    """Return the bytes of a block that is read at once. memory : of the whole call, in bytes."""
     return int(np.clip(memory // 32, 1 << 20, 64 << 20))
 
 
 def spool_rows(
     reader: Reader, files: ExitStack, seed: int | None, identity: str, scratch: Scratch,
     targets: str, dtype: Any, memory: int, progress: Progress | None,
-    like: StoreSpec | None = None, row_shape: tuple[int, ...] | None = None, chosen: bool = True,
-) -> Spooled:  # fmt: skip
+    like: StoreSpec | None = None, row_shape: tuple[int, ...] | None = None,
+    chooses_columns: bool = True,
+) -> SpooledRows:  # fmt: skip
     """Spool all rows of the reader, checked and converted; return the sealed spool.
 
     files : stack that closes the input files
+    seed : seed of the order of the rows; None to keep their order
     identity : identifies the rows, see `Spool`
+    scratch : folder for rows that do not fit into memory
+    targets, dtype, progress : as in `ingest`
     memory : bytes; half of them are for the spool
-    like : spec of the store that they are appended to, which they must fit
+    like : spec of the store that the rows are appended to, which they must fit
     row_shape : shape that rows must have; None for any
     chosen : whether the feature columns were chosen explicitly
     """
     block_bytes = block_size(memory)
-    first = next(reader.blocks(0, block_bytes), None)
-    if first is None or len(first.X) == 0:
+    first_block = next(reader.blocks(0, block_bytes), None)
+    if first_block is None or len(first_block.X) == 0:
         raise DataError("the input has no rows", "give at least one")
-    features = _features(reader, first, dtype, like)
+    features = _feature_converter(reader, first_block, dtype, like)
     known_classes = None
     if like is not None and like.classes is not None:
         known_classes = KnownClasses(like.classes, like.label_dtype)
-    values = TargetConverter(first, targets, as_text=reader.targets_as_text, known=known_classes)
+    values = TargetConverter(
+        first_block, targets, as_text=reader.targets_as_text, known_classes=known_classes
+    )
     if row_shape is not None:
-        those = f"and those of the store that {mention('like=')} names have"
-        _check_shape(first, features, row_shape, those, "give")
+        expectation = f"and those of the store that {mention('like=')} names have"
+        _check_shape(first_block, features, row_shape, expectation, "give")
     if like is not None:
-        _check_shape(first, features, like.row_shape, "but those of the store have", "append")
-        _check_fits(first, values, like)
+        _check_shape(first_block, features, like.row_shape, "but those of the store have", "append")
+        _check_fits(first_block, values, like)
     spool = Spool(
         features.row_shape, features.dtype, values.shape, values.dtype,
         # The other half is for blocks being read and chunks being written.
         limit_bytes=memory // 2,
         scratch=scratch, seed=seed, identity=identity, expected_rows=reader.n_rows,
-        weighted=first.w is not None,
+        weighted=first_block.w is not None,
     )  # fmt: skip
     notes = spool.notes or {}
     if notes:
@@ -129,30 +147,32 @@ def spool_rows(
     if dtype is None and reader.as_text:
         n_columns = math.prod(features.row_shape)
         rounding = RoundingTracker(n_columns, features.dtype, notes.get("rounding"))
-    rows = Spooled(spool, values, FilesRead(notes), rounding)
-    if spool.sealed:
+    rows = SpooledRows(spool, values, FilesRead(notes), rounding)
+    if spool.is_sealed:
         spool.seal(spool.notes)  # the split of a bucket may have been interrupted
     else:
-        counter = None if chosen else _index_counter(reader, features, spool)
+        counter = None if chooses_columns else _index_counter(reader, features, spool)
         _read_all(reader, files, features, rows, block_bytes, progress, counter)
-    if like is None and first.w is not None and not rows.files.counted:
+    if like is None and first_block.w is not None and not rows.files.has_positive_weight:
         spool.discard()
         raise DataError(
-            f"all sample weights of {first.location} are 0, so that no row would count",
+            f"all sample weights of {first_block.location} are 0, so that no row would count",
             f"give some rows a weight above 0, or leave {mention('sample_weight=')} out",
         )
     return rows
 
 
-def _features(
-    reader: Reader, first: RawBlock, dtype: Any, like: StoreSpec | None
+def _feature_converter(
+    reader: Reader, first_block: RawBlock, dtype: Any, like: StoreSpec | None
 ) -> FeatureConverter:
-    """Return the converter of the features. like : as of `spool_rows`"""
-    natural, text = reader.natural_dtype, np.dtype(np.float32)
+    """Return the converter of the features. like : as in `spool_rows`."""
+    natural_dtype, dtype_of_text = reader.natural_dtype, np.dtype(np.float32)
     if like is not None:
-        natural = text = like.x_dtype
+        natural_dtype = dtype_of_text = like.x_dtype
+    if dtype is None and reader.as_text:
+        dtype = dtype_of_text
     features = FeatureConverter(
-        first, text if dtype is None and reader.as_text else dtype, natural,
+        first_block, dtype, natural_dtype,
         can_widen=like is None, packed=reader.width is not None,
     )  # fmt: skip
     if like is not None:
@@ -167,61 +187,68 @@ def _index_counter(
 
     None for other input, and if an earlier call has read some of the rows.
     """
-    table = reader.columns is not None or reader.as_text
-    several = len(features.row_shape) == 1 < features.row_shape[0]
-    return IndexDetector() if table and several and not spool.n_rows else None
+    is_table = reader.columns is not None or reader.as_text
+    has_columns = len(features.row_shape) == 1 < features.row_shape[0]
+    return IndexDetector() if is_table and has_columns and not spool.n_rows else None
 
 
 def _check_shape(
-    first: RawBlock, features: FeatureConverter, store_shape: tuple[int, ...], those: str, verb: str
+    first_block: RawBlock,
+    features: FeatureConverter,
+    store_shape: tuple[int, ...],
+    expectation: str,
+    verb: str,
 ) -> None:
     """Raise DataError unless rows with this first block have the row shape of a store.
 
     For a store of dense rows, sparse rows become dense, see `readers`.
 
-    those, verb : words of the message
+    expectation : words of the message before the shape of the store
+    verb : what to do with other rows, such as "append"
     """
     if is_packed(store_shape):
         if not features.packed:
             raise DataError(
-                f"{first.location} has dense rows, but the rows of the store are sparse",
+                f"{first_block.location} has dense rows, but the rows of the store are sparse",
                 "give sparse rows with the same features (scipy.sparse.csr_array)",
             )
     elif features.row_shape != store_shape:
         raise DataError(
-            f"{first.location} has rows of shape {features.row_shape}, {those} {store_shape}",
+            f"{first_block.location} has rows of shape {features.row_shape}, {expectation} "
+            f"{store_shape}",
             f"{verb} rows with the same features",
         )
 
 
-def _check_fits(first: RawBlock, values: TargetConverter, like: StoreSpec) -> None:
+def _check_fits(first_block: RawBlock, values: TargetConverter, like: StoreSpec) -> None:
     """Raise DataError unless the targets and weights of rows fit those of a store."""
     weighted = like.weight_totals is not None
-    if (first.w is not None) != weighted:
+    if (first_block.w is not None) != weighted:
         argument = mention("sample_weight=")
         raise DataError(
             f"the rows of the store have {'' if weighted else 'no '}sample weights, but the rows "
-            f"of {first.location} have {'none' if weighted else 'some'}",
+            f"of {first_block.location} have {'none' if weighted else 'some'}",
             f"give the sample weights with {argument}" if weighted else f"leave {argument} out",
         )
     if like.classes is not None or like.y_dtype is None:
         return
     if values.shape != (like.n_outputs,):
         raise DataError(
-            f"{first.location} has {values.shape[0]} targets, but the store has {like.n_outputs}",
+            f"{first_block.location} has {values.shape[0]} targets, but the store has "
+            f"{like.n_outputs}",
             "append rows with the same targets",
         )
     if not np.can_cast(values.dtype, like.y_dtype, "safe"):
         raise DataError(
-            f"the targets of {first.location} are {values.dtype.name}, but the store holds "
+            f"the targets of {first_block.location} are {values.dtype.name}, but the store holds "
             f"{like.y_dtype.name}, which would round them",
             "convert the targets first",
         )
 
 
 def _read_all(
-    reader: Reader, files: ExitStack, features: FeatureConverter, rows: Spooled, block_bytes: int,
-    progress: Progress | None, counter: IndexDetector | None,
+    reader: Reader, files: ExitStack, features: FeatureConverter, rows: SpooledRows,
+    block_bytes: int, progress: Progress | None, counter: IndexDetector | None,
 ) -> None:  # fmt: skip
     """Spool the rows of the reader from the last saved one on, and seal the spool.
 
@@ -245,13 +272,13 @@ def _read_all(
                 "check that it is complete and does not change while it is read",
             )
         files.close()  # raises an error if a remote input was replaced while it was read
-        rows.files.dropped = reader.n_dropped
-        first = rows.files.counts[0][0]
-        rows.values.check_classes(first)
+        rows.files.n_dropped = reader.n_dropped
+        first_block = rows.files.row_counts[0][0]
+        rows.values.check_classes(first_block)
         if rows.rounding is not None:
-            rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
+            rows.rounding.check(reader.columns, [name for name, _ in rows.files.row_counts])
         if counter is not None:
-            counter.warn_if_index("0" if reader.columns is None else reader.columns[0], first)
+            counter.warn_if_index("0" if reader.columns is None else reader.columns[0], first_block)
         spool.seal(rows.notes())
     except StorageError:
         raise  # the spooled rows are good, and the same call resumes from them
@@ -263,30 +290,39 @@ def _read_all(
 class FilesRead:
     """Names of the files read, in order, with the number of rows of each.
 
-    notes : the state `saved` of an interrupted pass, to resume from; empty at the start
-    dropped : number of rows left out because they lack a target
-    counted : whether a row has a sample weight above 0
+    notes : the `state` of an interrupted pass, to resume from; empty at the start
+
+    Attributes
+    ----------
+    row_counts : list of (name of a file, number of its rows)
+    n_dropped : number of rows left out because they lack a target
+    has_positive_weight : whether a row has a sample weight above 0
     """
 
     def __init__(self, notes: Mapping[str, Any]) -> None:
-        self.counts = [(name, n_rows) for name, n_rows in notes.get("files", ())]
-        self.dropped = notes.get("dropped", 0)
-        self.counted = bool(notes.get("counted", self.counts))
+        self.row_counts = [(name, n_rows) for name, n_rows in notes.get("files", ())]
+        self.n_dropped = notes.get("dropped", 0)
+        self.has_positive_weight = bool(notes.get("counted", self.row_counts))
 
     @property
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """State so far, as JSON."""
-        return {"files": list(self.counts), "dropped": self.dropped, "counted": self.counted}
+        return {
+            "files": list(self.row_counts),
+            "dropped": self.n_dropped,
+            "counted": self.has_positive_weight,
+        }
 
     def count(self, block: RawBlock) -> None:
-        if block.start == 0 or not self.counts:
-            self.counts.append((block.location, 0))
-        name, n_rows = self.counts[-1]
-        self.counts[-1] = (name, n_rows + len(block.X))
+        """Count the rows of a block; a block that starts at row 0 is of the next file."""
+        if block.start == 0 or not self.row_counts:
+            self.row_counts.append((block.location, 0))
+        name, n_rows = self.row_counts[-1]
+        self.row_counts[-1] = (name, n_rows + len(block.X))
 
 
 def _append_calls(
-    blocks: Iterable[RawBlock], features: FeatureConverter, rows: Spooled,
+    blocks: Iterable[RawBlock], features: FeatureConverter, rows: SpooledRows,
     counter: IndexDetector | None,
 ) -> Iterator[Callable[[], int]]:  # fmt: skip
     """Yield, for each block, a call that spools its rows, after converting and checking them."""
@@ -299,14 +335,14 @@ def _append_calls(
         if counter is not None:
             counter.add(block.X[:, 0], block.row_numbers)
         rows.files.count(block)
-        rows.files.counted |= w is not None and bool(w.any())
-        # The notes are those as of this block: further blocks are read before its call is made.
+        rows.files.has_positive_weight |= w is not None and bool(w.any())
+        # The notes are taken now, because further blocks are read before the call is made.
         yield partial(_append, rows.spool, rows.notes(), X, y, w)
 
 
 def _append(spool: Spool, notes: Mapping[str, Any], *rows: Any) -> int:
     """Append the rows of a block; return the number of rows so far."""
     spool.append(*rows)
-    if spool.spilled and spool.unsaved_bytes >= _SAVE_INTERVAL_BYTES:
+    if spool.is_spilled and spool.unsaved_bytes >= _SAVE_INTERVAL_BYTES:
         spool.save(notes)
     return spool.n_rows

@@ -29,34 +29,25 @@ TABLES = ("csv", "parquet", "arrow", "jsonl")
 """Formats with named columns, which include targets and weights."""
 NAMED_ARRAYS = ("npz", "hdf5", "netcdf")
 """Formats of files that hold named arrays."""
-_DELIMITERS = {"\\t": "\t", "tab": "\t", "blank": " ", "\\x01": "\x01"}
+_DELIMITER_NAMES = {"\\t": "\t", "tab": "\t", "blank": " ", "\\x01": "\x01"}
+"""Delimiters by names that can be typed in a shell."""
 FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
+"""Names of all formats."""
 
 
 class FileForm(NamedTuple):
     """Format of input files, and how CSV files are written; None means not given.
 
-    Attributes
-    ----------
-    format : str
-        One of `FORMATS`, whatever the ending.
-    names : tuple of str
-        The columns of a CSV without a header line; before `checked` also one name, or a list.
-    header : bool
-        Whether the first line of a CSV names the columns; None infers it from the file.
-    delimiter : str
-        Separator of the fields of a CSV, one character; a blank stands for one or more blanks or
-        tabs. None infers it from the file.
-    decimal : str
-        Decimal sign of a number, "." or ",".
-    encoding : str
-        Encoding of the text of a CSV.
-    skip_lines : int
-        Lines above the header, or above the first row.
-    thousands : str
-        Separator of groups of three digits, one of `THOUSANDS`; "" for none.
-    recorded : JSON
-        `record` of earlier files of the same data, whose options are the defaults.
+    format : one of `FORMATS`, whatever the ending
+    names : the columns of a CSV without a header line; before `normalise` also one name, or a list
+    header : whether the first line of a CSV names the columns; None infers it from the file
+    delimiter : separator of the fields of a CSV, one character; " " stands for one or more spaces
+        or tabs; None infers it from the file
+    decimal : decimal sign of a number, "." or ","
+    encoding : encoding of the text of a CSV
+    skip_lines : number of lines above the header, or above the first row
+    thousands : separator of groups of three digits, one of `THOUSANDS`; "" for none
+    earlier_record : `record` of earlier files of the same data, whose options are the defaults
     """
 
     format: str | None = None
@@ -67,35 +58,22 @@ class FileForm(NamedTuple):
     encoding: str | None = None
     skip_lines: int | None = None
     thousands: str | None = None
-    recorded: Mapping[str, Any] | None = None
+    earlier_record: Mapping[str, Any] | None = None
 
-    def checked(self) -> Self:
-        """Return the form with normalised options; raise ConfigError if one makes no sense."""
+    def normalise(self) -> Self:
+        """Return the form with options in one spelling; raise ConfigError if one makes no sense."""
         format = "svmlight" if self.format == "libsvm" else self.format
         if format is not None and format not in FORMATS:
             raise ConfigError(
                 f"{mention('format', format)} is unknown", f"use one of {', '.join(FORMATS)}"
             )
-        names = self.names
-        if names is not None:
-            given = [names] if isinstance(names, str) else names
-            names = tuple(str(name).strip() for name in given)
-            if not names or "" in names or len(set(names)) < len(names):
-                raise ConfigError(
-                    f"{mention('names', self.names)} must be different names of columns; rename "
-                    "those that occur twice"
-                )
-            if self.header:
-                raise ConfigError(
-                    f"{mention('names=')} are for a file without a header, but "
-                    f"{mention('header', True)} is given",
-                    "leave one of them out",
-                )
+        names = self._normalised_names()
         if self.header not in (None, True, False):
             raise ConfigError(
                 f"{mention('header', self.header)} must be True, False or None",
                 "leave it out, so that the first line decides",
             )
+        # Signs of numbers must be known, and differ; the delimiter must not occur in numbers.
         if self.decimal not in (None, ".", ","):
             raise ConfigError(f"{mention('decimal', self.decimal)} is unknown", 'use "." or ","')
         if self.thousands not in (None, "", *THOUSANDS):
@@ -109,13 +87,13 @@ class FileForm(NamedTuple):
                 f"{mention('decimal=')}",
                 "change one of them, or leave it out",
             )
-        delimiter = _DELIMITERS.get(self.delimiter or "", self.delimiter)
+        delimiter = _DELIMITER_NAMES.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", str(delimiter)):
             raise ConfigError(
                 f"{mention('delimiter', delimiter)} must be one character that is in no number; "
                 "give for example ;"
             )
-        encoding = None if self.encoding is None else _codec(self.encoding)
+        encoding = None if self.encoding is None else _codec_name(self.encoding)
         skip_lines = self.skip_lines
         if skip_lines is not None:
             skip_lines = checked_int("skip_lines", skip_lines, 0)
@@ -123,6 +101,25 @@ class FileForm(NamedTuple):
             format=format, names=names, delimiter=delimiter, encoding=encoding,
             skip_lines=skip_lines,
         )  # fmt: skip
+
+    def _normalised_names(self) -> tuple[str, ...] | None:
+        """Return the names of columns; raise ConfigError if two are equal, or for a header."""
+        if self.names is None:
+            return None
+        names = [self.names] if isinstance(self.names, str) else self.names
+        names = tuple(str(name).strip() for name in names)
+        if not names or "" in names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"{mention('names', self.names)} must be different names of columns; rename "
+                "those that occur twice"
+            )
+        if self.header:
+            raise ConfigError(
+                f"{mention('names=')} are for a file without a header, but "
+                f"{mention('header', True)} is given",
+                "leave one of them out",
+            )
+        return names
 
     @property
     def style(self) -> NumberStyle:
@@ -133,7 +130,9 @@ class FileForm(NamedTuple):
     def json(self) -> dict[str, Any]:
         """Return the options that were given, as JSON."""
         pairs = zip(self._fields, self, strict=True)
-        options = {name: value for name, value in pairs if value is not None and name != "recorded"}
+        options = {
+            name: value for name, value in pairs if value is not None and name != "earlier_record"
+        }
         return options | ({"names": list(self.names)} if self.names is not None else {})
 
     def record(self, kind: str, ending: str) -> dict[str, Any] | None:
@@ -143,21 +142,21 @@ class FileForm(NamedTuple):
         ending : ending of its name, such as ".log"
         """
         options = self.json()
-        if self.format is not None or self.recorded_kind(ending) is not None:
+        if self.format is not None or self.earlier_kind(ending) is not None:
             options["endings"] = [ending]
         return {**options, "format": kind} if options else None
 
-    def recorded_kind(self, ending: str) -> str | None:
+    def earlier_kind(self, ending: str) -> str | None:
         """Return the format that was given for an earlier file with this ending."""
-        recorded = self.recorded or {}
-        return recorded.get("format") if ending in recorded.get("endings", ()) else None
+        record = self.earlier_record or {}
+        return record.get("format") if ending in record.get("endings", ()) else None
 
     def for_kind(self, kind: str) -> FileForm:
         """Return the form for files of a format, with the recorded options as defaults."""
-        recorded = self.recorded or {}
-        if recorded.get("format") != kind:
+        record = self.earlier_record or {}
+        if record.get("format") != kind:
             return self
-        defaults = {name: recorded.get(name) for name in self._fields[1:-1]}
+        defaults = {name: record.get(name) for name in self._fields[1:-1]}
         if defaults["names"] is not None:
             defaults["names"] = None if self.header else tuple(defaults["names"])
         if self.names is not None:
@@ -165,18 +164,18 @@ class FileForm(NamedTuple):
         merged = self._replace(**{k: v for k, v in defaults.items() if getattr(self, k) is None})
         if merged.thousands and merged.thousands == merged.style.decimal:
             # The option given now replaces the recorded one that contradicts it.
-            replaced: Any = "decimal" if self.thousands is not None else "thousands"
-            merged = merged._replace(**{replaced: None})
+            contradicted: Any = "decimal" if self.thousands is not None else "thousands"
+            merged = merged._replace(**{contradicted: None})
         if self.skip_lines is not None:  # then a difference from earlier files is intended
-            merged = merged._replace(recorded={**recorded, "skip_lines": None})
+            merged = merged._replace(earlier_record={**record, "skip_lines": None})
         return merged
 
 
-NO_OPTIONS = FileForm()
-"""The form of files without any options."""
+DEFAULT_FORM = FileForm()
+"""The form of files for which no option is given."""
 
 
-def _codec(encoding: str) -> str:
+def _codec_name(encoding: str) -> str:
     """Return Python's name of a text encoding."""
     try:
         "".encode(encoding)  # refuses codecs of bytes, such as base64
@@ -256,21 +255,22 @@ def detect_content(
 
     kind : the format as which the file was opened; if it is binary, text is recognised as well
     """
-    text = is_utf8_text(head)
-    for start, description, remedy in _UNREAD_TEXT_FORMATS if text else _UNREAD_BINARY_FORMATS:
-        if re.match(start, head, re.IGNORECASE | re.DOTALL if text else re.DOTALL):
+    is_text = is_utf8_text(head)
+    flags = re.IGNORECASE | re.DOTALL if is_text else re.DOTALL
+    for start, description, remedy in _UNREAD_TEXT_FORMATS if is_text else _UNREAD_BINARY_FORMATS:
+        if re.match(start, head, flags):
             if remedy.startswith("read_"):
                 stem = path.removesuffix(f".{path.rpartition('.')[2]}")
                 remedy = _PANDAS_REMEDY.format(remedy, path, f"{stem}.parquet")
             return None, f"{description}; {remedy.replace('{path!r}', repr(path))}"
-    readable = _format_of(head, text)
+    readable = _format_of(head, is_text)
     if readable is not None:
         remedy = f"give {mention('format', readable)}, or rename it"
         return readable, f"{_FORMAT_NAMES[readable]}; {remedy}"
     if ending := detect_compression(head):
         words = f"compressed by {COMPRESSIONS[ending]}, but its name lacks the ending {ending}"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
-    if text and head.strip() and kind in _BINARY_FORMATS:
+    if is_text and head.strip() and kind in _BINARY_FORMATS:
         return None, f"text; give {mention('format', 'csv')} if it is a CSV, or rename it"
     return None
 
@@ -293,8 +293,9 @@ def detect_compression(head: bytes) -> str | None:
     return next((ending for magic, ending in magics if head.startswith(magic)), None)
 
 
-def _format_of(head: bytes, text: bool) -> str | None:
-    if text:
+def _format_of(head: bytes, is_text: bool) -> str | None:
+    """Return the format of a file that begins with `head`; None for a CSV or an unknown format."""
+    if is_text:
         if _SVMLIGHT_LINE.match(head):
             return "svmlight"
         return "jsonl" if _is_json_line(head) else None
@@ -306,6 +307,7 @@ def _format_of(head: bytes, text: bool) -> str | None:
 
 
 def _is_json_line(head: bytes) -> bool:
+    """Return whether the first line is a JSON object, or the beginning of a long one."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     if not re.match(rb'\{\s*"', line):
         return False

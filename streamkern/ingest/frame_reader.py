@@ -27,44 +27,49 @@ _DIGEST_BATCH_ROWS = 1000
 """Rows of a data set that are read at once for its digest."""
 
 
-class _BesideReader(ArrowReader):
+class _ObjectReader(ArrowReader):
     """Reader of a table that is given as an object, perhaps with targets and weights beside it.
 
-    kind, digest : they identify the table, together with its schema and its number of rows
-    beside : arrays by "y" and "w", if these are not columns of the table
+    kind : name of the type of the table
+    digest : digest of the rows, which identifies them together with `kind` and `schema`
+    separate_arrays : arrays by "y" and "w", if these are not columns of the table
     """
 
     def __init__(
         self, kind: str, schema: Any, n_rows: int | None, digest: str, request: ReadRequest,
-        beside: dict[str, NDArray[Any]],
+        separate_arrays: dict[str, NDArray[Any]],
     ) -> None:  # fmt: skip
-        self._beside = beside
+        self._separate_arrays = separate_arrays
         identity = {
             "kind": kind, "schema": str(schema), "rows": n_rows, "digest": digest,
             "asked": request.json(),
-            **{name: content_checksum(values) for name, values in beside.items()},
+            **{name: content_checksum(values) for name, values in separate_arrays.items()},
         }  # fmt: skip
         super().__init__("X", schema, n_rows, request, identity)
 
     def _block(self, batch: Any, start: int) -> RawBlock:
         block = super()._block(batch, start)
         part = slice(start, start + len(batch))
-        rows: dict[str, Any] = {name: values[part] for name, values in self._beside.items()}
+        rows: dict[str, Any] = {
+            name: values[part] for name, values in self._separate_arrays.items()
+        }
         return block._replace(**rows)
 
 
-class FrameReader(_BesideReader):
+class FrameReader(_ObjectReader):
     """Reader of a data frame from `as_frame`."""
 
     def __init__(self, frame: Any, request: ReadRequest) -> None:
         self._table = table = arrow_table(frame, "X")
-        request, beside = _separated(
+        request, separate_arrays = _separate_targets(
             request,
             len(table),
             lambda k: not (k is None or are_names(k, frame) or isinstance(k, int)),
         )
         digest = _digest([table.replace_schema_metadata()])
-        super().__init__("data frame", table.schema, table.num_rows, digest, request, beside)
+        super().__init__(
+            "data frame", table.schema, table.num_rows, digest, request, separate_arrays
+        )
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         rows = max(1, block_bytes // (8 * len(self._columns_read)))
@@ -72,7 +77,7 @@ class FrameReader(_BesideReader):
         return iter(table.to_batches(max_chunksize=rows))
 
 
-class HubReader(_BesideReader):
+class HubReader(_ObjectReader):
     """Reader of a `datasets.Dataset`, perhaps with arrays beside it, or of an `IterableDataset`.
 
     The digest is of all rows of a `Dataset`, but only of the first rows of an `IterableDataset`,
@@ -81,21 +86,24 @@ class HubReader(_BesideReader):
 
     def __init__(self, data: Any, request: ReadRequest) -> None:
         self._hub = hub = HubColumns(data)
-        request, beside = _separated(request, hub.n_rows, lambda k: isinstance(k, np.ndarray))
+        request, separate_arrays = _separate_targets(
+            request, hub.n_rows, lambda k: isinstance(k, np.ndarray)
+        )
         self._wide_column = None
-        if request.cells is None:
+        if not request.as_table:
             names = hub.schema.names
             x = None if request.x is None else _column_names(request.x, names)
-            others = _column_names("y" if request.y is None else request.y, names)
-            others += _column_names(request.w, names)
-            wide = hub.wide_column(x, others, request.dropped, alone=request.targets)
+            target_names = _column_names(request.y_name, names) + _column_names(request.w, names)
+            wide = hub.wide_column(
+                x, target_names, request.dropped_columns, must_be_alone=request.targets
+            )
             if wide is not None:
                 request = request._replace(x=wide)
-                self._wide_column = hub.wide(wide)
-        tables = (t.replace_schema_metadata() for t in hub.raw(_DIGEST_BATCH_ROWS))
+                self._wide_column = hub.wide_column_reader(wide)
+        tables = (t.replace_schema_metadata() for t in hub.stored_tables(_DIGEST_BATCH_ROWS))
         digest = _digest(tables if hub.n_rows is not None else islice(tables, 1))
         kind = type(data).__name__
-        super().__init__(kind, hub.schema, hub.n_rows, digest, request, beside)
+        super().__init__(kind, hub.schema, hub.n_rows, digest, request, separate_arrays)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         row_bytes = 8 * len(self._columns_read)
@@ -112,7 +120,7 @@ class HubReader(_BesideReader):
 
     def _block(self, batch: Any, start: int) -> RawBlock:
         block = super()._block(batch, start)
-        if self._wide_column is None or self._cells:
+        if self._wide_column is None or self._as_table:
             return block
         return block._replace(X=block.X.reshape(-1, *self._wide_column.shape))
 
@@ -125,32 +133,33 @@ def _column_names(role: Any, names: list[str]) -> list[Any]:
     ]
 
 
-def _separated(
-    request: ReadRequest, n_rows: int | None, is_beside: Callable[[Any], bool]
+def _separate_targets(
+    request: ReadRequest, n_rows: int | None, is_separate: Callable[[Any], bool]
 ) -> tuple[ReadRequest, dict[str, NDArray[Any]]]:
     """Return the request without targets and weights given beside the table, and these as arrays.
 
-    is_beside : returns whether targets or weights are values, and no columns of the table
+    n_rows : number of rows of the table; None if it is unknown
+    is_separate : returns whether targets or weights are values, and no columns of the table
 
-    Raises DataError unless each of the n_rows rows has one.
+    Raises DataError unless each row has a target, and a weight if there are weights.
     """
-    beside: dict[str, NDArray[Any]] = {}
-    for name, noun, given in (("y", "target", request.y), ("w", "weight", request.w)):
-        if not is_beside(given):
+    separate_arrays: dict[str, NDArray[Any]] = {}
+    for name, noun, argument in (("y", "target", request.y), ("w", "weight", request.w)):
+        if not is_separate(argument):
             continue
         if n_rows is None:
             raise DataError(
                 "X is an IterableDataset, so targets and weights must be columns of it",
                 f"add a column, and give its name as {mention('y=')}",
             )
-        beside[name] = values = np.asarray(given)
+        separate_arrays[name] = values = np.asarray(argument)
         if values.ndim < 1 or len(values) != n_rows:
             raise DataError(
                 f"X has {n_rows} rows, but the {noun}s have the shape {values.shape}",
                 f"give one {noun} for each row",
             )
-    empty: dict[str, Any] = {name: [] for name in beside}
-    return request._replace(**empty), beside
+    empty: dict[str, Any] = {name: [] for name in separate_arrays}
+    return request._replace(**empty), separate_arrays
 
 
 class _Digest(io.RawIOBase):
@@ -170,11 +179,11 @@ class _Digest(io.RawIOBase):
 def _digest(tables: Iterable[Any]) -> str:
     """Return the SHA-256 of tables of one schema, written as an Arrow stream."""
     tables = iter(tables)
-    first = next(tables, None)
-    if first is None:
+    first_table = next(tables, None)
+    if first_table is None:
         raise DataError("X has no rows", "give at least one row")
     file = _Digest()
-    with arrow_ipc.new_stream(file, first.schema) as stream:
-        for table in chain([first], tables):
+    with arrow_ipc.new_stream(file, first_table.schema) as stream:
+        for table in chain([first_table], tables):
             stream.write_table(table)
     return file.sha.hexdigest()

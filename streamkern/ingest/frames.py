@@ -28,13 +28,15 @@ def as_frame(data: Any, name: str) -> Any:
     """Return a table as a narwhals data frame and a column as a series; None for anything else.
 
     Lazy frames are collected, and readers are read to their end. None is also returned for Dask
-    frames, which are read by partition. name : of the argument, for messages.
+    frames, which are read by partition.
+
+    name : name of the argument, for messages
     """
-    array = isinstance(data, np.ndarray) and data.dtype.names is None
-    if array or is_dask_table(data):
+    is_plain_array = isinstance(data, np.ndarray) and data.dtype.names is None
+    if is_plain_array or is_dask_table(data):
         return None
     narwhals = on_demand("narwhals.stable.v2")
-    data = _supported(data)
+    data = _as_supported_by_narwhals(data)
     try:
         frame = narwhals.from_native(data, pass_through=True, allow_series=True)
         is_narwhals = isinstance(frame, narwhals.DataFrame | narwhals.LazyFrame | narwhals.Series)
@@ -69,7 +71,7 @@ def is_dask_table(value: Any) -> bool:
     return hasattr(value, "to_dask_array") and hasattr(value, "map_partitions")
 
 
-def _supported(data: Any) -> Any:
+def _as_supported_by_narwhals(data: Any) -> Any:
     """Return `data`, or an equivalent that narwhals supports."""
     if isinstance(data, np.ndarray):
         return data if data.dtype.names is None else _table_of_fields(data)
@@ -89,21 +91,26 @@ def _arrow_copy(data: Any) -> Any:
 
 
 def _exports_arrow(value: Any) -> bool:
+    """Return whether an object exports Arrow data."""
     return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
 
 
 def _table_of_fields(array: NDArray[Any]) -> Any:
     """Return the table of a structured array, with a column for each field."""
     names = list(array.dtype.names or ())
-    nested = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
-    complex_ = [k for k in names if array.dtype[k].kind == "c"]
-    if complex_:
+    nested_names = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
+    complex_names = [k for k in names if array.dtype[k].kind == "c"]
+    if complex_names:
         raise DataError(
-            f"a structured array has complex numbers in {some(complex_)}",
+            f"a structured array has complex numbers in {some(complex_names)}",
             "give their real and imaginary parts as two fields",
         )
-    if array.ndim != 1 or nested:
-        problem = f"several values in {some(nested)}" if nested else f"the shape {array.shape}"
+    if array.ndim != 1 or nested_names:
+        problem = (
+            f"several values in {some(nested_names)}"
+            if nested_names
+            else f"the shape {array.shape}"
+        )
         raise DataError(
             f"a structured array has {problem}",
             "give an array of one dimension with one value in each field",
@@ -183,29 +190,36 @@ def arrow_table(frame: Any, name: str) -> Any:
 
 
 def _conversion_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a conversion to Arrow; a function, as pyarrow is imported late."""
     return arrow.ArrowException, TypeError, OverflowError, ValueError
 
 
 def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     """Return the error for a column that Arrow has no type for."""
-    which, wrong_column = "", "..."
+    column_text, wrong_column = "", "..."
     for column in frame.columns:
         try:
             frame.select([column]).to_arrow()
         except _conversion_errors() as column_error:
-            which, wrong_column, error = f", {column!r},", column, column_error
+            column_text, wrong_column, error = f", {column!r},", column, column_error
             break
     reason = str(error.args[0] if error.args else error).partition("\n")[0].rstrip(".")
-    drop, category = remedies(frame, wrong_column)
-    words = f"if its values are words make them a category, {category}, else " if category else ""
+    drop_code, category_code = remedies(frame, wrong_column)
+    category_remedy = ""
+    if category_code:
+        category_remedy = f"if its values are words make them a category, {category_code}, else "
     return DataError(
-        f"{name} has a column{which} that holds neither numbers nor words nor dates ({reason})",
-        f"{words}leave it out, {drop}",
+        f"{name} has a column{column_text} that holds neither numbers nor words nor dates "
+        f"({reason})",
+        f"{category_remedy}leave it out, {drop_code}",
     )
 
 
 def remedies(frame: Any, column: str) -> tuple[str, str]:
-    """Return the code that drops a column of X, and that makes it a category; "" if none does."""
+    """Return Python code that drops a column of X, and code that makes it a category.
+
+    The second is "" for libraries other than pandas.
+    """
     if frame.implementation.is_pandas_like():
         return f"X.drop(columns={column!r})", f'X.astype({{{column!r}: "category"}})'
     method = "drop" if frame.implementation.is_polars() else "drop_columns"
@@ -214,7 +228,7 @@ def remedies(frame: Any, column: str) -> tuple[str, str]:
 
 def _plain_pandas(frame: Any, name: str) -> Any:
     """Return a pandas frame whose columns have types that Arrow supports."""
-    changed = {}
+    converted_columns = {}
     for k, (column, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
         kind, values = type(dtype).__name__, frame.iloc[:, k]
         if kind == "SparseDtype":
@@ -231,15 +245,15 @@ def _plain_pandas(frame: Any, name: str) -> Any:
         if kind == "CategoricalDtype":
             inner = dtype.categories.dtype
             if not (isinstance(inner, np.dtype) and inner.kind in "biufMm"):
-                changed[k] = _with_text(values, column, name)
+                converted_columns[k] = _with_text(values, column, name)
         elif kind == "IntervalDtype":
-            changed[k] = _with_text(values.astype("category"), column, name)
+            converted_columns[k] = _with_text(values.astype("category"), column, name)
         elif kind == "PeriodDtype":
-            changed[k] = values.dt.to_timestamp()
-    if not changed:
+            converted_columns[k] = values.dt.to_timestamp()
+    if not converted_columns:
         return frame
     frame = frame.copy(deep=False)
-    for k, values in changed.items():
+    for k, values in converted_columns.items():
         frame.isetitem(k, values)
     return frame
 

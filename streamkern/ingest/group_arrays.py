@@ -58,26 +58,28 @@ class StoredSparseRows(_CsrRows):
 class SparseRows(_CsrRows):
     """Rows (n, d) of a CSR matrix whose parts are read by slices.
 
-    data, indices : (nnz,) and indptr : (n + 1,), anything with slices
+    parts : data (nnz,), indices (nnz,) and indptr (n + 1,), anything with slices
+    shape : (n, d)
+    name : for messages
     """
 
     def __init__(self, parts: tuple[Any, Any, Any], shape: tuple[int, int], name: str) -> None:
         self._data, self._indices, self._indptr = parts
         self._name, self.shape = name, shape
-        stored = np.dtype(self._data.dtype)
-        if stored.kind not in "biuf":
+        stored_dtype = np.dtype(self._data.dtype)
+        if stored_dtype.kind not in "biuf":
             raise DataError(
-                f"{name} has data of dtype {stored}, but sparse rows must hold numbers",
+                f"{name} has data of dtype {stored_dtype}, but sparse rows must hold numbers",
                 "write numbers",
             )
         # SciPy cannot add half floats; booleans are 0 and 1.
         dtypes: dict[str, Any] = {"float16": np.float32, "bool": np.uint8}
-        self.dtype: np.dtype[Any] = np.dtype(dtypes.get(stored.name, native(stored)))
-        nnz = (self._data.shape[0], self._indices.shape[0])
-        if self._indptr.shape != (shape[0] + 1,) or nnz[0] != nnz[1]:
-            raise self._damaged(
-                f"indptr has shape {tuple(self._indptr.shape)}, indices and data {nnz} entries, "
-                f"and the matrix {shape}"
+        self.dtype: np.dtype[Any] = np.dtype(dtypes.get(stored_dtype.name, native(stored_dtype)))
+        lengths = (self._data.shape[0], self._indices.shape[0])
+        if self._indptr.shape != (shape[0] + 1,) or lengths[0] != lengths[1]:
+            raise self._damage_error(
+                f"indptr has shape {tuple(self._indptr.shape)}, indices and data {lengths} "
+                f"entries, and the matrix {shape}"
             )
 
     @cached_property
@@ -93,10 +95,10 @@ class SparseRows(_CsrRows):
         indptr = np.asarray(self._indptr[start : stop + 1]).astype(np.int64)
         low, high = int(indptr[0]), int(indptr[-1])
         if (np.diff(indptr) < 0).any() or low < 0 or high > self._data.shape[0]:
-            raise self._damaged(f"indptr of rows {start} to {stop - 1} is out of order")
+            raise self._damage_error(f"indptr of rows {start} to {stop - 1} is out of order")
         indices = np.asarray(self._indices[low:high]).astype(np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.shape[1]:
-            raise self._damaged(
+            raise self._damage_error(
                 f"rows {start} to {stop - 1} have the column {int(indices.max())}, "
                 f"and there are {self.shape[1]}"
             )
@@ -110,29 +112,34 @@ class SparseRows(_CsrRows):
             )
         return matrix
 
-    def _damaged(self, why: str) -> DataError:
+    def _damage_error(self, why: str) -> DataError:
+        """Return the error for parts that contradict each other."""
         return DataError(f"{self._name} is not a valid CSR matrix: {why}", "write it again")
 
 
 class _MappedRows:
     """An array whose rows are a function of another array's rows, read by slices.
 
-    rows : function of the rows read and of the number of the first
+    array : the other array
+    dtype : dtype of the result
+    convert : function of consecutive rows of `array`, and of the number of the first of them
     """
 
     def __init__(
-        self, array: Any, dtype: Any, rows: Callable[[NDArray[Any], int], NDArray[Any]]
+        self, array: Any, dtype: Any, convert: Callable[[NDArray[Any], int], NDArray[Any]]
     ) -> None:
         self.shape, self.dtype = tuple(array.shape), np.dtype(dtype)
         self.chunks, self.shards = getattr(array, "chunks", None), getattr(array, "shards", None)
-        self._array, self._rows = array, rows
+        self._array, self._convert = array, convert
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        return self._rows(np.asarray(self._array[rows]), rows.indices(self.shape[0])[0])
+        return self._convert(np.asarray(self._array[rows]), rows.indices(self.shape[0])[0])
 
 
-def _labels(codes: Any, categories: NDArray[Any], name: str, keep_missing: bool) -> _MappedRows:
-    """Return labels (n,) by integer codes, -1 for a missing one."""
+def _label_array(
+    codes: Any, categories: NDArray[Any], name: str, keep_missing: bool
+) -> _MappedRows:
+    """Return labels (n,), given by integer codes: indices of categories, -1 if missing."""
     if categories.dtype.kind == "T":
         categories = categories.astype(object)
     if len(codes.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
@@ -141,27 +148,27 @@ def _labels(codes: Any, categories: NDArray[Any], name: str, keep_missing: bool)
             "write one integer for each row",
         )
 
-    def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
-        numbers = read.astype(np.int64)
-        wrong = (numbers < 0) | (numbers >= len(categories))
-        if wrong.any() and not keep_missing:
-            row = int(np.argmax(wrong))
-            raise _missing(name, start + row, f"the code {numbers[row]} is not a category")
-        return mask_to_nan(categories[np.where(wrong, 0, numbers)], wrong)
+    def labels(block: NDArray[Any], start: int) -> NDArray[Any]:
+        indices = block.astype(np.int64)
+        is_missing = (indices < 0) | (indices >= len(categories))
+        if is_missing.any() and not keep_missing:
+            row = int(np.argmax(is_missing))
+            raise _missing_error(name, start + row, f"the code {indices[row]} is not a category")
+        return mask_to_nan(categories[np.where(is_missing, 0, indices)], is_missing)
 
-    return _MappedRows(codes, categories.dtype, rows)
+    return _MappedRows(codes, categories.dtype, labels)
 
 
-def _nullable(values: Any, mask: Any, name: str, keep_missing: bool) -> _MappedRows:
-    """Return values (n,) with a mask of the missing ones."""
+def _nullable_array(values: Any, mask: Any, name: str, keep_missing: bool) -> _MappedRows:
+    """Return values (n,), missing where a mask (n,) is true."""
 
-    def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
-        missing = np.asarray(mask[start : start + len(read)]).astype(bool)
-        if missing.any() and not keep_missing:
-            raise _missing(name, start + int(np.argmax(missing)), "its mask says so")
-        return mask_to_nan(read, missing)
+    def nullable(block: NDArray[Any], start: int) -> NDArray[Any]:
+        is_missing = np.asarray(mask[start : start + len(block)]).astype(bool)
+        if is_missing.any() and not keep_missing:
+            raise _missing_error(name, start + int(np.argmax(is_missing)), "its mask says so")
+        return mask_to_nan(block, is_missing)
 
-    return _MappedRows(values, values.dtype, rows)
+    return _MappedRows(values, values.dtype, nullable)
 
 
 def decoded_array(
@@ -171,9 +178,9 @@ def decoded_array(
     """Return an array whose rows are decoded as its format defines; None if it is not an array.
 
     member : an array or a group of zarr or h5py
+    get, name, memory : as in `array_of_group`
     keep_missing : whether missing values become NaN or None in place of an error
-
-    For the other arguments see `array_of_group` and `detect_packing`.
+    options : as in `detect_packing`, for an array
     """
     if not hasattr(member, "shape"):
         if not is_group(member):
@@ -197,15 +204,19 @@ def array_of_group(
 ) -> Any | None:
     """Return the array that a group represents; None if it does not represent one.
 
-    group : of zarr or h5py
-    name : for messages
+    group : a group of zarr or h5py
+    get : returns a member of the group by its name
+    name : name of the group, for messages
     memory : largest size in bytes of a matrix that is not stored by rows, and is converted whole
+    keep_missing : whether missing values become NaN or None in place of an error
     """
     attributes, kind = group.attrs, str(_attribute_text(group.attrs.get("encoding-type")) or "")
+    # Columns of a table of AnnData.
     if kind == "categorical" or ("codes" in group and "categories" in group):
-        return _labels(get("codes"), np.asarray(get("categories")[:]), name, keep_missing)
+        return _label_array(get("codes"), np.asarray(get("categories")[:]), name, keep_missing)
     if kind.startswith("nullable-"):
-        return _nullable(get("values"), get("mask"), name, keep_missing)
+        return _nullable_array(get("values"), get("mask"), name, keep_missing)
+    # Sparse matrices, by rows (CSR) or by columns (CSC).
     if not all(part in group for part in CSR_MEMBERS):
         return None
     parts: list[Any] = [get(part) for part in CSR_MEMBERS]
@@ -222,8 +233,7 @@ def array_of_group(
             )
     form = kind or str(_attribute_text(attributes.get("h5sparse_format")) or "")
     shape = _shape(attributes, get("shape") if "shape" in group else None, parts, name)
-    by_rows = _is_by_rows(form, shape, parts[2].shape[0] - 1, name)
-    if by_rows:
+    if _is_by_rows(form, shape, parts[2].shape[0] - 1, name):
         return SparseRows((parts[0], parts[1], parts[2]), shape, name)
     size = sum(array.shape[0] * np.dtype(array.dtype).itemsize for array in parts)
     return read_converted(
@@ -235,8 +245,9 @@ def array_of_group(
 
 
 def read_converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
-    """Return the rows of a sparse matrix that is not stored by rows; `make` reads all of it.
+    """Return the rows of a sparse matrix that is not stored by rows.
 
+    make : reads the whole matrix, and returns it in any form of SciPy
     size : bytes of its parts
     memory : bytes that reading and converting it may take
     """
@@ -275,10 +286,10 @@ def _shape(
     attributes: Mapping[str, Any], member: Any, parts: list[Any], name: str
 ) -> tuple[int, int]:
     """Return the shape of a sparse group; if undeclared, the width is the largest index plus 1."""
-    declared = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
-    declared = member[:] if declared is None and member is not None else declared
-    if declared is not None:
-        sizes = [int(k) for k in np.ravel(np.asarray(declared)).tolist()]
+    shape = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
+    shape = member[:] if shape is None and member is not None else shape
+    if shape is not None:
+        sizes = [int(k) for k in np.ravel(np.asarray(shape)).tolist()]
         if len(sizes) != 2 or min(sizes) < 0:
             raise DataError(
                 f"{name} has the shape {sizes}",
@@ -291,7 +302,8 @@ def _shape(
     return parts[2].shape[0] - 1, width
 
 
-def _missing(name: str, row: int, why: str) -> NonFiniteError:
+def _missing_error(name: str, row: int, why: str) -> NonFiniteError:
+    """Return the error for a missing value."""
     return NonFiniteError(
         f"{name}, row {row} is missing ({why})",
         f"fill it in, or skip rows without a target with {mention('drop_missing_targets', True)}",
@@ -299,11 +311,15 @@ def _missing(name: str, row: int, why: str) -> NonFiniteError:
 
 
 def _attribute_text(value: Any) -> Any:
+    """Return an attribute that h5py gives as bytes as text; other values unchanged."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: bool) -> Any:
-    """Return an array of an enumeration as names if it holds labels."""
+    """Return an array of an enumeration of HDF5 as names; other arrays unchanged.
+
+    labels : whether the array holds labels; if not, an enumeration raises DataError
+    """
     names = import_optional("h5py").check_enum_dtype(dataset.dtype)
     if names is None:
         return array
@@ -314,26 +330,26 @@ def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: boo
         )
     by_number = {int(number): name for name, number in names.items()}
 
-    def rows(numbers: NDArray[Any], _start: int) -> NDArray[Any]:
+    def member_names(numbers: NDArray[Any], _start: int) -> NDArray[Any]:
         unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
         if unknown:
             raise DataError(
                 f"{location} holds {unknown[0]}, which is not the code of a name", "correct it"
             )
-        named = np.array([by_number[k] for k in numbers.ravel().tolist()], object)
-        return named.reshape(numbers.shape)
+        flat = np.array([by_number[k] for k in numbers.ravel().tolist()], object)
+        return flat.reshape(numbers.shape)
 
-    return _MappedRows(array, object, rows)
+    return _MappedRows(array, object, member_names)
 
 
 def without_padding(array: Any, dataset: Any) -> Any:
-    """Return an array of text without padding blanks, and of characters as words."""
+    """Return an array of text without padding spaces, and rows of characters as words."""
     words = joined_characters(array)
     if words is not array or np.dtype(array.dtype).kind != "S":
         return words
     if dataset.id.get_type().get_strpad() != import_optional("h5py").h5t.STR_SPACEPAD:
         return array
-    return _MappedRows(array, array.dtype, lambda read, _: np.char.rstrip(read))
+    return _MappedRows(array, array.dtype, lambda block, _: np.char.rstrip(block))
 
 
 def joined_characters(array: Any) -> Any:
@@ -341,6 +357,6 @@ def joined_characters(array: Any) -> Any:
     if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
         return array
     kind = f"S{array.shape[1]}"
-    words = _MappedRows(array, kind, lambda read, _: np.ascontiguousarray(read).view(kind)[:, 0])
+    words = _MappedRows(array, kind, lambda block, _: np.ascontiguousarray(block).view(kind)[:, 0])
     words.shape = array.shape[:1]
     return words

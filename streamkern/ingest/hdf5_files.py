@@ -30,7 +30,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
-from streamkern.ingest.columns import ReadRequest, Split, split_columns
+from streamkern.ingest.columns import ColumnRoles, ReadRequest, assign_columns
 from streamkern.ingest.group_arrays import (
     decoded_array,
     enumeration_as_names,
@@ -55,17 +55,17 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     is no dataset of a requested name.
     """
     location, identity = redact(url), [opener.identity(url), request.json()]
-    h5py, data = import_optional("h5py"), opener.fetched(url)
+    h5py, data = import_optional("h5py"), opener.local_copy(url)
     columns = targets = None
     try:
-        opened = opener.keep(h5py.File(data, "r"))
-        file = Hdf5File(opened, location, opener)
+        open_file = opener.keep(h5py.File(data, "r"))
+        file = Hdf5File(open_file, location, opener)
         table = file.table(request)
         if table is None:
-            arrays = named_arrays(opened.get, partial(file.array, request), request, location)
+            arrays = named_arrays(open_file.get, partial(file.array, request), request, location)
         else:
-            arrays, split = table
-            columns, targets = split.features, split.targets
+            arrays, roles = table
+            columns, targets = roles.features, roles.targets
     except (StreamkernError, MemoryError):
         raise
     except Exception as error:  # whatever the library raises for damage
@@ -83,8 +83,8 @@ class Hdf5File:
     """An open HDF5 file.
 
     file : an open `h5py.File`
-    location : its name in error messages
-    opener : its options `memory`, `missing` and `external` apply
+    location : name of the file in error messages
+    opener : opener whose options `memory`, `missing` and `external` apply
     """
 
     def __init__(self, file: Any, location: str, opener: FileOpener) -> None:
@@ -93,7 +93,7 @@ class Hdf5File:
         self._netcdf = "_NCProperties" in file.attrs
 
     def array(self, request: ReadRequest, i: int, name: str) -> Any:
-        """Return the dataset `name`, which is the i-th of X, y and w.
+        """Return the decoded dataset `name`, which is the i-th of X, y and w.
 
         Raises StoreNotFoundError if it is missing, and DataError if it is refused.
         """
@@ -104,7 +104,8 @@ class Hdf5File:
             raise self._matlab_error(name)
         array = decoded_array(
             member, lambda part: self._dataset(f"{name}/{part}"), location, self._memory,
-            keep_missing=request.keeps(i), **({"netcdf": self._netcdf} if is_dataset else {}),
+            keep_missing=request.keeps_missing(i),
+            **({"netcdf": self._netcdf} if is_dataset else {}),
         )  # fmt: skip
         if array is None:
             raise StoreNotFoundError(no_member(name, self._file, self._location))
@@ -113,6 +114,7 @@ class Hdf5File:
         return without_padding(enumeration_as_names(array, member, location, labels=i == 1), member)
 
     def _matlab_error(self, name: str) -> DataError:
+        """Return the error for a dataset of MATLAB."""
         return DataError(
             f"{name} of {self._location} was written by MATLAB, which stores arrays transposed, "
             "and may hold text as codes",
@@ -120,34 +122,34 @@ class Hdf5File:
             "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file with scipy.io or mat73",
         )
 
-    def table(self, request: ReadRequest) -> tuple[list[Any], Split] | None:
+    def table(self, request: ReadRequest) -> tuple[list[Any], ColumnRoles] | None:
         """Return the requested columns of the table as X, y and w; None if there is none.
 
-        The table is the compound dataset that x names; or, if x names columns or nothing, the one
-        named X, or otherwise the only one in the file's root.
+        The table is the compound dataset that x names. If x names columns or nothing, it is the
+        compound dataset X, or else the only compound dataset in the file's root.
         """
         name = request.x if isinstance(request.x, str) else "X"
         if name not in self._file and not isinstance(request.x, str):
-            compound = [k for k in self._file if self._is_compound(k)]
-            name = compound[0] if len(compound) == 1 else name
+            compound_names = [k for k in self._file if self._is_compound(k)]
+            name = compound_names[0] if len(compound_names) == 1 else name
         if not self._is_compound(name):
             return None
         table = self._dataset(name)
         names, location = list(table.dtype.names), f"{name} of {self._location}"
         columns = request._replace(x=None) if isinstance(request.x, str) else request
-        split = split_columns(names, columns, location)
-        for column in (*split.features, *split.targets, *split.weights):
+        roles = assign_columns(names, columns, location)
+        for column in (*roles.features, *roles.targets, *roles.weights):
             if table.dtype[column].shape:
                 raise DataError(
                     f"column {column!r} of {location} holds arrays",
                     "save each array as a dataset",
                 )
-        parts = [_CompoundColumns(table, split.features)]
+        parts = [_CompoundColumns(table, roles.features)]
         if request.targets:
-            parts.append(_CompoundColumns(table, split.targets, flat=len(split.targets) == 1))
-        if split.weights:
-            parts.append(_CompoundColumns(table, split.weights, flat=True))
-        return parts, split
+            parts.append(_CompoundColumns(table, roles.targets, is_flat=len(roles.targets) == 1))
+        if roles.weights:
+            parts.append(_CompoundColumns(table, roles.weights, is_flat=True))
+        return parts, roles
 
     def _is_compound(self, name: str) -> bool:
         """Return whether a member is a compound dataset that may be read."""
@@ -188,7 +190,7 @@ class Hdf5File:
             self._check_external(creation, name)
         elif dataset.is_virtual:
             self._check_virtual(dataset, name, depth)
-        elif not self._fill and not _is_stored(dataset, creation):
+        elif not self._fill and not _is_fully_written(dataset, creation):
             self._refuse_unwritten(name, "has parts that were never written")
         elif (offset := _damaged_chunk(dataset, creation)) is not None:
             raise DataError(
@@ -257,10 +259,10 @@ class Hdf5File:
         )
 
 
-def _is_stored(dataset: Any, creation: Any) -> bool:
+def _is_fully_written(dataset: Any, creation: Any) -> bool:
     """Return whether all parts of a dataset in the file itself were written.
 
-    creation : its property list of creation
+    creation : the property list of the dataset's creation
     """
     layout, h5d = creation.get_layout(), import_optional("h5py").h5d
     if layout == h5d.CHUNKED:
@@ -282,30 +284,32 @@ def _damaged_chunk(dataset: Any, creation: Any) -> Any:
         return None  # strings of variable length are stored outside of the chunks
     n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     filters = [creation.get_filter(i)[0] for i in range(creation.get_nfilters())]
-    added = {h5py.h5z.FILTER_SHUFFLE: 0, h5py.h5z.FILTER_FLETCHER32: 4}
+    # Bytes that a filter adds to a chunk; other filters compress, and check the length themselves.
+    added_bytes = {h5py.h5z.FILTER_SHUFFLE: 0, h5py.h5z.FILTER_FLETCHER32: 4}
 
-    def check(chunk: Any) -> Any:
-        used = [kind for i, kind in enumerate(filters) if not chunk.filter_mask >> i & 1]
-        if any(kind not in added for kind in used):
-            return None  # that filter checks the length
-        expected = n_bytes + sum(added[kind] for kind in used)
+    def offset_if_damaged(chunk: Any) -> Any:
+        # Bit i of the mask is set if filter i was skipped.
+        applied = [kind for i, kind in enumerate(filters) if not chunk.filter_mask >> i & 1]
+        if any(kind not in added_bytes for kind in applied):
+            return None
+        expected = n_bytes + sum(added_bytes[kind] for kind in applied)
         return None if chunk.size == expected else chunk.chunk_offset
 
-    return dataset.id.chunk_iter(check)
+    return dataset.id.chunk_iter(offset_if_damaged)
 
 
 class _CompoundColumns:
-    """Columns of a compound dataset as an array (n, k); of a single column (n,) if `flat`."""
+    """Columns of a compound dataset as an array (n, k), or (n,) for one column if `is_flat`."""
 
-    def __init__(self, table: Any, names: Sequence[str], *, flat: bool = False) -> None:
+    def __init__(self, table: Any, names: Sequence[str], *, is_flat: bool = False) -> None:
         self.chunks = table.chunks
         self.dtype = np.result_type(*(table.dtype[name] for name in names))
-        self.shape = table.shape if flat else (*table.shape, len(names))
-        self._table, self._names, self._flat = table, names, flat
+        self.shape = table.shape if is_flat else (*table.shape, len(names))
+        self._table, self._names, self._is_flat = table, names, is_flat
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         records = self._table.fields(list(self._names))[rows]
-        if self._flat:
+        if self._is_flat:
             return np.asarray(records[self._names[0]])
         if self.dtype.kind == "f":
             warn_of_rounded_columns((name, records[name]) for name in self._names)
@@ -322,20 +326,20 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
     if magic not in _CLASSIC_MAGIC_BYTES:
         raise DataError(
             f"{location} is a NetCDF file in the 64-bit data format, which SciPy cannot read",
-            f"{_CONVERT_REMEDY}",
+            _CONVERT_REMEDY,
         )
     variables = _variables(url, location, opener)
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         if name not in variables:
             raise StoreNotFoundError(no_member(name, variables, location))
         array = decoded_array(
             variables[name], variables.get, f"{name} of {location}", opener.memory,
-            keep_missing=request.keeps(i), netcdf=True,
+            keep_missing=request.keeps_missing(i), netcdf=True,
         )  # fmt: skip
         return joined_characters(array)
 
-    arrays = named_arrays(variables.get, read, request, location)
+    arrays = named_arrays(variables.get, read_array, request, location)
     return ArrayReader(arrays, location, identity)
 
 
@@ -352,8 +356,8 @@ def _variables(url: Url, location: str, opener: FileOpener) -> dict[str, _Variab
             )
         file.seek(0)
         try:
-            with netcdf_file(file, "r", mmap=False, maskandscale=False) as opened:
-                return {name: _Variable(variable) for name, variable in opened.variables.items()}
+            with netcdf_file(file, "r", mmap=False, maskandscale=False) as open_file:
+                return {name: _Variable(variable) for name, variable in open_file.variables.items()}
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
             raise DataError(
                 f"{location} is not a readable NetCDF file: {error}",

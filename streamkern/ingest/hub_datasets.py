@@ -41,16 +41,18 @@ def refuse_splits(value: Any, name: str) -> None:
     """Raise DataError for a `DatasetDict`, which holds a data set for each split."""
     if is_of_hub(value, "DatasetDict", "IterableDatasetDict"):
         splits = list(map(str, value))
-        first = splits[0] if splits else "train"
+        example = splits[0] if splits else "train"
         raise DataError(
             f"{name} holds one data set for each split ({some(splits) or 'none'})",
-            f'give one of them, {name}["{first}"]',
+            f'give one of them, {name}["{example}"]',
         )
 
 
 class HubColumns:
     """The columns of a data set, as Arrow tables in which a `ClassLabel` is the name of its class.
 
+    Attributes
+    ----------
     n_rows : number of rows; None for an `IterableDataset`
     schema : Arrow schema of the tables, in which the columns `wide_names` are lists of numbers
     wide_names : names of the columns whose cells are whole rows: lists, arrays and images
@@ -72,10 +74,10 @@ class HubColumns:
             self._data = data.with_format("arrow")
         self._features = self._data.features
         if self._features is None:  # such as after a `map`: the first rows decide
-            first = next(self._batches(_BATCH_ROWS, None), None)
-            if first is None:
+            table = next(self._batches(_BATCH_ROWS, None), None)
+            if table is None:
                 raise DataError("X is an IterableDataset without rows", "give a data set with rows")
-            self._features = sys.modules["datasets"].Features.from_arrow_schema(first.schema)
+            self._features = sys.modules["datasets"].Features.from_arrow_schema(table.schema)
         self._stored_schema = self._features.arrow_schema
         self.schema, self.wide_names = self._table_schema()
 
@@ -102,28 +104,29 @@ class HubColumns:
 
         columns : names of the columns to read, by default all
         """
-        for table in self.raw(rows, columns):
+        for table in self.stored_tables(rows, columns):
             for k, field in enumerate(table.schema):
                 if field.name not in self.wide_names:
                     cells = self._cells(table.column(k), field.name)
                     table = table.set_column(k, self.schema.field(field.name), cells)
             yield table
 
-    def raw(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Yield the tables as `datasets` stores them."""
+    def stored_tables(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Yield tables of at most `rows` rows as `datasets` stores them. columns : as `tables`."""
         for table in self._batches(rows, columns):
             yield table.select(list(self._stored_schema.names if columns is None else columns))
 
     def _batches(self, rows: int, columns: Sequence[str] | None) -> Iterator[Any]:
+        """Yield Arrow tables of the columns, by default all, in any order."""
         data = self._data if columns is None else self._data.select_columns(list(columns))
-        with _kept_types(arrow.ArrowException):  # such as numbers, and then words
+        with _type_changes_explained(arrow.ArrowException):  # such as numbers, and then words
             yield from data.iter(batch_size=rows)
 
     def _cells(self, column: Any, name: str) -> Any:
         """Return the cells in the type of the schema, labels as names."""
         feature, kind = self._features[name], self._stored_schema.field(name).type
         if not is_of_hub(feature, "ClassLabel"):
-            with _kept_types(ValueError, arrow.ArrowException):
+            with _type_changes_explained(ValueError, arrow.ArrowException):
                 return column if column.type == kind else column.cast(kind)
         codes = unwrap_column(column).cast(arrow.int32())
         codes = with_null(codes, compute.equal(codes, -1))  # a label that is not known
@@ -140,17 +143,18 @@ class HubColumns:
     # ---------------------------------------------------------------------- whole rows in a cell
 
     def wide_column(
-        self, x: Any = None, others: Sequence[Any] = (), dropped: Sequence[str] = (), *,
-        alone: bool = True,
+        self, x: Any = None, target_names: Sequence[Any] = (), dropped: Sequence[str] = (), *,
+        must_be_alone: bool = True,
     ) -> str | None:  # fmt: skip
         """Return the column whose cells are the rows; None if the features form a table.
 
         x : the columns of features, if they were named
-        others, dropped : columns of targets and weights, and columns that are left out
-        alone : whether other feature columns next to a column of rows are an error; if False, they
-            are ignored
+        target_names : columns of targets and weights
+        dropped : columns that are left out
+        must_be_alone : whether other feature columns next to a column of rows are an error; if
+            False, they are ignored
         """
-        for name in others:
+        for name in target_names:
             if name in self.wide_names:
                 raise DataError(
                     f"column {name!r} of X holds lists, arrays or images, which cannot be "
@@ -159,9 +163,9 @@ class HubColumns:
                 )
         names = as_list(x)
         if x is None:
-            names = [k for k in self.schema.names if k not in others and k not in dropped]
+            names = [k for k in self.schema.names if k not in target_names and k not in dropped]
         wide = [k for k in names if k in self.wide_names]
-        if not wide or (len(wide) == 1 and (len(names) == 1 or not alone)):
+        if not wide or (len(wide) == 1 and (len(names) == 1 or not must_be_alone)):
             return wide[0] if wide else None
         other_columns = [k for k in names if k != wide[0]]
         raise DataError(
@@ -171,17 +175,17 @@ class HubColumns:
             f"X.remove_columns({other_columns})",
         )
 
-    def wide(self, name: str) -> WideColumn:
+    def wide_column_reader(self, name: str) -> WideColumn:
         """Return the reader of a column whose cells are rows; the first cell gives their shape."""
-        first = next(self.raw(1, [name]), None)
-        if first is None:
+        table = next(self.stored_tables(1, [name]), None)
+        if table is None:
             raise DataError("X has no rows", "give at least one row")
-        return WideColumn(self._features[name], name, first.column(0))
+        return WideColumn(self._features[name], name, table.column(0))
 
 
 @contextmanager
-def _kept_types(*errors: type[Exception]) -> Iterator[None]:
-    """Raise DataError for an error that tells of cells of another type than the column."""
+def _type_changes_explained(*errors: type[Exception]) -> Iterator[None]:
+    """Raise DataError for an error caused by cells of another type than their column."""
     try:
         yield
     except errors as error:
@@ -210,24 +214,26 @@ def hub_values(data: Any, name: str) -> Any:
 
     Anything else is returned unchanged.
 
-    name : "X", the only one whose cells may be rows, "y" or "sample_weight"
+    name : "X", "y" or "sample_weight"; only cells of X may be rows
     """
     if type(data).__module__.startswith("datasets.") and hasattr(data, "column_name"):
         return data[:]
-    rows = hub_rows(data, alone=False) if name == "X" and is_hub_dataset(data) else None
+    rows = hub_rows(data, must_be_alone=False) if name == "X" and is_hub_dataset(data) else None
     return data if rows is None else rows
 
 
-def hub_rows(data: Any, others: Sequence[Any] = (), *, alone: bool = True) -> NDArray[Any] | None:
+def hub_rows(
+    data: Any, target_names: Sequence[Any] = (), *, must_be_alone: bool = True
+) -> NDArray[Any] | None:
     """Return the rows (n, ...) of a data set whose features are one wide column; else None.
 
-    others, alone : as in `HubColumns.wide_column`
+    target_names, must_be_alone : as in `HubColumns.wide_column`
     """
     hub_columns = HubColumns(_with_length(data))
-    column = hub_columns.wide_column(None, others, alone=alone)
+    column = hub_columns.wide_column(None, target_names, must_be_alone=must_be_alone)
     if column is None:
         return None
-    wide, start = hub_columns.wide(column), 0
+    wide, start = hub_columns.wide_column_reader(column), 0
     dtype = hub_columns.schema.field(column).type.value_type.to_pandas_dtype()
     rows = np.empty((len(data), *wide.shape), dtype)
     for table in hub_columns.tables(columns=[column]):

@@ -34,13 +34,13 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
+from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
+from streamkern.ingest.first_pass import SpooledRows, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader
-from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
-from streamkern.ingest.received import received_for_store
+from streamkern.ingest.readers import check_header, existing_column, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
@@ -131,7 +131,7 @@ def ingest(
     storage_options, input_options : mapping, optional
         For the output and for the input URLs; never shown or stored.
     missing : {"error", "fill"}
-        Handling of an absent chunk of a Zarr input, or of a part of an HDF5 dataset never written.
+        Handling of an absent chunk of a Zarr input, and of an HDF5 dataset with unwritten parts.
     external : bool
         Follow links of HDF5 files to other files: they may lead to any file that you may read.
     foreign : bool
@@ -140,11 +140,12 @@ def ingest(
     encode : {"auto", "none"}
         For tables whose features are not all numbers, or have missing values: "auto" fits an
         encoder, which is kept in the store and in every model trained on it; "none" refuses them.
-    categorical, numeric, drop : str or sequence of str, optional
-        Columns that are words even if they look like numbers, columns that are numbers, and
-        columns to leave out.
+    categorical, numeric : str or sequence of str, optional
+        Columns that are words even if they look like numbers, and columns that are numbers.
     dates : str, sequence of str, or mapping of str to str, optional
         Columns that are dates, in ISO 8601 or in a format of `strptime`.
+    drop : str or sequence of str, optional
+        Columns to leave out.
     na_values : str or sequence of str, optional
         Text that marks a missing value, besides the markers of pandas in a CSV: in features and
         targets, also in columns of numbers and dates. A number matches in any notation. A warning
@@ -154,6 +155,11 @@ def ingest(
         tested on these rows. Its encoder is used; if it holds plain numbers, the rows must have
         its columns. The names of its targets, of its column of weights if the table has it, and
         the form of its files are defaults.
+    scratch : path, optional
+        Folder in which a folder for scratch files is made, named after the output; nothing else in
+        it is touched. By default the folder of a local output, or the system's temporary folder
+        for a remote one. The scratch files are as large as the decoded data if that exceeds
+        `memory`.
     drop_missing_targets : bool
         Leave out rows without a target, and count them (`StoreSpec.n_left_out`); by default such a
         row is refused. Missing are nulls, NaN, empty cells, `na_values`, and the markers of pandas.
@@ -177,36 +183,32 @@ def ingest(
         Lines of a CSV above its header or its first row.
     thousands : {".", ",", " ", "'"}, optional
         Separator of groups of three digits in a CSV; by default none.
-    scratch : path, optional
-        Folder in which a folder for scratch files is made, named after the output; nothing else in
-        it is touched. By default the folder of a local output, or the system's temporary folder
-        for a remote one. The scratch files are as large as the decoded data if that exceeds
-        `memory`.
 
     Raises
     ------
     DataError
-        The input cannot be a store, or the location is taken. No readable store is left behind.
+        If the input cannot be a store, or the location is taken. No readable store is left behind.
     NonFiniteError
-        NaN or infinity; names file, row and column.
+        If there is NaN or infinity; it names file, row and column.
     ResumeMismatchError
-        An unfinished store is there, made from other data or settings.
+        If an unfinished store is there, made from other data or settings.
     OSError
-        Also when the disk is full: run the same command again to resume.
+        If reading or writing fails, also because the disk is full: run the same command again to
+        resume.
     """
     _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
-    options = EncodingOptions.checked(
+    options = EncodingOptions.from_arguments(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    form = options.with_recorded_form(form.checked())
+    form = options.with_recorded_form(form.normalise())
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     inputs = expand_paths(inputs, input_options, out_url)
-    inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
+    inputs, x, y, sample_weight, form = convert_for_store(inputs, x, y, sample_weight, form)
     if options.like is not None and sample_weight is None:
-        sample_weight = column_there(options.like.weight_column, inputs, form, input_options)
+        sample_weight = existing_column(options.like.weight_column, inputs, form, input_options)
     mark = _store_at(out_url, storage_options)
     with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as spill:
         open_input = partial(
@@ -215,7 +217,7 @@ def ingest(
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
             memory=memory,
         )  # fmt: skip
-        reader = open_input(dropped=options.declared.dropped, columns=options.columns)
+        reader = open_input(dropped_columns=options.dropped_columns, columns=options.columns)
         check_header(reader, options.columns, x)
         refuse_same_location(input_paths(inputs), out_url)
         row_seed = int(seed) if shuffle else None
@@ -229,20 +231,21 @@ def ingest(
         spool = partial(
             spool_rows, files=files, seed=source["seed"], scratch=spill, targets=targets,
             dtype=dtype, memory=memory, progress=progress, row_shape=options.row_shape,
-            chosen=options.chosen(x),
+            chooses_columns=options.chooses_columns(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        encoded = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
+        reopen = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
         make_writer = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled = spool_table(reader, encoded, options, spool, identity, spill)
+        spooled = spool_table(reader, reopen, options, spool, identity, spill)
         return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
+    """Raise ConfigError for a wrong seed, a wrong `missing`, or a scratch folder without parent."""
     checked_int("seed", seed, 0)
     check_missing(missing)
     if scratch is not None:
@@ -282,14 +285,16 @@ def _check_output_location(
             f"pass {mention('overwrite', True)} to replace it, or append "
             "the rows to it (streamkern append, or append_store)",
         )
-    old, new = (mark.get("plan") or {}).get("source"), json.loads(json.dumps(source))
+    old = (mark.get("plan") or {}).get("source")
+    new = json.loads(json.dumps(source))  # as it would be in the mark
     if old == new:
         return
-    names = "not by ingest"
+    difference = "not by ingest"
     if isinstance(old, Mapping):
-        names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
+        names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k))
+        difference = f"{names} differ"
     raise ResumeMismatchError(
-        f"{redact(url)} holds an unfinished store made from other data or settings ({names})",
+        f"{redact(url)} holds an unfinished store made from other data or settings ({difference})",
         f"repeat the call with the same data and settings, or pass {mention('overwrite', True)}",
     )
 
@@ -298,12 +303,14 @@ def _check_output_location(
 
 
 def _write_chunks(
-    rows: Spooled, reader: Reader, make_writer: Callable[..., StoreWriter], chunk_bytes: int,
+    rows: SpooledRows, reader: Reader, make_writer: Callable[..., StoreWriter], chunk_bytes: int,
     n_ahead: int, progress: Progress | None,
 ) -> StoreSpec:  # fmt: skip
     """Write the spooled rows to the store and discard the spool; return the spec of the store.
 
+    rows, reader : result of `spool_table`
     make_writer : returns the writer, given the shapes, dtypes and names of the arrays
+    chunk_bytes : bytes of decoded X in a chunk
     n_ahead : number of chunks that are made before they are written
     """
     spool, values = rows.spool, rows.values
@@ -324,9 +331,9 @@ def _write_chunks(
         weighted=spool.weighted,
         columns=reader.columns,
         target_columns=reader.target_columns,
-        files=rows.files.counts if reader.files else (),
+        files=rows.files.row_counts if reader.files else (),
         encoder=reader.encoder,
-        n_left_out=rows.files.dropped,
+        n_left_out=rows.files.n_dropped,
         file_form=reader.file_form,
         weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
@@ -338,12 +345,15 @@ def _write_chunks(
 
 
 def _chunks_from(
-    spool: Spool, ids_of_codes: NDArray[Any] | None, chunk_rows: int, first: int
+    spool: Spool, ids_of_codes: NDArray[Any] | None, chunk_rows: int, first_chunk: int
 ) -> Iterator[Callable[[], RowBlock]]:
-    """Yield calls that make chunk `first` and the following ones."""
+    """Yield calls that make chunk `first_chunk` and the following ones.
+
+    ids_of_codes : class id of each provisional code; None for values
+    """
 
     def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         return RowBlock(X, y if ids_of_codes is None else ids_of_codes[y], w, rows)
 
-    for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
+    for start in range(first_chunk * chunk_rows, spool.n_rows, chunk_rows):
         yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

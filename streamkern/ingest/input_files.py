@@ -38,8 +38,10 @@ from streamkern.ingest.formats import (
 )
 
 Url = str | os.PathLike[str]
-_COPY_BYTES, _MAX_BYTES_IN_MEMORY = 8 << 20, 64 << 20
-
+_COPY_BYTES = 8 << 20
+"""Bytes that are copied at once."""
+_MAX_BYTES_IN_MEMORY = 64 << 20
+"""Largest size of a temporary copy that stays in memory."""
 
 _PANDAS_READERS: Final = {
     ".xlsx": "read_excel", ".xls": "read_excel", ".pkl": "read_pickle", ".pickle": "read_pickle",
@@ -66,9 +68,9 @@ def explained_damage(url: Url) -> Iterator[None]:
         # without, and a damaged archive makes its reader seek to negative offsets.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
+        is_packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
-            f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error})",
+            f"{redact(url)} {'does not decompress' if is_packed else 'cannot be read'} ({error})",
             "it is damaged or truncated: try again, or copy it again from its source",
         ) from error
     except ValueError as error:
@@ -107,7 +109,7 @@ def _errors_with_url(url: Url) -> Iterator[None]:
 
 
 class FileOpener:
-    """Options for opening files, and the stack that closes them.
+    """Opener of files, with the options for reading them.
 
     options : storage options of the URLs
     files : stack that closes the files that are opened here
@@ -132,12 +134,12 @@ class FileOpener:
         """Return an open binary file, decompressed by its ending and closed with the others."""
         return self._files.enter_context(self.open_once(url))
 
-    def fetched(self, url: Url) -> Any:
-        """Return a path, or a temporary copy of all data at a URL, closed with the others.
+    def local_copy(self, url: Url) -> Any:
+        """Return the path of a local file, or else a temporary copy, closed with the others.
 
-        For h5py, which holds a lock while it reads, and whose finalisers need that lock. If h5py
-        read from the URL itself, a finaliser could run on the thread that fetches the data. It
-        would wait for the reader, and the reader for the data.
+        h5py needs it: it holds a lock while it reads, and its finalisers need this lock. If h5py
+        read from a URL, a finaliser could run on the thread that fetches the data, and wait for
+        the reader, which waits for the data.
         """
         path = plain_path(url)
         if path is not None:
@@ -188,22 +190,23 @@ class FileOpener:
                 filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
                 info, keys = filesystem.info(path), ("size", "mtime", "ETag", "LastModified")
                 state = {k: str(info[k]) for k in keys if k in info}
-        return {"url": redact(url), **state, **self.reading}
+        return {"url": redact(url), **state, **self.reading_options}
 
     @property
-    def reading(self) -> dict[str, str]:
+    def reading_options(self) -> dict[str, str]:
         """Settings other than defaults that affect the rows of a file."""
         return {} if self.missing == "error" else {"missing": self.missing}
 
     def kind(self, url: Url) -> str:
         """Return the format: the given one, or by the ending, or by the first bytes.
 
-        A folder is a store.
+        A folder is a store. Raises DataError that explains what to do with an unknown format.
         """
         text, ending = redact(url), data_ending(url)
-        kind = self.form.format or self.form.recorded_kind(ending) or ENDINGS.get(ending)
+        kind = self.form.format or self.form.earlier_kind(ending) or ENDINGS.get(ending)
         if kind is not None:
             return kind
+        # Only the first bytes of local files are read, and the ending of the file in a zip archive.
         path = local_path(url)
         if path is not None and not path.exists():
             raise StoreNotFoundError(f"there is no file or store at {path}", "check the path")
@@ -214,6 +217,7 @@ class FileOpener:
             return content[0]
         if (kind_in_zip := self._kind_in_zip(url)) is not None:
             return kind_in_zip
+        # The remedy depends on what the unknown ending, or else the content, tells.
         if text.lower().endswith(ARCHIVES):
             raise DataError(f"{text} is an archive", "unpack it, and give the unpacked files")
         if ending in _VECTOR_FILE_CODE:
@@ -250,7 +254,7 @@ class FileOpener:
         with explained_damage(url), self.open_once(url) as file:
             return detect_content(file.read(HEAD_BYTES), redact(url), kind)
 
-    def misnamed(self, url: Url, kind: str) -> str | None:
+    def wrong_format_text(self, url: Url, kind: str) -> str | None:
         """Return an error message for a file whose content is not `kind`; None if it may be.
 
         url : the file, which could not be read as `kind`
@@ -284,8 +288,8 @@ class FileOpener:
 
 def plain_path(url: Url) -> str | os.PathLike[str] | None:
     """Return the path of a local file, which a library can open; None if it is compressed."""
-    packed = redact(url).lower().endswith(tuple(COMPRESSIONS))
-    return None if packed else local_path(url)
+    is_compressed = redact(url).lower().endswith(tuple(COMPRESSIONS))
+    return None if is_compressed else local_path(url)
 
 
 def kind_by_ending(url: Url) -> str | None:

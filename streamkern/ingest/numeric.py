@@ -18,8 +18,8 @@ from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import (
     cells_are_rounded,
     objects_are_rounded,
-    warn_of_rounded,
     warn_of_rounded_columns,
+    warn_of_rounded_integers,
 )
 from streamkern.store.layout import X_DTYPES
 
@@ -41,7 +41,7 @@ def array_of_list(values: Any, name: str) -> Any:
             "give rows of equal length",
         ) from None
     if array.dtype.kind == "f" and objects_are_rounded(values, array):
-        warn_of_rounded(name)
+        warn_of_rounded_integers(name)
     if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(values):
         return np.fromiter(values, object, len(values))  # NumPy made text of numbers, or cut some
     return array
@@ -103,7 +103,7 @@ def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):
             if objects_are_rounded(X, numbers):
-                warn_of_rounded("X")
+                warn_of_rounded_integers("X")
             return numbers
     except (TypeError, ValueError):
         pass
@@ -119,12 +119,13 @@ def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _is_number(cell: Any) -> bool:
+    """Return whether an object is a number, or None, which NumPy converts to NaN."""
     if isinstance(cell, str | bytes):
         return False
     try:
         float(cell)
     except (TypeError, ValueError):
-        return cell is None  # NumPy's NaN
+        return cell is None
     return True
 
 
@@ -136,8 +137,8 @@ def frame_numbers(frame: Any, name: str) -> NDArray[Any] | None:
         if rows.dtype.kind == "O":  # booleans, perhaps with missing values
             if any(frame.get_column(column).is_null().any() for column in frame.columns):
                 return None
-            truth = all(dtype.is_boolean() for dtype in frame.schema.values())
-            return rows.astype(bool if truth else np.float64)
+            all_boolean = all(dtype.is_boolean() for dtype in frame.schema.values())
+            return rows.astype(bool if all_boolean else np.float64)
         if rows.dtype.kind == "f":
             integers = [k for k, dtype in frame.schema.items() if dtype.is_integer()]
             warn_of_rounded_columns((k, frame.get_column(k).to_numpy()) for k in integers)
@@ -145,14 +146,14 @@ def frame_numbers(frame: Any, name: str) -> NDArray[Any] | None:
     if not set(kinds) <= {"number", "perhaps"}:
         return None
     table = arrow_table(frame, name)
-    # The index follows the columns.
+    # Without an index of pandas, which follows the columns.
     columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
     if any(column is None or _has_nan(column) for column in columns):
         return None
     rows = np.stack([column for column in columns if column is not None], axis=1)
     for k, column in enumerate(frame.columns) if rows.dtype.kind == "f" else ():
         if cells_are_rounded(table.column(k)):
-            warn_of_rounded(f"column {column!r}")
+            warn_of_rounded_integers(f"column {column!r}")
     return rows
 
 
@@ -165,6 +166,7 @@ def _number_kind(dtype: Any) -> str:
 
 
 def _has_nan(values: NDArray[Any]) -> bool:
+    """Return whether an array holds NaN."""
     return values.dtype.kind == "f" and bool(np.isnan(values).any())
 
 
@@ -193,10 +195,11 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
         numbers = frame_numbers(series.alias(name).to_frame(), name)
         if numbers is not None:
             return numbers[:, 0]
-    missing = np.asarray(series.is_null().to_numpy(), bool)
-    if missing.any() and not keep_missing:
+    # Other values become objects, dates keep their type, and categories become their text.
+    is_missing = np.asarray(series.is_null().to_numpy(), bool)
+    if is_missing.any() and not keep_missing:
         raise DataError(
-            f"{name} has no value in row {int(np.argmax(missing))}",
+            f"{name} has no value in row {int(np.argmax(is_missing))}",
             "leave such rows out, or fill them in",
         )
     if series.dtype.is_temporal():
@@ -211,11 +214,12 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
     values = series.to_list()
     if series.dtype in (narwhals.Categorical, narwhals.Enum):
         plain_types = (str, int, float, bool)
-        others = [v for v in values if v is not None and not isinstance(v, plain_types)]
-        if others and name == "y":
+        other_values = [v for v in values if v is not None and not isinstance(v, plain_types)]
+        if other_values and name == "y":
+            example = other_values[0]
             raise DataError(
-                f"y is a column of categories that are not text, such as {others[0]} "
-                f"({type(others[0]).__name__}), but predictions would be text, which equals none "
+                f"y is a column of categories that are not text, such as {example} "
+                f"({type(example).__name__}), but predictions would be text, which equals none "
                 "of these categories",
                 "give y.astype(str)",
             )
@@ -234,7 +238,12 @@ def with_lengths(table: Any, name: str) -> Any:
 
 
 def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
-    """Return a Dask array of unknown lengths; nothing is computed. columns : their order.
+    """Return a Dask array of unknown lengths; nothing is computed.
+
+    table : Dask data frame or column
+    name : name of the argument, for messages
+    columns : names of the columns in the order of the result; by default all
+    options : arguments of Dask's `to_dask_array`
 
     Raises DataError for columns with the same name, and for columns that are not numbers.
     """
@@ -242,27 +251,27 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
         names = list(map(str, table.columns))
         check_different(names, name)
         pairs = zip(names, table.dtypes, strict=True)
-        wrong = [column for column, dtype in pairs if _kind_of(dtype) not in "biuf"]
-        if wrong:
+        other_columns = [column for column, dtype in pairs if _kind_of(dtype) not in "biuf"]
+        if other_columns:
             raise DataError(
-                f"{name} has columns that are not numbers, {some(wrong)}",
+                f"{name} has columns that are not numbers, {some(other_columns)}",
                 "encode them as numbers, or leave them out, or give a frame in memory, which is "
                 f"encoded: {name}.compute()",
             )
-        numbers = np.result_type(*(_numpy_dtype(dtype) for dtype in table.dtypes))
+        common_dtype = np.result_type(*(_numpy_dtype(dtype) for dtype in table.dtypes))
         table = table if columns is None else table[columns]
     else:
-        numbers = _numpy_dtype(table.dtype)
-    if name == "X" and numbers not in X_DTYPES:
-        numbers = np.dtype(np.float64)
-    if name == "X" and numbers.kind == "f":
+        common_dtype = _numpy_dtype(table.dtype)
+    if name == "X" and common_dtype not in X_DTYPES:
+        common_dtype = np.dtype(np.float64)
+    if name == "X" and common_dtype.kind == "f":
         dtypes = np.ravel(table.dtypes)
         if any(_kind_of(dtype) in "iu" and dtype.itemsize == 8 for dtype in dtypes):
-            table = table.map_partitions(_with_warnings, meta=table._meta)
-    return table.astype(numbers).to_dask_array(**options)
+            table = table.map_partitions(_warn_of_rounded_partition, meta=table._meta)
+    return table.astype(common_dtype).to_dask_array(**options)
 
 
-def _with_warnings(part: Any) -> Any:
+def _warn_of_rounded_partition(part: Any) -> Any:
     """Return a partition, and warn of its columns of integers that floats do not hold."""
     plain = [name for name, dtype in part.dtypes.items() if isinstance(dtype, np.dtype)]
     warn_of_rounded_columns((name, part[name].to_numpy()) for name in plain)

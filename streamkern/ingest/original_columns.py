@@ -24,8 +24,8 @@ class OriginalColumns:
     """Columns of CSV or Parquet files, one file after another, by the names of the first file.
 
     Cells of CSV are the texts between the delimiters, without the quotes around them; columns of
-    Parquet are Arrow arrays. Files are opened one at a time, and must not change after
-    this was created.
+    Parquet are Arrow arrays. Files are opened one at a time, and must not change after this object
+    was created.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class OriginalColumns:
     def blocks(self, block_bytes: int) -> Iterator[list[Any]]:
         """Yield the columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
 
-        Raises DataError if a file has changed since this was created.
+        Raises DataError if a file has changed since this object was created.
         """
         for url, identity, order in zip(self.urls, self._identities, self._orders, strict=True):
             self._check_unchanged(url, identity)
@@ -98,6 +98,7 @@ class OriginalColumns:
         return kinds[0]
 
     def _open(self, url: Url, files: ExitStack) -> Any:
+        """Return a reader of all columns of a file, which `files` closes."""
         open_reader: Any = TYPED_READERS.get(self._kind, open_csv)
         return open_reader(
             url, _ALL_COLUMNS, FileOpener(self._opener.options, files, form=self._opener.form)
@@ -108,7 +109,7 @@ class OriginalColumns:
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
-            has_names = schema is not None or reader.has_cells
+            has_names = schema is not None or reader.can_be_table
             columns = reader.header if schema is None else tuple(schema.names)
         if not has_names:
             raise ConfigError(
@@ -119,25 +120,25 @@ class OriginalColumns:
             self.names, self.schema = columns, schema
         normalise = str.strip if self._kind == "csv" else str
         index_of = {normalise(name): k for k, name in enumerate(columns)}
-        wanted = [normalise(name) for name in self.names]
-        first = redact(self.urls[0])
-        if index_of.keys() != {*wanted}:
+        expected_names = [normalise(name) for name in self.names]
+        first_location = redact(self.urls[0])
+        if index_of.keys() != {*expected_names}:
             raise DataError(
-                f"{redact(url)} has the columns {some(columns)}, but {first} has "
+                f"{redact(url)} has the columns {some(columns)}, but {first_location} has "
                 f"{some(self.names)}",
                 "predict each file in a separate call",
             )
-        self._check_types(schema, redact(url), first)
-        return [index_of[name] for name in wanted]
+        self._check_types(schema, redact(url), first_location)
+        return [index_of[name] for name in expected_names]
 
-    def _check_types(self, schema: Any, location: str, first: str) -> None:
+    def _check_types(self, schema: Any, location: str, first_location: str) -> None:
         """Raise DataError if a type differs from the first file; merge whether it is nullable."""
         for field in schema or ():
             first_field = self.schema.field(field.name)
             if first_field.type != field.type:
                 raise DataError(
                     f"column {field.name!r} is {field.type} in {location}, but {first_field.type} "
-                    f"in {first}",
+                    f"in {first_location}",
                     "predict each file in a separate call, or give the column one type",
                 )
             if field.nullable and not first_field.nullable:
@@ -145,6 +146,7 @@ class OriginalColumns:
                 self.schema = self.schema.set(k, first_field.with_nullable(True))
 
     def _check_unchanged(self, url: Url, identity: Any) -> None:
+        """Raise DataError if a file is not the one that was there at first."""
         if self._opener.identity(url) != identity:
             raise DataError(
                 f"{redact(url)} was changed while its rows were predicted",

@@ -119,21 +119,22 @@ def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
     """Return the files of a URL, which may name an object and a folder at once."""
     if url.rstrip("/").endswith(".zarr") and not _WILDCARD.search(url):
         return [url]
-    scheme, _, rest = url.partition("://")
-    parts = rest.rstrip("/").split("/")
-    # The first part is a bucket.
-    k = max(1, next((k for k, part in enumerate(parts) if _WILDCARD.search(part)), len(parts) - 1))
+    scheme, _, path = url.partition("://")
+    parts = path.rstrip("/").split("/")
+    # The root ends before the first wildcard, or else before the name; the first part is a bucket.
+    wildcards = (k for k, part in enumerate(parts) if _WILDCARD.search(part))
+    k = max(1, next(wildcards, len(parts) - 1))
     tree, name = _RemoteTree(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
-    pattern = _WILDCARD.search(name) is not None
-    is_file_name = pattern or kind_by_ending(url) is not None or "-ubyte" in name
+    is_pattern = _WILDCARD.search(name) is not None
+    is_file_name = is_pattern or kind_by_ending(url) is not None or "-ubyte" in name
     try:
         if is_file_name and not url.endswith("/") and tree.has(name):
             return [url]
-        if not pattern:
+        if not is_pattern:
             folder = name and f"{name}/"
             return _files_in_folder(tree, url, folder) if tree.entries(folder) else [url]
     except StorageAccessError:  # without permission to list objects, reading them may be allowed
-        if pattern:
+        if is_pattern:
             raise
         return [url]
     return _matching(tree, parts[k:], url)
@@ -154,6 +155,7 @@ class _Tree:
         return True
 
     def url(self, name: str) -> Url:
+        """Return the URL of a file or folder."""
         raise NotImplementedError
 
 
@@ -200,11 +202,11 @@ class _RemoteTree(_Tree):
 def _entries(tree: _Tree, folder: str) -> list[str]:
     """Return the entries of a folder; raise DataError for formats that keep deleted rows."""
     names = tree.entries(folder)
-    for mark, table in _TABLE_FORMAT_FILES.items():
-        if mark in names:
+    for entry, table_format in _TABLE_FORMAT_FILES.items():
+        if entry in names:
             raise DataError(
-                f"{redact(tree.url(folder)).rstrip('/')} is a {table} table, whose folder also "
-                "contains files that the table has replaced or deleted",
+                f"{redact(tree.url(folder)).rstrip('/')} is a {table_format} table, whose folder "
+                "also contains files that the table has replaced or deleted",
                 "export the table to Parquet files",
             )
     return names
@@ -225,7 +227,9 @@ def _files_in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
         )
     folders = [n[:-1] for n in data_names if n.endswith("/") and not n.endswith(".zarr/")]
     if any(_PARTITION.fullmatch(name) for name in folders):
-        raise _partitioned(location, f"is partitioned into folders ({some(folders)})", location)
+        raise _partitions_error(
+            location, f"is partitioned into folders ({some(folders)})", location
+        )
     if folders:
         raise DataError(
             f"{location} contains other folders ({some(folders)})",
@@ -236,18 +240,21 @@ def _files_in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
 
 
 def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
-    """Return the files that match a pattern, and the files of the folders that match it."""
+    """Return the files that match a pattern, and the files of the folders that match it.
+
+    parts : parts of the pattern below the root of the tree
+    """
     location = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural_key)
     # Markers such as _SUCCESS and _metadata hold no data.
-    names = [n for n in names if not (_last(n).startswith("_") and kind_by_ending(n) is None)]
+    names = [n for n in names if not (_last_part(n).startswith("_") and kind_by_ending(n) is None)]
     if not names:
         raise StoreNotFoundError(f"no file matches {location}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
     if len(partitions) > 1:
         partition_names = some(["/".join(p) for p in sorted(partitions)])
         root = _WILDCARD.split(location)[0].rpartition("/")[0] or "."
-        raise _partitioned(
+        raise _partitions_error(
             location, f"matches files of several partitions ({partition_names})", root
         )
     files: list[Url] = []
@@ -258,7 +265,8 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     return files
 
 
-def _partitioned(location: str, reason: str, folder: str) -> DataError:
+def _partitions_error(location: str, reason: str, folder: str) -> DataError:
+    """Return the error for files of several partitions."""
     return DataError(
         f"{location} {reason}, whose names hold a column that the files lack",
         "write the table to one file, for example with "
@@ -268,38 +276,39 @@ def _partitioned(location: str, reason: str, folder: str) -> DataError:
 
 def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
     """Yield names below `folder` that match the parts of a pattern; folders end with a slash."""
-    first, *rest = parts
-    if not first:  # two slashes, or one at the end
-        if rest:
-            yield from _matches(tree, folder, tuple(rest))
+    part, *next_parts = parts
+    if not part:  # two slashes, or one at the end
+        if next_parts:
+            yield from _matches(tree, folder, tuple(next_parts))
         elif folder:
             yield folder
         return
-    if first == "**" and rest:
-        yield from _matches(tree, folder, tuple(rest))
+    if part == "**" and next_parts:  # also matches no folder at all
+        yield from _matches(tree, folder, tuple(next_parts))
     for name in _entries(tree, folder):
         bare_name, is_folder = name.rstrip("/"), name.endswith("/")
-        if bare_name.startswith(".") and not first.startswith("."):
+        if bare_name.startswith(".") and not part.startswith("."):
             continue
-        if first == "**" and is_folder:
+        if part == "**" and is_folder:
             if not bare_name.startswith("_") and tree.descends(folder + bare_name):
                 yield from _matches(tree, folder + name, parts)
-        elif fnmatchcase(bare_name, first):
-            if not rest:
+        elif fnmatchcase(bare_name, part):
+            if not next_parts:
                 yield folder + name
             elif is_folder:
-                yield from _matches(tree, folder + name, tuple(rest))
+                yield from _matches(tree, folder + name, tuple(next_parts))
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     """Return the last part of a name."""
     return name.rstrip("/").rpartition("/")[2]
 
 
 def _check_one_format(names: Sequence[str], location: str) -> None:
+    """Raise DataError for files whose endings belong to several formats."""
     by_kind: dict[str | None, str] = {}
     for name in names:
-        by_kind.setdefault(kind_by_ending(name), _last(name))
+        by_kind.setdefault(kind_by_ending(name), _last_part(name))
     if len(by_kind) > 1:
         raise DataError(
             f"{location} has files of several formats ({some(list(by_kind.values()))})",
@@ -309,5 +318,6 @@ def _check_one_format(names: Sequence[str], location: str) -> None:
 
 def _natural_key(name: str) -> Any:
     """Return the key of the natural order: by folder, then by numbers (part-2 before part-10)."""
-    split = [enumerate(re.split(r"([0-9]+)", part)) for part in name.rstrip("/").split("/")]
-    return [[int(k) if i % 2 else k for i, k in part] for part in split], name
+    # Splitting by a group leaves the numbers at the odd places.
+    split_parts = [re.split(r"([0-9]+)", part) for part in name.rstrip("/").split("/")]
+    return [[int(k) if i % 2 else k for i, k in enumerate(part)] for part in split_parts], name

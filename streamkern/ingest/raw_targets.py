@@ -11,7 +11,7 @@ import numpy as np
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.message import mention
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded_integers
 from streamkern.ingest.tables.missing import is_missing, missing_in
 from streamkern.ingest.tables.numbers import (
     is_number,
@@ -51,20 +51,24 @@ def as_native_targets(block: RawBlock) -> RawBlock:
     if y.dtype.kind not in OBJECT_OR_BYTES_KINDS:
         return block
     targets = [_decode(target, block, row) for row, target in enumerate(y.ravel().tolist())]
-    present = [target for target in targets if isinstance(target, str) or not is_missing(target)]
+    present_targets = [
+        target for target in targets if isinstance(target, str) or not is_missing(target)
+    ]
     converted: NDArray[Any]
-    if not present:
+    if not present_targets:
         return block
-    if all(isinstance(target, str) for target in present):
+    if all(isinstance(target, str) for target in present_targets):
         texts = [target if isinstance(target, str) else "" for target in targets]
         check_storable_text(block, texts)
         converted = np.array(texts)
-    elif all(isinstance(target, bool) for target in present) and len(present) == len(targets):
+    elif all(isinstance(target, bool) for target in present_targets) and len(
+        present_targets
+    ) == len(targets):
         converted = np.array(targets, bool)
-    elif all(isinstance(target, Decimal | float) for target in present):
+    elif all(isinstance(target, Decimal | float) for target in present_targets):
         converted = np.array(list(map(_as_float, targets)))
         if objects_are_rounded(block.y.ravel(), converted):
-            warn_of_rounded(f"the target of {block.location}")
+            warn_of_rounded_integers(f"the target of {block.location}")
     else:
         return block
     return block._replace(y=converted.reshape(y.shape))
@@ -96,7 +100,7 @@ def _as_float(value: Any) -> float:
 
 
 def missing_target_error(block: RawBlock, row: int, *, labels: bool = False) -> DataError:
-    """Return the error for a row without a target. labels : whether its text may be a label."""
+    """Return the error for a row without a target. labels : whether the text may be a label."""
     text = ""
     if block.y.dtype.kind == "U":
         cells = np.atleast_1d(block.y[row]).tolist()
@@ -148,12 +152,12 @@ def as_values(block: RawBlock) -> NDArray[Any]:
         and y.dtype.kind == "f"
         and objects_are_rounded(block.y, y)
     ):
-        warn_of_rounded(f"the target of {block.location}")
+        warn_of_rounded_integers(f"the target of {block.location}")
     if y.dtype.kind not in NUMERIC_KINDS:
         raise dtype_error(block, y.dtype)
-    missing = missing_in(y)
-    if missing.any():
-        raise missing_target_error(block, int(np.argmax(missing)))
+    is_missing_row = missing_in(y)
+    if is_missing_row.any():
+        raise missing_target_error(block, int(np.argmax(is_missing_row)))
     return y
 
 
@@ -167,14 +171,14 @@ def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
     except ValueError:
         rows = block.y.reshape(len(block.y), -1).tolist()
         cells = ((row, cell) for row, cells in enumerate(rows) for cell in cells)
-        row, wrong = next((r, t) for r, t in cells if not is_number(t) or is_missing(t))
-    if is_missing(wrong):
+        row, text = next((r, t) for r, t in cells if not is_number(t) or is_missing(t))
+    if is_missing(text):
         raise missing_target_error(block, row)
-    notation = other_notation(wrong)
+    notation = other_notation(text)
     if notation is not None:
-        raise other_notation_error(block, row, wrong, notation)
+        raise other_notation_error(block, row, text, notation)
     raise DataError(
-        f"the target of {block.cell_location(row)} is {wrong[:MAX_SHOWN]!r}, not a number",
+        f"the target of {block.cell_location(row)} is {text[:MAX_SHOWN]!r}, not a number",
         f"correct it, or pass {mention('targets', 'classes')} if all targets are labels",
     )
 
@@ -193,9 +197,9 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
         texts = np.array([str(moment) for moment in y])  # as in the classes of a classifier
         _check_label_length(block, int(np.char.str_len(texts).max(initial=0)))
         return texts
-    missing = np.char.str_len(y) == 0 if kind == "U" else missing_in(y)
-    if missing.any():
-        raise missing_target_error(block, int(np.argmax(missing)))
+    is_missing_row = np.char.str_len(y) == 0 if kind == "U" else missing_in(y)
+    if is_missing_row.any():
+        raise missing_target_error(block, int(np.argmax(is_missing_row)))
     if kind == "f":
         with np.errstate(invalid="ignore", over="ignore"):
             integers = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < MAX_INTEGER_LABEL)

@@ -22,32 +22,30 @@ from streamkern.ingest.tables.missing import MissingMarkers, missing_in
 
 
 class Reader:
-    """An input for `ingest` and prediction.
+    """An input for `ingest` and prediction, which yields blocks of consecutive rows.
 
-    n_rows : None if it is known only after the last row was read
-    n_dropped : number of rows without a target that were left out so far
+    Attributes
+    ----------
     sparse_shape : number of features, and length when packed, of sparse rows; None for dense rows
     width : length of the rows if they are packed sparse rows, see `pack`
     natural_dtype : dtype of all of X; None if it is unknown before X is read
     as_text : whether numbers are read from text, and may be stored in a narrower dtype
     targets_as_text : whether all targets are text, as in a CSV
+    can_be_table : whether the input can also be opened with `as_table`; its columns have names then
+    has_types : whether columns have types, so that text is never a number
     identity : JSON that identifies the data, so that an interrupted ingest is not resumed with
         other data
-    columns, target_columns, weight_column : names of the columns of X, y and w as returned; None
-        if they have none
-    files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
-        in memory
+    encoder : JSON of the encoder of an encoded table, whose features have the names in `columns`
+    columns : names of the columns of X as returned; None if they have none
+    target_columns : names of the columns of y; None if they have none
+    weight_column : name of the column of w; None if it has none
     file_form : form of the files as in `StoreSpec`; None if the format is self-describing
-    positions : positions of targets and weights in a file without names, and its width; JSON
-    encoder : JSON, of a table that was encoded; its features have the names in `columns`
-    has_cells : whether the input can also be opened with `cells`: a table whose columns have names
-    typed : whether columns have types, so that text is never a number
     """
 
     sparse_shape: tuple[int, int] | None = None
     width: int | None = None
     natural_dtype: np.dtype[Any] | None = None
-    as_text = targets_as_text = has_cells = typed = False
+    as_text = targets_as_text = can_be_table = has_types = False
     identity: Any = None
     encoder: Any = None
     columns: tuple[str, ...] | None = None
@@ -58,18 +56,22 @@ class Reader:
 
     @property
     def n_rows(self) -> int | None:
+        """Number of rows; None if it is known only after the last row was read."""
         return self._n_rows
 
     @property
     def n_dropped(self) -> int:
+        """Number of rows without a target that were left out so far."""
         return 0
 
     @property
     def files(self) -> FileRowCounts:
+        """Name of each file, without secrets, and its number of rows; empty for data in memory."""
         return ()
 
     @property
     def positions(self) -> dict[str, Any] | None:
+        """Positions of targets and weights in a file without names, and its width, as JSON."""
         return None
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -84,7 +86,7 @@ class Reader:
 
 
 class WrappingReader(Reader):
-    """A reader of the rows of another one, which it describes as that one does."""
+    """A reader of the rows of another reader, whose description it copies."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -105,8 +107,9 @@ class WrappingReader(Reader):
 
 
 _DESCRIPTION: Final = (
-    "natural_dtype", "as_text", "targets_as_text", "typed", "identity", "encoder", "has_cells",
-    "file_form", "sparse_shape", "width", "columns", "target_columns", "weight_column",
+    "natural_dtype", "as_text", "targets_as_text", "has_types", "identity", "encoder",
+    "can_be_table", "file_form", "sparse_shape", "width", "columns", "target_columns",
+    "weight_column",
 )  # fmt: skip
 """Attributes of a reader that describe its rows."""
 
@@ -142,13 +145,13 @@ class ManyReader(WrappingReader):
         dtypes = [reader.natural_dtype for reader in readers]
         numeric = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
         self.natural_dtype = np.result_type(*numeric) if len(numeric) == len(dtypes) else None
-        for name in ("as_text", "targets_as_text", "has_cells", "typed"):
+        for name in ("as_text", "targets_as_text", "can_be_table", "has_types"):
             setattr(self, name, all(getattr(reader, name) for reader in readers))
         self.identity = [reader.identity for reader in readers]
         shapes = [reader.sparse_shape or (0, 0) for reader in readers]
         if self.sparse_shape is not None:
-            alike = len({d for d, _ in shapes}) == 1
-            self.sparse_shape = max(shapes, key=lambda shape: shape[1]) if alike else None
+            same_width = len({d for d, _ in shapes}) == 1
+            self.sparse_shape = max(shapes, key=lambda shape: shape[1]) if same_width else None
         if any(reader.encoder != self.encoder for reader in readers):
             raise DataError(
                 f"{some([name for name, _ in self.files])} were encoded in different ways",
@@ -173,10 +176,10 @@ class ManyReader(WrappingReader):
                 row += reader.n_rows
                 continue
             for block in reader.blocks(0, block_bytes):  # rows can be counted only by reading them
-                skip = max(start - row, 0)
+                n_read_before = max(start - row, 0)
                 row += len(block.X)
-                if skip < len(block.X) or block.dropped:
-                    yield block.part(skip)
+                if n_read_before < len(block.X) or block.n_dropped:
+                    yield block.part(n_read_before)
 
     def pack(self, width: int) -> None:
         super().pack(width)
@@ -186,38 +189,39 @@ class ManyReader(WrappingReader):
         self.as_text = self.reader.as_text
 
 
-def rows_with_targets(block: RawBlock, marks: MissingMarkers | None) -> RawBlock:
+def rows_with_targets(block: RawBlock, markers: MissingMarkers | None) -> RawBlock:
     """Return the block without the rows that lack a target."""
     missing = missing_in(block.y)
-    if marks is not None:
-        missing |= marks.mask_of_array(block.y).reshape(len(missing), -1).any(axis=1)
+    if markers is not None:
+        missing |= markers.mask_of_array(block.y).reshape(len(missing), -1).any(axis=1)
     return block.without(missing)
 
 
 class TargetedRows(WrappingReader):
     """The rows of a reader that have a target; row numbers count these rows only.
 
-    marks : markers of missing targets
+    markers : markers of missing targets
     """
 
     n_rows, n_dropped = None, 0
 
-    def __init__(self, reader: Reader, marks: MissingMarkers | None) -> None:
+    def __init__(self, reader: Reader, markers: MissingMarkers | None) -> None:
         super().__init__(reader)
-        self._marks = marks
+        self._markers = markers
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        """Yield blocks from kept row `start` on; the rows before it are read again."""
+        """Yield blocks from row `start` on, of those with a target; earlier rows are read again."""
         self.n_dropped = 0
         row, is_first = 0, False
         for block in self.reader.blocks(0, block_bytes):
             is_first = is_first or block.start == 0
-            block = rows_with_targets(block, self._marks)
-            self.n_dropped += block.dropped
-            skip = max(start - row, 0)
+            block = rows_with_targets(block, self._markers)
+            self.n_dropped += block.n_dropped
+            n_read_before = max(start - row, 0)
             row += len(block.X)
-            if skip < len(block.X):
-                yield _as_first_block(block) if is_first and not skip else block.part(skip)
+            if n_read_before < len(block.X):
+                starts_file = is_first and not n_read_before
+                yield _as_first_block(block) if starts_file else block.part(n_read_before)
                 is_first = False
 
 
@@ -232,46 +236,49 @@ def _as_first_block(block: RawBlock) -> RawBlock:
 class EncodedReader(WrappingReader):
     """Rows of a reader whose blocks have Arrow tables as X, encoded by an encoder.
 
-    fitted : given if these are the rows that the encoder was fitted on
+    fitted_encoder : given if these are the rows that the encoder was fitted on
     """
 
     def __init__(
-        self, reader: Reader, encoder: Encoder, fitted: FittedEncoder | None = None
+        self, reader: Reader, encoder: Encoder, fitted_encoder: FittedEncoder | None = None
     ) -> None:
         super().__init__(reader)
-        self._encoder, self._fitted = encoder, fitted
-        self.as_text = self.has_cells = False
+        self._encoder, self._fitted_encoder = encoder, fitted_encoder
+        self.as_text = self.can_be_table = False
         self.natural_dtype = np.dtype(np.float32)
         self.encoder, self.columns = encoder.json(), encoder.features
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
-        blocks, unknown = self.reader.blocks(start, block_bytes), UnknownWords(self._encoder)
-        # Features may take far more bytes than the cells they are made of.
-        parts = (k.part(first, first + step) for k in blocks for first in range(0, len(k.X), step))
-        for block in parts:
-            if self._fitted is None:
-                X = self._encoder.encode(block.X, block.location, block.row_numbers)
-                unknown.add(block.X)
-            else:
-                X = self._fitted.encode(block.X, block.location, block.row_numbers, row)
-            row += len(X)
-            yield block._replace(X=X, columns=self.columns)
+        row, unknown = start, UnknownWords(self._encoder)
+        # Blocks are split, because features may take far more bytes than the cells of the table:
+        # each takes 8 bytes as float64 and then 4 as float32.
+        step = max(1, block_bytes // (12 * len(self._encoder.features)))
+        for block in self.reader.blocks(start, block_bytes):
+            for offset in range(0, len(block.X), step):
+                part = block.part(offset, offset + step)
+                if self._fitted_encoder is None:
+                    X = self._encoder.encode(part.X, part.location, part.row_numbers)
+                    unknown.add(part.X)
+                else:
+                    X = self._fitted_encoder.encode(part.X, part.location, part.row_numbers, row)
+                row += len(X)
+                yield part._replace(X=X, columns=self.columns)
         unknown.warn_if_many(some([name for name, _ in self.files]) if self.files else "the input")
 
 
 def encoded_reader(
-    open_cells: Callable[..., Reader], encoder: Encoder, dropped: Sequence[str] = ()
+    open_table: Callable[..., Reader], encoder: Encoder, unused_columns: Sequence[str] = ()
 ) -> EncodedReader:
     """Return a reader of a table by an existing encoder.
 
-    dropped : columns that are left out, if they exist, besides those that the encoder drops
-    open_cells : opens the table, given `columns`, `dropped`, `cells` and `marks` of `ReadRequest`
+    open_table : opens the table, given fields of `ReadRequest` as keyword arguments
+    unused_columns : columns that are left out, if they exist, besides those that the encoder drops
     """
-    reader = open_cells(
+    reader = open_table(
         columns=encoder.columns,
-        dropped=(*encoder.dropped, *dropped),
-        cells=encoder.missing,
-        marks=MissingMarkers(text for text in encoder.missing if text not in MISSING),
+        dropped_columns=(*encoder.dropped, *unused_columns),
+        as_table=True,
+        missing_texts=encoder.missing,
+        markers=MissingMarkers(text for text in encoder.missing if text not in MISSING),
     )
     return EncodedReader(reader, encoder)

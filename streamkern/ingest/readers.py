@@ -38,7 +38,7 @@ from streamkern.ingest.hub_datasets import is_hub_dataset
 from streamkern.ingest.input_files import FileOpener, Url, data_ending, explained_damage, is_path
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
-from streamkern.ingest.svmlight_files import open_svmlight, read_alike
+from streamkern.ingest.svmlight_files import number_features_alike, open_svmlight
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
 from streamkern.store.sparse_rows import sparse_features, stays_sparse
@@ -48,9 +48,9 @@ def open_reader(
     inputs: Any, y: Any, files: ExitStack, *, x: Any = None, sample_weight: Any = None,
     targets: bool = True, columns: Sequence[str] | None = None,
     input_options: Mapping[str, Any] | None = None, missing: str = "error", external: bool = False,
-    foreign: bool = False, dropped: Sequence[str] = (), cells: Sequence[str] | None = None,
-    form: FileForm | None = None, marks: MissingMarkers | None = None, drop_missing: bool = False,
-    memory: int = 1 << 30,
+    foreign: bool = False, dropped_columns: Sequence[str] = (), as_table: bool = False,
+    missing_texts: Sequence[str] = (), form: FileForm | None = None,
+    markers: MissingMarkers | None = None, drop_missing: bool = False, memory: int = 1 << 30,
 ) -> Reader:  # fmt: skip
     """Return a reader for `inputs`: paths or URLs, arrays, or an iterable of blocks.
 
@@ -58,7 +58,7 @@ def open_reader(
 
     Parameters
     ----------
-    x, y, sample_weight
+    y, x, sample_weight, input_options, missing
         As in `ingest`.
     targets : bool
         False reads features alone: the y of blocks is (k, 0), and columns of a table that `y` and
@@ -70,8 +70,8 @@ def open_reader(
         Whether links of HDF5 to other files are followed.
     foreign : bool
         Whether a Zarr group of streamkern is read as if another program had written it.
-    dropped, cells, marks, drop_missing
-        As in `ReadRequest`; the first three for tables.
+    dropped_columns, as_table, missing_texts, markers, drop_missing
+        As in `ReadRequest`; all but the last for tables only.
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     memory : int
@@ -81,29 +81,30 @@ def open_reader(
     feature_names = None if columns is None else tuple(columns)
     drop_missing = drop_missing and targets
     request = ReadRequest(
-        x, y, sample_weight, targets, feature_names, tuple(dropped), cells, marks, drop_missing
-    )
+        x, y, sample_weight, targets, feature_names, tuple(dropped_columns), as_table,
+        missing_texts, markers, drop_missing,
+    )  # fmt: skip
     reader = _reader(inputs, request, opener)
-    _pack_sparse(reader, opener.form.recorded)
-    return TargetedRows(reader, marks) if drop_missing else reader
+    _pack_sparse(reader, opener.form.earlier_record)
+    return TargetedRows(reader, markers) if drop_missing else reader
 
 
-def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
+def _pack_sparse(reader: Reader, earlier_record: Mapping[str, Any] | None) -> None:
     """Keep sparse rows packed if earlier rows are, or else if they are long; others become dense.
 
-    recorded : the form of earlier files of the same data, if there are some
+    earlier_record : the form of earlier files of the same data, if there are some
     """
     if reader.sparse_shape is None:
         return
     n_features, longest = reader.sparse_shape
-    recorded_features = sparse_features(recorded)
-    if recorded_features is None:
-        if recorded is None and stays_sparse(n_features, longest):
+    n_earlier_features = sparse_features(earlier_record)
+    if n_earlier_features is None:
+        if earlier_record is None and stays_sparse(n_features, longest):
             reader.pack(longest)
-    elif recorded_features != n_features:
+    elif n_earlier_features != n_features:
         raise DataError(
             f"the rows have {n_features:,} features, but the rows before have "
-            f"{recorded_features:,}",
+            f"{n_earlier_features:,}",
             "give rows with the same features",
         )
     else:
@@ -124,11 +125,11 @@ def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
         return _open_group(inputs, request, opener)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
         memory = open_memory(inputs, request)
-        memory.file_form = RecordedArrays.from_form(opener.form.recorded).added(None)
+        memory.file_form = RecordedArrays.from_form(opener.form.earlier_record).add_to_record(None)
         return memory
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
         readers = list(_file_readers(inputs, request, opener))
-        read_alike(readers, request.x)
+        number_features_alike(readers, request.x)
         return ManyReader(readers)
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if request.y is not None or request.w is not None:
@@ -155,30 +156,30 @@ def _file_readers(
         y, w = expand_paths(y, opener.options), expand_paths(w, opener.options)
     targets = _one_for_each_file(y, len(urls), has_separate_targets, "y")
     weights = _one_for_each_file(w, len(urls), has_separate_targets, "sample weights")
-    first: FileReader | None = None
+    first_reader: FileReader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
         file_request = request._replace(y=y, w=w)
-        if first is not None and first.columns is not None:
-            file_request = file_request._replace(columns=first.columns)
+        if first_reader is not None and first_reader.columns is not None:
+            file_request = file_request._replace(columns=first_reader.columns)
             if kind in TABLES:
-                file_request = _by_name(file_request, first)
-        elif first is not None and kind == "csv":
-            recorded = {"format": "csv", **(opener.form.recorded or {})}
-            recorded["positions"] = first.reader.positions or {}
+                file_request = _request_by_name(file_request, first_reader)
+        elif first_reader is not None and kind == "csv":
+            record = {"format": "csv", **(opener.form.earlier_record or {})}
+            record["positions"] = first_reader.reader.positions or {}
             opener = copy(opener)
-            opener.form = opener.form._replace(recorded=recorded)
+            opener.form = opener.form._replace(earlier_record=record)
         reader = _file_reader(url, file_request, opener)
-        first = first or reader
-        if (reader.columns is None) != (first.columns is None):
+        first_reader = first_reader or reader
+        if (reader.columns is None) != (first_reader.columns is None):
             raise DataError(
-                f"one of {first.files[0][0]} and {reader.files[0][0]} has a header, the other "
-                "has none",
+                f"one of {first_reader.files[0][0]} and {reader.files[0][0]} has a header, the "
+                "other has none",
                 "give all files a header, or give none a header",
             )
         yield reader
 
 
-def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
+def _request_by_name(request: ReadRequest, first_reader: Reader) -> ReadRequest:
     """Return the request with the columns of the first file by name; positions may differ."""
     if isinstance(request.w, int):
         raise ConfigError(
@@ -186,8 +187,8 @@ def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
             "each file",
             "give the name of the column",
         )
-    x = None if request.x is None else first.columns
-    return request._replace(x=x, y=first.target_columns if request.targets else request.y)
+    x = None if request.x is None else first_reader.columns
+    return request._replace(x=x, y=first_reader.target_columns if request.targets else request.y)
 
 
 def _one_for_each_file(values: Any, n_files: int, is_separate: bool, noun: str) -> list[Any]:
@@ -209,12 +210,12 @@ def _open_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> 
     root = getattr(group.store, "root", None)
     if root is not None:
         return _file_reader(os.path.join(root, group.path), request, opener)
-    recorded_arrays = RecordedArrays.from_form(opener.form.recorded)
-    request = recorded_arrays.filled(request, partial(has_array, group))
-    X, *others = arrays_of_group(group, request, opener)
-    y, w = (*others, None, None)[:2]
+    names = RecordedArrays.from_form(opener.form.earlier_record)
+    request = names.apply_to(request, partial(has_array, group))
+    X, *targets_and_weights = arrays_of_group(group, request, opener)
+    y, w = (*targets_and_weights, None, None)[:2]
     reader = open_memory(X, request._replace(y=y, w=w))
-    reader.file_form = RecordedArrays.from_request(request).added(None)
+    reader.file_form = RecordedArrays.from_request(request).add_to_record(None)
     return reader
 
 
@@ -222,9 +223,9 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
     """Return whether targets are columns of the inputs, besides the features."""
     if is_frame(inputs) or is_hub_dataset(inputs):
         return True
-    first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+    path = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:
-        return is_path(first) and FileOpener({}, files, form=form).kind(first) in TABLES
+        return is_path(path) and FileOpener({}, files, form=form).kind(path) in TABLES
 
 
 def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
@@ -237,10 +238,10 @@ def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
         )
 
 
-def column_there(
+def existing_column(
     name: str | None, inputs: Any, form: FileForm, input_options: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Return the name of a column if a table with named columns has it; otherwise None."""
+    """Return `name` if the inputs are a table with a column of this name; otherwise None."""
     if name is None or not is_table(inputs, form):
         return None
     with ExitStack() as files:
@@ -254,18 +255,19 @@ def column_there(
 
 
 def _file_reader(url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
+    """Return the reader of a file; if that fails, DataError may say that its format is another."""
     with explained_damage(url):
         kind = opener.kind(url)
     try:
         with explained_damage(url):  # the header may be damaged
-            return _reader_of(kind, url, request, opener)
+            return _reader_of_format(kind, url, request, opener)
     except DataError as error:
-        if (error_text := opener.misnamed(url, kind)) is None:
+        if (error_text := opener.wrong_format_text(url, kind)) is None:
             raise
         raise DataError(error_text) from error
 
 
-def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
+def _reader_of_format(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
     """Return the reader of a file of this format, with the form for later files."""
     if holds_one_array(url, kind, opener):
         return FileReader(open_single_array(kind, url, request, opener), url)
@@ -275,11 +277,11 @@ def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) ->
         )
     open_file = _READERS[kind]
     form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, data_ending(url))
-    arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, opener) is None)
-    if arrays:
-        recorded_arrays = RecordedArrays.from_form(opener.form.recorded)
-        request = recorded_arrays.filled(request, partial(_has_array, open_file, url, opener))
-        form = RecordedArrays.from_request(request).added(form)
+    has_named_arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, opener) is None)
+    if has_named_arrays:
+        names = RecordedArrays.from_form(opener.form.earlier_record)
+        request = names.apply_to(request, partial(_has_array, open_file, url, opener))
+        form = RecordedArrays.from_request(request).add_to_record(form)
     reader = open_file(url, request, opener)
     if reader.positions is not None:
         form = {**(form or {"format": kind}), "positions": reader.positions}

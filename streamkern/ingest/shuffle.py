@@ -41,15 +41,19 @@ def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
     return np.asarray(pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1])
 
 
-class FullRows(NamedTuple):
-    """X (k, *row_shape), and the keys, targets, weights and row numbers as records `rest` (k,)."""
+class SpoolRows(NamedTuple):
+    """Rows as the spool holds them.
+
+    X : (k, *row_shape)
+    records : (k,) records of the key, the targets, and, if there are any, weight and row number
+    """
 
     X: NDArray[Any]
     records: NDArray[Any]
 
-    def part(self, start: int, stop: int) -> FullRows:
+    def part(self, start: int, stop: int) -> SpoolRows:
         """Return rows `start` to `stop`."""
-        return FullRows(self.X[start:stop], self.records[start:stop])
+        return SpoolRows(self.X[start:stop], self.records[start:stop])
 
 
 class Spool:
@@ -80,28 +84,30 @@ class Spool:
         identity: str, expected_rows: int | None = None, weighted: bool = False,
     ) -> None:  # fmt: skip
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
-        extra: list[Any] = [("w", WEIGHT_DTYPE)] if weighted else []
+        fields: list[Any] = [("key", np.uint64), ("y", y_dtype, y_shape)]
+        if weighted:
+            fields.append(("w", WEIGHT_DTYPE))
         if seed is not None:  # otherwise the key is the row number
-            extra.append(("row", np.uint64))
-        self._record_dtype = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
+            fields.append(("row", np.uint64))
+        self._record_dtype = np.dtype(fields)
         self._x_bytes = int(np.prod(row_shape)) * x_dtype.itemsize
         bytes_each = self._x_bytes + self._record_dtype.itemsize + _SORT_BYTES_PER_ROW
         self._capacity = max(1, limit_bytes // bytes_each)
-        self._scratch, self._seed, self._expected = scratch, seed, expected_rows
-        self._loaded: tuple[str, FullRows, NDArray[np.int64]] | None = None
+        self._scratch, self._seed, self._expected_rows = scratch, seed, expected_rows
+        self._loaded_bucket: tuple[str, SpoolRows, NDArray[np.int64]] | None = None
         self._bucket_rows: dict[str, int] = {}  # number of rows of each bucket, by its name
-        self._in_memory: FullRows | None = None
-        self._buffer: FullRows | None = None
+        self._in_memory: SpoolRows | None = None
+        self._buffer: SpoolRows | None = None
         self._gather_buffer: NDArray[Any] | None = None
         self._bits = 0
         self.n_rows = 0
-        self.sealed = False
+        self.is_sealed = False
         self.notes: Any = None  # the caller's own state at the last `save`
         self.unsaved_bytes = 0
         saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._record_dtype.descr}")
         if saved is not None:
             self._bucket_rows, self.n_rows = saved["leaves"], saved["n_rows"]
-            self._bits, self.sealed, self.notes = saved["bits"], saved["sealed"], saved["notes"]
+            self._bits, self.is_sealed, self.notes = saved["bits"], saved["sealed"], saved["notes"]
             if seed is None:  # its buckets are ranges of rows, which do not change
                 self._capacity = saved["capacity"]
         elif expected_rows is None or expected_rows <= self._capacity:
@@ -110,7 +116,7 @@ class Spool:
             self._spill()
 
     @property
-    def spilled(self) -> bool:
+    def is_spilled(self) -> bool:
         """True if the rows are in scratch files; only then can the work be resumed."""
         return self._in_memory is None
 
@@ -136,25 +142,26 @@ class Spool:
             self._in_memory.records[start : start + k] = records
         else:
             self._spill()
-            self._distribute(FullRows(X, records), "", self._bits)
+            self._distribute(SpoolRows(X, records), "", self._bits)
         self.n_rows += k
 
-    def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
+    def save(self, notes: Any, *, is_sealed: bool = False, wait: bool = False) -> None:
         """Save the scratch data against a crash, with the caller's JSON `notes`.
 
-        wait : whether to return only once it is on the disk
+        is_sealed : whether the input has ended
+        wait : whether to return only once the data are on the disk
         """
-        self.notes, self.sealed, self.unsaved_bytes = notes, sealed, 0
-        if self.spilled:
+        self.notes, self.is_sealed, self.unsaved_bytes = notes, is_sealed, 0
+        if self.is_spilled:
             state = {
                 "n_rows": self.n_rows, "bits": self._bits, "capacity": self._capacity,
-                "leaves": self._bucket_rows, "sealed": sealed, "notes": notes,
+                "leaves": self._bucket_rows, "sealed": is_sealed, "notes": notes,
             }  # fmt: skip
             self._scratch.save(state, wait=wait)
 
     def seal(self, notes: Any) -> None:
         """End the input: split buckets that are too large to load, so that `rows` can be called."""
-        self.save(notes, sealed=True)
+        self.save(notes, is_sealed=True)
         if self._seed is None:
             return
         while large := [name for name, n in self._bucket_rows.items() if n > self._capacity]:
@@ -166,42 +173,43 @@ class Spool:
 
         Loads a bucket at a time.
         """
-        number = "key" if self._seed is None else "row"
-        names = ("y", number, *(("w",) if self.weighted else ()))
+        row_field = "key" if self._seed is None else "row"
+        names = ("y", row_field, *(("w",) if self.weighted else ()))
         parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
-        first = 0
-        buckets = self._bucket_rows if self.spilled else {"": self.n_rows}
+        bucket_start = 0
+        buckets = self._bucket_rows if self.is_spilled else {"": self.n_rows}
         for name, count in sorted(buckets.items()):
-            start_in_bucket, stop_in_bucket = max(start - first, 0), min(stop - first, count)
+            start_in_bucket = max(start - bucket_start, 0)
+            stop_in_bucket = min(stop - bucket_start, count)
             if start_in_bucket < stop_in_bucket:
-                loaded, order = self._load(name)
+                rows, order = self._load(name)
                 positions = order[start_in_bucket:stop_in_bucket]
-                arrays = [loaded.X, *(loaded.records[field] for field in names)]
+                arrays = [rows.X, *(rows.records[field] for field in names)]
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array.take(positions, axis=0))
-            first += count
+            bucket_start += count
         return tuple(k[0] if len(k) == 1 else np.concatenate(k) for k in parts)
 
     def discard(self) -> None:
         """Remove the scratch files."""
-        self._loaded = self._buffer = self._gather_buffer = None
+        self._loaded_bucket = self._buffer = self._gather_buffer = None
         self._scratch.discard()
 
     # -- buckets
 
-    def _allocate(self, n_rows: int) -> FullRows:
+    def _allocate(self, n_rows: int) -> SpoolRows:
         n_rows = max(n_rows, 1)  # pages are committed on use
         X = np.empty((n_rows, *self.row_shape), self.x_dtype)
-        return FullRows(X, np.empty(n_rows, self._record_dtype))
+        return SpoolRows(X, np.empty(n_rows, self._record_dtype))
 
     def _spill(self) -> None:
         """Switch from memory to buckets; the rows held so far are distributed first."""
         if self._bits:
             return
         self._bits = _DEFAULT_BUCKET_BITS
-        if self._expected is not None:
+        if self._expected_rows is not None:
             # Twice as many as would just fit: buckets of random size must not need a split.
-            buckets = max(2 * self._expected // self._capacity, 1)
+            buckets = max(2 * self._expected_rows // self._capacity, 1)
             self._bits = min(buckets.bit_length(), _MAX_BUCKET_BITS)
         rows_in_memory, self._in_memory = self._in_memory, None
         if rows_in_memory is not None:
@@ -210,7 +218,7 @@ class Spool:
                 rows = rows_in_memory.part(start, min(start + step, self.n_rows))
                 self._distribute(rows, "", self._bits)
 
-    def _distribute(self, rows: FullRows, prefix: str, bits: int) -> None:
+    def _distribute(self, rows: SpoolRows, prefix: str, bits: int) -> None:
         """Append rows to the buckets below `prefix`, in their order."""
         if self._seed is None:
             bucket = rows.records["key"] // np.uint64(self._capacity)
@@ -218,7 +226,7 @@ class Spool:
             shift = np.uint64(64 - len(prefix) - bits)
             bucket = rows.records["key"] >> shift & np.uint64((1 << bits) - 1)
             order = np.argsort(bucket, kind="stable")
-            bucket, rows = bucket[order], self._gathered(rows, order)
+            bucket, rows = bucket[order], self._gather(rows, order)
         numbers, starts = np.unique(bucket, return_index=True)
         bounds = pairwise([*starts.tolist(), len(bucket)])
         for bucket_number, (start, stop) in zip(numbers.tolist(), bounds, strict=True):
@@ -229,14 +237,14 @@ class Spool:
             self._bucket_rows[name] = self._bucket_rows.get(name, 0) + stop - start
         self.unsaved_bytes += rows.X.nbytes + rows.records.nbytes
 
-    def _gathered(self, rows: FullRows, order: NDArray[np.int64]) -> FullRows:
+    def _gather(self, rows: SpoolRows, order: NDArray[np.int64]) -> SpoolRows:
         """Return rows in an order, X in a buffer that is reused, because fresh pages cost more."""
         if self._gather_buffer is None or len(self._gather_buffer) < len(order):
             self._gather_buffer = None
             self._gather_buffer = np.empty((len(order), *self.row_shape), self.x_dtype)
         # Indices come from an argsort, and are valid; "raise" would gather into a copy first.
         X = rows.X.take(order, axis=0, out=self._gather_buffer[: len(order)], mode="clip")
-        return FullRows(X, rows.records.take(order))
+        return SpoolRows(X, rows.records.take(order))
 
     def _split(self, name: str) -> None:
         """Distribute the rows of a bucket to smaller ones by the next bits of their keys."""
@@ -249,12 +257,12 @@ class Spool:
         del self._bucket_rows[name]
         self._scratch.forget(f"{name}.rows")
         self._scratch.forget(f"{name}.keys")
-        self.save(self.notes, sealed=True, wait=True)
+        self.save(self.notes, is_sealed=True, wait=True)
         self._scratch.sweep()
 
-    def _load(self, name: str) -> tuple[FullRows, NDArray[np.int64]]:
+    def _load(self, name: str) -> tuple[SpoolRows, NDArray[np.int64]]:
         """Return the rows of a bucket, or all rows in memory, and the order (k,) of their keys."""
-        if self._loaded is None or self._loaded[0] != name:
+        if self._loaded_bucket is None or self._loaded_bucket[0] != name:
             if self._in_memory is not None:
                 rows = self._in_memory.part(0, self.n_rows)
             else:
@@ -264,10 +272,10 @@ class Spool:
                 rows = self._buffer.part(0, self._bucket_rows[name])
                 self._read(name, 0, rows)
             # Stable: rows with equal keys stay in source order.
-            self._loaded = name, rows, np.argsort(rows.records["key"], kind="stable")
-        return self._loaded[1], self._loaded[2]
+            self._loaded_bucket = name, rows, np.argsort(rows.records["key"], kind="stable")
+        return self._loaded_bucket[1], self._loaded_bucket[2]
 
-    def _read(self, name: str, start: int, out: FullRows) -> None:
+    def _read(self, name: str, start: int, out: SpoolRows) -> None:
         self._scratch.read(f"{name}.rows", start * self._x_bytes, out.X)
         self._scratch.read(
             f"{name}.keys", start * self._record_dtype.itemsize, out.records.view(np.uint8)

@@ -24,7 +24,7 @@ from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.reader import FileReader, Reader
-from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded_integers
 from streamkern.store.sparse_rows import MAX_GAP, longest_row, pack_rows
 
 _PIECE_BYTES = 4 << 20  # bytes of text that are parsed at a time
@@ -37,7 +37,13 @@ SVMLIGHT = "svmlight"
 class SvmlightReader(Reader):
     """Reader of an svmlight file.
 
-    first : number of the first feature in earlier files of the same data, if it is recorded
+    n_features : number of features if it is known; None for those up to the highest number
+
+    Attributes
+    ----------
+    first_number : number of the first feature in earlier files of the same data; None if unknown
+    lowest : lowest feature number in the file
+    highest : highest feature number in the file
     """
 
     as_text = True
@@ -47,18 +53,20 @@ class SvmlightReader(Reader):
     ) -> None:
         self._url, self._opener, self._location = url, opener, redact(url)
         self._targets, self._warned_of_rounding = request.targets, False
-        recorded = opener.form.recorded or {}
-        self.first: int | None = None
-        if recorded.get("format") == SVMLIGHT:
-            self.first = recorded.get("first")
-        other_rows = opener.form.recorded is not None and self.first is None
-        if self.first is not None and n_features is None:
-            n_features = recorded["n_features"]
-        self.identity = [opener.identity(url), n_features, self.first]
+        record = opener.form.earlier_record or {}
+        self.first_number: int | None = None
+        if record.get("format") == SVMLIGHT:
+            self.first_number = record.get("first")
+        # Earlier rows of another format do not tell whether these feature numbers begin at 0 or 1.
+        base_is_unknown = opener.form.earlier_record is not None and self.first_number is None
+        if self.first_number is not None and n_features is None:
+            n_features = record["n_features"]
+        self.identity = [opener.identity(url), n_features, self.first_number]
         self._scan_file()
         if self._n_rows == 0:
             raise DataError(f"{self._location} has no rows", "give a file with rows")
-        if other_rows and n_features is not None and 0 < self.lowest <= self.highest < n_features:
+        fits_both = n_features is not None and 0 < self.lowest <= self.highest < n_features
+        if base_is_unknown and fits_both:
             raise DataError(
                 f"{self._location} does not record whether feature numbers begin at 0 or 1, and "
                 "the model was not trained on svmlight files",
@@ -70,32 +78,35 @@ class SvmlightReader(Reader):
         self.count_from(0 if self.lowest == 0 else 1, n_features)
 
     def count_from(self, base: int, n_features: int | None) -> None:
-        """Number the features from 0 or 1. n_features : None for those up to the highest."""
-        if self.first is not None:
-            if self.first > self.lowest:
+        """Number the features from `base`, 0 or 1; raise DataError if earlier files differ.
+
+        n_features : number of features; None for those up to the highest
+        """
+        if self.first_number is not None:
+            if self.first_number > self.lowest:
                 raise DataError(
                     f"{self._location} has a feature 0, but in the rows before the feature numbers "
                     "begin at 1",
                     "number the features of all files in the same way, or ingest all files "
                     "together, to a new store",
                 )
-            base = self.first
+            base = self.first_number
         self._zero_based, highest = base == 0, self.highest
         width = max(1, highest + 1 - base)
         if n_features is not None and width > n_features:
-            found = f"{self._location} has the feature {highest}, counted from {base}"
-            if self.first is not None:
+            problem = f"{self._location} has the feature {highest}, counted from {base}"
+            if self.first_number is not None:
                 raise DataError(
-                    f"{found}, but the rows before have {n_features} features",
+                    f"{problem}, but the rows before have {n_features} features",
                     "ingest all files together, to a new store",
                 )
             raise DataError(
-                f"{found}, but {n_features} features were requested",
+                f"{problem}, but {n_features} features were requested",
                 f"leave {mention('x=')} out, or give the number of features in the file",
             )
         self._width = n_features or width
-        first = 1 - self._zero_based
-        self.file_form = {"format": SVMLIGHT, "first": first, "n_features": self._width}
+        first_number = 1 - self._zero_based
+        self.file_form = {"format": SVMLIGHT, "first": first_number, "n_features": self._width}
         self.sparse_shape = self._width, self._longest + self._width // MAX_GAP
 
     def pack(self, width: int) -> None:
@@ -113,18 +124,18 @@ class SvmlightReader(Reader):
             )
         step = max(1, block_bytes // row_bytes)
         check_row_bytes(row_bytes, 1, self._location, block_bytes)
-        for first, lines in self._pieces():
-            if first + len(lines) <= start:
+        for first_row, lines in self._pieces():
+            if first_row + len(lines) <= start:
                 continue
-            for offset in range(max(0, start - first), len(lines), step):
+            for offset in range(max(0, start - first_row), len(lines), step):
                 part = lines[offset : offset + step]
-                X, y = self._parsed(part, first + offset, self._width, self._zero_based)
+                X, y = self._parse(part, first_row + offset, self._width, self._zero_based)
                 self._warn_of_rounding(X, part)
                 labels = y.astype(np.int64) if self._labels_are_integers else y
                 rows = X.toarray() if self.width is None else pack_rows(X, self.width, np.float64)
                 yield RawBlock(
                     rows, labels if self._targets else np.empty((len(y), 0)),
-                    self._location, first + offset,
+                    self._location, first_row + offset,
                 )  # fmt: skip
 
     def _warn_of_queries(self) -> None:
@@ -142,14 +153,14 @@ class SvmlightReader(Reader):
             cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
             if any(map(text_is_rounded, cells)):
                 self._warned_of_rounding = True
-                warn_of_rounded(self._location)
+                warn_of_rounded_integers(self._location)
 
     def _scan_file(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
         self._n_rows, self._longest, self._labels_are_integers = 0, 1, True
         self.lowest, self.highest = int(np.iinfo(np.int64).max), -1
-        for first, lines in self._pieces():
-            X, y = self._parsed(lines, first, None, True)
+        for first_row, lines in self._pieces():
+            X, y = self._parse(lines, first_row, None, True)
             self._n_rows += len(y)
             self._longest = max(self._longest, longest_row(X.indptr, 0))
             if X.nnz:
@@ -161,27 +172,32 @@ class SvmlightReader(Reader):
 
     def _pieces(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the number of the first row and the lines of pieces of the file."""
-        first = 0
+        first_row = 0
         with self._opener.open_once(self._url) as file:
             for lines in filter(None, map(_rows, _texts(file))):
-                yield first, lines
-                first += len(lines)
+                yield first_row, lines
+                first_row += len(lines)
 
-    def _parsed(
-        self, lines: list[bytes], first: int, width: int | None, zero_based: bool
+    def _parse(
+        self, lines: list[bytes], first_row: int, width: int | None, zero_based: bool
     ) -> tuple[Any, NDArray[np.float64]]:
-        """Return the sparse rows and labels of lines; raise DataError that names a wrong line."""
+        """Return the sparse rows and labels of lines; raise DataError that names a wrong line.
+
+        first_row : number of the first row
+        width : number of features; None for those up to the highest in these lines
+        zero_based : whether features are counted from 0, not 1
+        """
         text = io.BytesIO(b"\n".join(lines))
         load = on_demand("sklearn.datasets").load_svmlight_file
         try:
             X, y = load(text, n_features=width, zero_based=zero_based, dtype=np.float64)
         except (ValueError, IndexError, OverflowError, UnicodeDecodeError) as error:
-            if len(lines) > 1:
-                middle = len(lines) // 2  # to find the line
-                self._parsed(lines[:middle], first, width, zero_based)
-                self._parsed(lines[middle:], first + middle, width, zero_based)
-            line_location = f"{self._location}, line {self._line_number(first)}"
-            raise DataError(f"{line_location}, {_line_problem(lines[0], error)}") from error
+            if len(lines) > 1:  # find the line by bisection
+                n_half = len(lines) // 2
+                self._parse(lines[:n_half], first_row, width, zero_based)
+                self._parse(lines[n_half:], first_row + n_half, width, zero_based)
+            line_name = f"{self._location}, line {self._line_number(first_row)}"
+            raise DataError(f"{line_name}, {_line_problem(lines[0], error)}") from error
         return X, y
 
     def _line_number(self, row: int) -> int:
@@ -213,10 +229,10 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
     return SvmlightReader(url, request, opener, request.x)
 
 
-def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
+def number_features_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
     """Number the features of several files alike: from 0 in all if one has a feature 0."""
     files = [(k, k.reader) for k in readers if isinstance(k.reader, SvmlightReader)]
-    if len(files) < 2 or files[0][1].first is not None:
+    if len(files) < 2 or files[0][1].first_number is not None:
         return
     base = 0 if any(file.lowest == 0 for _, file in files) else 1
     highest = max(file.highest for _, file in files)
@@ -227,16 +243,16 @@ def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
 
 def _texts(file: Any) -> Iterator[bytes]:
     """Yield pieces of the text that end before a line break, or with the file."""
-    rest = b""
+    incomplete_line = b""
     while piece := file.read(_PIECE_BYTES):
-        text, newline, rest = (rest + piece).rpartition(b"\n")
+        text, newline, incomplete_line = (incomplete_line + piece).rpartition(b"\n")
         if newline:
             yield text
-    yield rest
+    yield incomplete_line
 
 
 def _rows(text: bytes) -> list[bytes]:
-    """Return the lines that are rows, without comments and blank lines."""
+    """Return the rows: the lines without comments that are not blank."""
     lines = (line.partition(b"#")[0].strip() for line in text.split(b"\n"))
     return [line for line in lines if line]
 

@@ -60,43 +60,53 @@ class TargetConverter:
     A code is the number of labels seen before it first appeared; `sorted_class_ids` maps codes to
     the ids of the sorted class names once all rows are known.
 
+    first_block : block of the first rows, which determine the kind of the targets
+    targets : "auto", "classes" or "values", as in `ingest`
     as_text : whether all targets are text, as in a CSV
-    known : the existing classes; any other label is refused
+    known_classes : the existing classes; any other label is refused
+
+    Attributes
+    ----------
+    are_classes : whether the targets are class labels
+    shape, dtype : of the converted targets of a row
     """
 
     def __init__(
-        self, first: RawBlock, targets: str = "auto", *, as_text: bool = False,
-        known: KnownClasses | None = None,
+        self, first_block: RawBlock, targets: str = "auto", *, as_text: bool = False,
+        known_classes: KnownClasses | None = None,
     ) -> None:  # fmt: skip
         if targets not in ("auto", "classes", "values"):
             raise ConfigError(
                 f"{mention('targets', targets)} is unknown", 'use "auto", "classes" or "values"'
             )
-        y = as_native_targets(first).y
+        y = as_native_targets(first_block).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
-            raise DataError(f"y of {first.location} has shape {y.shape}", "give (n,) or (n, c)")
+            raise DataError(
+                f"y of {first_block.location} has shape {y.shape}", "give (n,) or (n, c)"
+            )
         if y.ndim == 2 and y.shape[1] == 1:  # one column may hold labels
             y = y[:, 0]
         self._auto = targets == "auto"
         self._kind: str | None = None  # `_label_kind` of the first label of all, if it is text
-        self.are_classes = targets == "classes" or (self._auto and _look_like_labels(first, y))
+        self.are_classes = targets == "classes" or (
+            self._auto and _look_like_labels(first_block, y)
+        )
         if self.are_classes and y.ndim > 1:
             raise DataError(
-                f"y of {first.location} has shape {y.shape}",
+                f"y of {first_block.location} has shape {y.shape}",
                 f"give class labels as one column, or use {mention('targets', 'values')} for a "
                 "matrix of values",
             )
-        # Shape and dtype of the targets of a row: codes, or values.
         self.shape: tuple[int, ...] = ()
         self.dtype: np.dtype[Any] = np.dtype(np.int32)
         if not self.are_classes:
             self.shape = (1 if y.ndim == 1 else y.shape[1],)
             # Integers and text may need more digits than float32 has.
-            narrow = y.dtype.kind == "f" and y.dtype.itemsize <= 4
-            self.dtype = np.dtype(np.float32 if narrow else np.float64)
+            is_narrow = y.dtype.kind == "f" and y.dtype.itemsize <= 4
+            self.dtype = np.dtype(np.float32 if is_narrow else np.float64)
         self._codes: dict[int | str, int] = {}
         self._counts = np.zeros(0, np.int64)  # rows of each code
-        self._as_text, self._known = as_text, known
+        self._as_text, self._known_classes = as_text, known_classes
         self._dtypes: set[str] = set()  # of labels that are not text
 
     @property
@@ -105,7 +115,7 @@ class TargetConverter:
         return list(self._codes)
 
     @property
-    def saved(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Labels, their numbers of rows, and the dtypes of those that are not text; JSON."""
         counts = self._counts.tolist()
         return {"labels": self.labels, "counts": counts, "dtypes": sorted(self._dtypes)}
@@ -127,7 +137,7 @@ class TargetConverter:
         return dtype.newbyteorder("=").str
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Resume from the state `saved` of an interrupted pass."""
+        """Resume from the state `state` of an interrupted pass."""
         labels = saved["labels"]
         self._codes = {label: code for code, label in enumerate(labels)}
         self._counts = np.array(saved.get("counts", [0] * len(labels)), np.int64)
@@ -168,8 +178,8 @@ class TargetConverter:
         n_classes, n_rows = len(self._counts), int(self._counts.sum())
         labels = [str(label) for label in self._codes]
         integers = all(map(is_integer, labels))
-        many = n_classes > MANY_CLASSES
-        has_small_classes = many and float(np.median(self._counts)) < MIN_CLASS_ROWS
+        are_many = n_classes > MANY_CLASSES
+        has_small_classes = are_many and float(np.median(self._counts)) < MIN_CLASS_ROWS
         look_like_names = n_classes > MAX_UNCHECKED_CLASSES and 2 * n_classes > n_rows
         have_units = not integers and n_classes > MAX_UNCHECKED_CLASSES and share_a_unit(labels)
         if has_small_classes or look_like_names or have_units:
@@ -183,7 +193,7 @@ class TargetConverter:
                 f"classes, most of them with few of the {n_rows} rows",
                 f"{remedy}, or pass {mention('targets', 'classes')} if they are classes",
             )
-        if integers and many:
+        if integers and are_many:
             warn(
                 f"the targets of {location} are whole numbers and become {n_classes} classes; pass "
                 f"{mention('targets', 'values')} if they are numbers, or "
@@ -210,8 +220,10 @@ class TargetConverter:
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
         """Return the provisional class codes (k,) of a block, and count them."""
-        if self._known is not None and block.y.dtype.kind == self._known.dtype.kind in "mM":
-            block = block._replace(y=block.y.astype(self._known.dtype))
+        # Dates and durations are compared with the known classes in their unit.
+        known = self._known_classes
+        if known is not None and block.y.dtype.kind == known.dtype.kind in "mM":
+            block = block._replace(y=block.y.astype(known.dtype))
         y = as_labels(block)
         if block.y.dtype.kind in "mM":
             self._dtypes.add(block.y.dtype.newbyteorder("=").str)
@@ -235,7 +247,7 @@ class TargetConverter:
 
     def _check_known(self, block: RawBlock, y: NDArray[Any], labels: NDArray[Any]) -> None:
         """Raise DataError for the first label that is not one of the known classes."""
-        known = self._known
+        known = self._known_classes
         if known is None or all(known.find(label) is not None for label in labels.tolist()):
             return
         row, label = next(k for k in enumerate(y.tolist()) if known.find(k[1]) is None)
@@ -278,8 +290,9 @@ class TargetConverter:
                 f"{block.start + len(block.y)}",
                 f"pass {mention('targets', 'values')} if they are numbers",
             )
-        first = next(iter(self._codes))
-        if self._auto and n > MAX_AUTO_CLASSES and (isinstance(first, int) or is_integer(first)):
+        label = next(iter(self._codes))
+        are_integers = isinstance(label, int) or is_integer(label)
+        if self._auto and n > MAX_AUTO_CLASSES and are_integers:
             raise DataError(
                 f"{block.location} has more than {MAX_AUTO_CLASSES} distinct integer targets",
                 f"pass {mention('targets', 'values')} for regression or "
@@ -295,17 +308,18 @@ def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
 
 
 def _label_kind(label: str) -> str:
+    """Return which of three kinds of text a label is, as an error shows it."""
     if is_integer(label):
         return _INTEGER_TEXT
     return _FRACTION_TEXT if is_number(label) else _WORD_TEXT
 
 
-def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
-    """Return whether "auto" reads targets that begin like this as labels; text may be numbers."""
+def _look_like_labels(first_block: RawBlock, y: NDArray[Any]) -> bool:
+    """Return whether "auto" takes the targets y of the first block for labels."""
     if y.ndim != 1:
         return False
     if y.dtype.kind == "U":
         if is_missing(str(y[0])):
-            raise missing_target_error(first, 0, labels=True)
+            raise missing_target_error(first_block, 0, labels=True)
         return _label_kind(str(y[0])) != _FRACTION_TEXT
     return y.dtype.kind in "biuO"

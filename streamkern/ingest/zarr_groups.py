@@ -21,7 +21,7 @@ from streamkern.ingest.array_reader import (
     requested_names,
     warn_of_weights,
 )
-from streamkern.ingest.columns import ReadRequest, as_list, split_columns
+from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_from_names
@@ -37,7 +37,8 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
 
     The arrays of a streamkern store are verified, and class ids become labels.
     """
-    location, options = redact(url), opener.options or None
+    location = redact(url)
+    options = opener.options or None
     state = own_state(url, opener)
     # The metadata of streamkern stores are checked, and chunks bound to their positions.
     own_store = None if state is None else open_store(url, storage_options=options)
@@ -49,21 +50,21 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     own_targets = own_store is not None and request.targets and request.y is None
     mark_name = ATTRIBUTE if state is None and not opener.foreign else None
 
-    def read(i: int, name: str) -> Any:
+    def read_array(i: int, name: str) -> Any:
         if name in own_arrays:
             return own_arrays[name]
-        return _member(group, name, url, opener, mark_name, keep_missing=request.keeps(i))
+        return _member(group, name, url, opener, mark_name, keep_missing=request.keeps_missing(i))
 
     identity: dict[str, Any] = {"kind": "zarr", "url": location, "asked": request.json()}
     if own_store is None:
-        arrays = named_arrays(partial(_get, group), read, request, location)
-        identity |= opener.reading
+        arrays = named_arrays(partial(_get, group), read_array, request, location)
+        identity |= opener.reading_options
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     else:
         names = requested_names(request, location)
         if own_targets and request.w is None and "w" in own_arrays:
             names.append("w")  # weights of streamkern stores are kept
-        arrays = [read(i, name) for i, name in enumerate(names)]
+        arrays = [read_array(i, name) for i, name in enumerate(names)]
         identity["fingerprint"] = own_store.spec.fingerprint
     aligned = int((arrays[0].shards or arrays[0].chunks or (1,))[0])
     labels = None
@@ -94,10 +95,12 @@ def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener)
         raise ConfigError(f"{redact(location)} is a store that streamkern wrote", "give its URL")
     strict_group = _group(_strict(group.store, opener), redact(location), group.path)
 
-    def read(i: int, name: str) -> Any:
-        return _member(strict_group, name, location, opener, None, keep_missing=request.keeps(i))
+    def read_array(i: int, name: str) -> Any:
+        return _member(
+            strict_group, name, location, opener, None, keep_missing=request.keeps_missing(i)
+        )
 
-    return named_arrays(partial(_get, strict_group), read, request, redact(location))
+    return named_arrays(partial(_get, strict_group), read_array, request, redact(location))
 
 
 def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
@@ -161,7 +164,7 @@ def _strict(store: Any, opener: FileOpener) -> Any:
 
 
 def own_state(url: Url, opener: FileOpener) -> Mapping[str, Any] | None:
-    """Return the attribute of a streamkern store; None for other groups and foreign places."""
+    """Return the mark of a streamkern store; None for other groups, and if `opener.foreign`."""
     if opener.foreign:
         return None
     store = StrictStore(zarr_store(url, storage_options=opener.options or None))
@@ -175,8 +178,10 @@ def own_columns(
 ) -> tuple[ReadRequest, Any, Any, list[int] | None]:
     """Return the request for a streamkern store, whose columns have the names of their table.
 
-    x and y remain in the request if they are not columns but, perhaps, arrays. Also returned are
-    the names of the columns of X and y, and the indices of these columns of X, None for all.
+    x and y remain in the request if they are not columns but, perhaps, arrays.
+
+    Returns the request, the names of the columns of X and of y (None if they have none), and the
+    indices of the columns of X to read (None for all).
     """
     names, targets = state.get("columns"), state.get("target_columns")
     if isinstance(request.y, str | list | tuple) and as_list(request.y) in (
@@ -197,7 +202,7 @@ def own_columns(
             "other store",
         )
     features = ReadRequest(x, (), targets=False, columns=request.columns)
-    columns = split_columns(names, features, location).features
+    columns = assign_columns(names, features, location).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
             f"{location} holds the features of an encoded table, which can only be used together",
@@ -225,7 +230,10 @@ def _member(
     group: Any, name: str, url: Url, opener: FileOpener, mark_name: str | None, *,
     keep_missing: bool,
 ) -> Any:  # fmt: skip
-    """Return an array of a foreign group. mark_name : the attribute of streamkern stores."""
+    """Return an array of a foreign group.
+
+    mark_name : the attribute of streamkern stores, whose loss is an error; None to allow any
+    """
     location = redact(url)
     member = _get(group, name)
     if member is not None and mark_name is not None and member.attrs.get(mark_name) == STORE:
@@ -248,6 +256,7 @@ def _get(group: Any, name: str) -> Any:
 
 
 def _part(group: Any, path: str, location: str) -> Any:
+    """Return an array in a group that represents one array, such as a sparse matrix."""
     member = _get(group, path)
     if not isinstance(member, zarr.Array):
         raise DataError(f"{location} has no array {path!r}", "write the group again")

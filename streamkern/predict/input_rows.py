@@ -19,12 +19,12 @@ from streamkern.ingest.array_files import holds_one_array
 from streamkern.ingest.array_reader import requested_names
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.conform import FeatureConverter, RawBlock
-from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
+from streamkern.ingest.formats import DEFAULT_FORM, TABLES, FileForm
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import Reader, encoded_reader
-from streamkern.ingest.readers import column_there, open_reader
+from streamkern.ingest.readers import existing_column, open_reader
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
@@ -147,7 +147,7 @@ def open_rows(
     inputs: Sequence[str], files: ExitStack, like: Any, *, targets: bool, x: Any = None,
     y: Any = None, sample_weight: Any = None, input_options: Mapping[str, Any] | None = None,
     missing: str = "error", external: bool = False, foreign: bool = False,
-    with_input: bool = False, form: FileForm = NO_OPTIONS, drop_missing_targets: bool = False,
+    with_input: bool = False, form: FileForm = DEFAULT_FORM, drop_missing_targets: bool = False,
 ) -> BaseSource | FileRows:  # fmt: skip
     """Open the rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -173,7 +173,7 @@ def open_rows(
     urls = expand_paths(inputs, input_options)
     inputs = urls if isinstance(urls, list) else [urls]
     arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
-    form = form._replace(recorded=arrays.added(like.file_form) or {})
+    form = form._replace(earlier_record=arrays.add_to_record(like.file_form) or {})
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
     # Opened before rows are read, so that later changes are detected.
     original = OriginalColumns(inputs, opener) if with_input else None
@@ -194,7 +194,7 @@ def open_rows(
     if y is None and are_tables:
         y = like.target_columns
     if targets and sample_weight is None and weight_column not in (expected_columns or ()):
-        sample_weight = column_there(weight_column, inputs, opener.form, input_options)
+        sample_weight = existing_column(weight_column, inputs, opener.form, input_options)
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
@@ -206,7 +206,7 @@ def open_rows(
         reader: Reader = encoded_reader(opened, encoder, unused)
     else:
         dropped = unused if like.columns and are_tables else ()
-        reader = opened(columns=like.columns, dropped=dropped)
+        reader = opened(columns=like.columns, dropped_columns=dropped)
     if "csv" in kinds and x is None:
         _check_header(reader, like.columns)
     rows = FileRows(reader, like, targets=targets)
@@ -249,7 +249,7 @@ def _open_store(
         request, chosen = ReadRequest(targets=request.targets), None if order is None else columns
     else:
         group = foreign_group(url, options or None, any_mark=opener.foreign)
-        request = arrays.filled(request, partial(has_array, group))
+        request = arrays.apply_to(request, partial(has_array, group))
     x, y, *w = requested_names(request._replace(targets=True), redact(url))
     source = ZarrSource(
         url, x=x, y=y if request.targets else None, w=w[0] if w and request.targets else None,

@@ -15,14 +15,14 @@ import pandas as pd
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.ingest.conform import FeatureConverter
+from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.received import received_for_store
 from streamkern.ingest.tables.columns import Date, Number, OneHot
 from streamkern.ingest.targets import TargetConverter
 
-EXACT, SAID, REFUSED = "exact", "converted, and said", "refused, with the remedy"
-GOOD = (EXACT, SAID, REFUSED)
+EXACT, WARNED, REFUSED = "exact", "converted, and said", "refused, with the remedy"
+GOOD = (EXACT, WARNED, REFUSED)
 TEXTS = {
     "integers": ["1", "2", "3", "4", "5", "6"],
     "fractions": ["1.5", "2.5", "3.5", "4.5", "5.5", "6.5"],
@@ -45,15 +45,16 @@ TEXTS = {
 }
 
 
-def outcome(read: Callable[[], Any], expected: Sequence[Any]) -> str:
-    """Return one of `GOOD`, or what is wrong.
+def classify(read: Callable[[], Any], expected: Sequence[Any]) -> str:
+    """Return one of `GOOD`, or a text that says what is wrong.
 
-    read : gives what was read, one entry for each row. expected : what was written; None is missing
+    read : returns the cells that were read, one for each row
+    expected : the cells that were written; None for a missing one
     """
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
-            found = list(read())
+            actual = list(read())
         except StreamkernError as error:
             text = str(error)
             has_remedy = "\n" not in text and max(map(len, text.split(";")[1:]), default=0) > 8
@@ -67,22 +68,22 @@ def outcome(read: Callable[[], Any], expected: Sequence[Any]) -> str:
     ours = [str(k.message) for k in message if issubclass(k.category, UserWarning)]
     if any(not issubclass(k.category, UserWarning) for k in message):
         return f"warned of something else: {[str(k.message) for k in message]}"
-    if len(found) == len(expected) and all(map(same, found, expected)):
+    if len(actual) == len(expected) and all(map(is_same_cell, actual, expected)):
         return EXACT
-    return SAID if ours else f"changed silently: {found[:4]} for {list(expected)[:4]}"
+    return WARNED if ours else f"changed silently: {actual[:4]} for {list(expected)[:4]}"
 
 
-def same(found: Any, expected: Any) -> bool:
+def is_same_cell(actual: Any, expected: Any) -> bool:
     """Return whether a cell was read as it was written; numbers to the digits of float32."""
-    if expected is None or found is None:
-        return expected is found
-    if isinstance(found, str) and isinstance(expected, int | float):
-        found = _label_as_number(found)
-    if isinstance(expected, str) or isinstance(found, str):
-        return str(found) == str(expected)
+    if expected is None or actual is None:
+        return expected is actual
+    if isinstance(actual, str) and isinstance(expected, int | float):
+        actual = _label_as_number(actual)
+    if isinstance(expected, str) or isinstance(actual, str):
+        return str(actual) == str(expected)
     if isinstance(expected, int) and abs(expected) >= 2**53:
-        return int(found) == expected
-    return math.isclose(found, float(expected), rel_tol=1e-6, abs_tol=1e-6)
+        return int(actual) == expected
+    return math.isclose(actual, float(expected), rel_tol=1e-6, abs_tol=1e-6)
 
 
 def _label_as_number(label: str) -> float | str:
@@ -103,17 +104,17 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **options: Any) -> 
     with ExitStack() as files:
         x, y = ("c", "t") if role == "feature" else ("f", "c" if role == "target" else "t")
         w = "c" if role == "weight" else None
-        inputs, _, y, w, _ = received_for_store(inputs, None, y, w)
+        inputs, _, y, w, _ = convert_for_store(inputs, None, y, w)
         opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **options)
         if role == "feature":
             return _feature(opened)
         blocks = list(opened().blocks(0, 1 << 20))
         if role == "weight":
             return [float(w) for block in blocks for w in block.weights()]
-        found = TargetConverter(blocks[0], targets)
-        converted = [k for block in blocks for k in found.convert(block)]
-        if found.are_classes:
-            return [found.labels[code] for code in converted]
+        actual = TargetConverter(blocks[0], targets)
+        converted = [k for block in blocks for k in actual.convert(block)]
+        if actual.are_classes:
+            return [actual.labels[code] for code in converted]
         return [float(k[0]) for k in converted]
 
 
@@ -125,17 +126,19 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
         features = FeatureConverter(blocks[0], input_dtype=reader.natural_dtype)
         return [float(row[0]) for block in blocks for row in features.convert(block)]
     except StreamkernError:
-        if not reader.has_cells:
+        if not reader.can_be_table:
             raise
-    options = EncodingOptions.checked()
+    options = EncodingOptions.from_arguments()
     coded = options.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
     X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
     (code,) = coded._encoder.codes
-    missing = X[:, -1] == 1 if code.n_missing else np.zeros(len(X), bool)
+    missing_mask = X[:, -1] == 1 if code.n_missing else np.zeros(len(X), bool)
     if isinstance(code, OneHot):
         message = X[:, : len(code.known)]
         cells = [code.known[int(np.argmax(row))] if row.any() else None for row in message]
     else:
         assert isinstance(code, Number | Date)
         cells = [float(row[0]) * code.std + code.mean for row in X]
-    return [None if gone else cell for cell, gone in zip(cells, missing, strict=True)]
+    return [
+        None if is_missing else cell for cell, is_missing in zip(cells, missing_mask, strict=True)
+    ]

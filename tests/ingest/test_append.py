@@ -47,26 +47,33 @@ def rows(n: int, seed: int, *, classes: bool = True, weighted: bool = False) -> 
     return found
 
 
-def stored(location: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
+def make_store(location: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
     """Write a store of these rows, with all three classes."""
     if parts["y"].dtype.kind == "U":
         parts["y"][:3] = NAMES[: len(parts["y"])]
-    ingest(parts["inputs"], location, **without_x(parts), chunk_mb=chunk_rows * D * 4 / 2**20)
+    ingest(
+        parts["inputs"],
+        location,
+        **arguments_besides_rows(parts),
+        chunk_mb=chunk_rows * D * 4 / 2**20,
+    )
     return location
 
 
-def old_and_new(tmp_path: Path) -> tuple[tuple[dict[str, Any], ...], Path]:
+def store_and_new_rows(tmp_path: Path) -> tuple[tuple[dict[str, Any], ...], Path]:
     """Return rows to store and rows to append, and a store of the first."""
     parts = rows(21, 0), rows(30, 1)
-    return parts, stored(tmp_path / "s", parts[0])
+    return parts, make_store(tmp_path / "s", parts[0])
 
 
-def without_x(parts: dict[str, Any]) -> dict[str, Any]:
+def arguments_besides_rows(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `ingest` without the rows."""
     return {k: v for k, v in parts.items() if k != "inputs"}
 
 
-def added(location: Path, parts: dict[str, Any], **options: Any) -> StoreSpec:
-    return append(parts["inputs"], location, **without_x(parts), **options)
+def append_rows(location: Path, parts: dict[str, Any], **options: Any) -> StoreSpec:
+    """Append rows to a store; return its spec."""
+    return append(parts["inputs"], location, **arguments_besides_rows(parts), **options)
 
 
 def check_rows(store: Store, *parts: dict[str, Any]) -> None:
@@ -137,10 +144,10 @@ def test_appended_rows_are_complete_and_traceable(
     files."""
     parts = [rows(k, i, classes=classes, weighted=weighted) for i, k in enumerate([n, *more])]
     with tempfile.TemporaryDirectory() as folder:
-        location = stored(Path(folder) / "s", parts[0], chunk_rows)
+        location = make_store(Path(folder) / "s", parts[0], chunk_rows)
         for part in parts[1:]:
             before = open_store(location).spec
-            spec = added(location, part, memory=memory)
+            spec = append_rows(location, part, memory=memory)
             assert spec.fingerprint != before.fingerprint
             assert spec.chunk_rows == before.chunk_rows
         check_rows(open_store(location), *parts)
@@ -151,8 +158,8 @@ def test_appended_rows_are_complete_and_traceable(
 
 def test_zarr_reads_appended_rows(tmp_path: Path) -> None:
     parts = rows(20, 0), rows(9, 1)
-    location = stored(tmp_path / "s", parts[0])
-    added(location, parts[1])
+    location = make_store(tmp_path / "s", parts[0])
+    append_rows(location, parts[1])
     store, group = open_store(location), zarr.open_group(location, mode="r")
     one = zarr.open_group(location, mode="r", use_consolidated=False)
     X = np.concatenate([store.read_chunk(i)[0] for i in range(store.n_chunks)])
@@ -164,11 +171,11 @@ def test_zarr_reads_appended_rows(tmp_path: Path) -> None:
 
 
 def test_appended_rows_are_shuffled_by_seed(tmp_path: Path) -> None:
-    old, new = rows(16, 0), rows(40, 1)
+    old_rows, new_rows = rows(16, 0), rows(40, 1)
     orders = []
     for seed in (0, 0, 1, None):
-        location = stored(tmp_path / f"s{len(orders)}", old)
-        added(location, new, seed=seed or 0, shuffle=seed is not None)
+        location = make_store(tmp_path / f"s{len(orders)}", old_rows)
+        append_rows(location, new_rows, seed=seed or 0, shuffle=seed is not None)
         store = open_store(location)
         orders.append(np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])[16:])
     assert np.array_equal(orders[0], orders[1])
@@ -190,7 +197,7 @@ def test_appended_tables_use_column_names_of_store(tmp_path: Path) -> None:
 
 def test_store_is_appended_with_its_weights(tmp_path: Path) -> None:
     parts = rows(20, 0, weighted=True), rows(9, 1, weighted=True)
-    location, other = stored(tmp_path / "s", parts[0]), stored(tmp_path / "o", parts[1])
+    location, other = make_store(tmp_path / "s", parts[0]), make_store(tmp_path / "o", parts[1])
     spec = append(other, location)
     assert spec.n_rows == 29
     assert spec.weight_totals is not None
@@ -204,68 +211,71 @@ def test_store_is_appended_with_its_weights(tmp_path: Path) -> None:
 def test_open_store_keeps_its_rows_after_append(tmp_path: Path) -> None:
     """Check also a store whose tables were not read before a second append."""
     parts = rows(21, 0), rows(30, 1), rows(5, 2)
-    location = stored(tmp_path / "s", parts[0])
-    old = open_store(location)
-    added(location, parts[1])
+    location = make_store(tmp_path / "s", parts[0])
+    old_store = open_store(location)
+    append_rows(location, parts[1])
     newer = open_store(location)
-    check_rows(old, parts[0])
-    old.check_unchanged()
-    added(location, parts[2])
+    check_rows(old_store, parts[0])
+    old_store.check_unchanged()
+    append_rows(location, parts[2])
     check_rows(newer, *parts[:2])
-    for store in (old, newer):
+    for store in (old_store, newer):
         store.check_unchanged()
     check_rows(open_store(location), *parts)
-    stored(tmp_path / "o", rows(21, 7))
+    make_store(tmp_path / "o", rows(21, 7))
     shutil.copy(tmp_path / "o/zarr.json", location / "zarr.json")
     with pytest.raises(DataError, match="was changed while it was in use"):
-        old.check_unchanged()
+        old_store.check_unchanged()
 
 
 def test_store_opened_during_append_is_old_or_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a reader that read the old attribute and then the new metadata of the arrays."""
-    parts, location = old_and_new(tmp_path)
+    parts, location = store_and_new_rows(tmp_path)
     read, done = zarr_json._array_documents, list[None]()
 
     def late(*arguments: Any) -> Any:
         if not done:
             done.append(None)
-            added(location, parts[1])
+            append_rows(location, parts[1])
         return read(*arguments)
 
     monkeypatch.setattr(zarr_json, "_array_documents", late)
     check_rows(open_store(location), *parts)
 
 
-def test_last_chunk_without_old_rows_is_refused(tmp_path: Path) -> None:
-    location, other = stored(tmp_path / "s", rows(21, 0)), stored(tmp_path / "o", rows(24, 1))
-    old = open_store(location)
+def test_last_chunk_without_old_store_is_refused(tmp_path: Path) -> None:
+    location, other = (
+        make_store(tmp_path / "s", rows(21, 0)),
+        make_store(tmp_path / "o", rows(24, 1)),
+    )
+    old_store = open_store(location)
     shutil.copy(other / "X/c/2/0", location / "X/c/2/0")
     with pytest.raises(StreamkernError, match="not the chunk that was written there"):
-        old.read_chunk(2)
+        old_store.read_chunk(2)
 
 
 def test_pickled_store_reopens_unchanged_or_is_refused(tmp_path: Path) -> None:
-    location = stored(tmp_path / "s", rows(20, 0))
+    location = make_store(tmp_path / "s", rows(20, 0))
     travelling = pickle.dumps(open_store(location))
     assert pickle.loads(travelling).spec.n_rows == 20
-    added(location, rows(9, 1))
+    append_rows(location, rows(9, 1))
     with pytest.raises(DataError, match=r"rows were appended .* with 20 rows, .* --continue"):
         pickle.loads(travelling)
     shutil.rmtree(location)
-    stored(location, rows(20, 5))
+    make_store(location, rows(20, 5))
     with pytest.raises(DataError, match="was changed while it was in use"):
         pickle.loads(travelling)
 
 
 def test_unread_store_after_two_appends_is_refused(tmp_path: Path) -> None:
     """Check a reader whose tables no longer exist."""
-    location = stored(tmp_path / "s", rows(21, 0))
-    old, other = open_store(location), open_store(location)
+    location = make_store(tmp_path / "s", rows(21, 0))
+    old_store, other = open_store(location), open_store(location)
     for k in range(1, 3):
-        added(location, rows(9, k))
-    for call in (partial(old.read_chunk, 0), old.verify, other.verify):
+        append_rows(location, rows(9, k))
+    for call in (partial(old_store.read_chunk, 0), old_store.verify, other.verify):
         with pytest.raises(
             DataError, match=r"rows were appended .* with 21 rows, .* open it again"
         ):
@@ -277,11 +287,11 @@ def test_training_continues_with_its_original_rows(tmp_path: Path) -> None:
     remedy."""
     parts, answers = (rows(60, 0), rows(30, 1)), []
     for name in ("s", "t"):
-        location = stored(tmp_path / name, parts[0])
+        location = make_store(tmp_path / name, parts[0])
 
         def grow(record: dict[str, Any], location: Path = location) -> None:
             if record["step"] == 3 and location.name == "t":
-                added(location, parts[1])
+                append_rows(location, parts[1])
 
         config = sk.RunConfig.from_tables(
             {
@@ -346,7 +356,7 @@ def test_every_instant_leaves_old_or_new_store(tmp_path: Path) -> None:
     assert counts["refused"] == 0
 
 
-def killed(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]) -> None:
+def kill_in(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]) -> None:
     """Make the call, which ends as soon as the appender reaches a method."""
 
     def end(*_: Any) -> None:
@@ -364,50 +374,52 @@ def test_other_rows_may_be_appended_after_a_kill(
 ) -> None:
     """Check that nothing of the interrupted rows remains, and that the other rows occur once."""
     parts = rows(21, 0), rows(30, 1), rows(17, 2)
-    location = stored(tmp_path / "s", parts[0])
-    killed(monkeypatch, name, lambda: added(location, parts[1]))
+    location = make_store(tmp_path / "s", parts[0])
+    kill_in(monkeypatch, name, lambda: append_rows(location, parts[1]))
     check_rows(open_store(location), parts[0])
-    added(location, parts[2])
+    append_rows(location, parts[2])
     check_rows(open_store(location), parts[0], parts[2])
-    added(location, parts[1])
-    added(location, parts[1])
+    append_rows(location, parts[1])
+    append_rows(location, parts[1])
     check_rows(open_store(location), parts[0], parts[2], parts[1])
 
 
 def test_chunks_written_by_killed_append_are_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, location = old_and_new(tmp_path)
-    killed(monkeypatch, "_write_crcs", lambda: added(location, parts[1]))
+    parts, location = store_and_new_rows(tmp_path)
+    kill_in(monkeypatch, "_write_crcs", lambda: append_rows(location, parts[1]))
     written = (location / "X/c/4/0").stat().st_ino
-    added(location, parts[1])
+    append_rows(location, parts[1])
     assert (location / "X/c/4/0").stat().st_ino == written
     check_rows(open_store(location), *parts)
 
 
 def test_repeated_append_completes_remaining_work(tmp_path: Path) -> None:
-    parts, location = old_and_new(tmp_path)
-    old = {name: (location / name / "zarr.json").read_bytes() for name in ("X", "y", "row")}
-    added(location, parts[1])
-    for name, text in old.items():
+    parts, location = store_and_new_rows(tmp_path)
+    old_metadata = {
+        name: (location / name / "zarr.json").read_bytes() for name in ("X", "y", "row")
+    }
+    append_rows(location, parts[1])
+    for name, text in old_metadata.items():
         (location / name / "zarr.json").write_bytes(text)
     check_rows(open_store(location), *parts)
-    assert added(location, parts[1]).n_rows == 51
+    assert append_rows(location, parts[1]).n_rows == 51
     assert zarr.open_array(location / "X", mode="r").shape == (51, D)
     complete_append(location)
 
 
 def test_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
-    parts, location = old_and_new(tmp_path)
-    assert added(location, parts[1]).n_rows == 51
-    assert added(location, parts[1]).n_rows == 51
-    assert added(location, parts[1], seed=1).n_rows == 81
+    parts, location = store_and_new_rows(tmp_path)
+    assert append_rows(location, parts[1]).n_rows == 51
+    assert append_rows(location, parts[1]).n_rows == 51
+    assert append_rows(location, parts[1], seed=1).n_rows == 81
     check_rows(open_store(location), *parts, parts[1])
 
 
 def test_iterator_that_resembles_appended_rows_is_refused(tmp_path: Path) -> None:
     """Check an iterator, of which only the beginning is known."""
-    parts, location = old_and_new(tmp_path)
+    parts, location = store_and_new_rows(tmp_path)
     blocks = [(parts[1]["inputs"], parts[1]["y"])]
     append(iter(blocks), location)
     with pytest.raises(DataError, match=r"the same first and last row.*give another seed="):
@@ -416,19 +428,19 @@ def test_iterator_that_resembles_appended_rows_is_refused(tmp_path: Path) -> Non
 
 
 def test_concurrent_append_is_refused(tmp_path: Path) -> None:
-    location = stored(tmp_path / "s", rows(21, 0))
+    location = make_store(tmp_path / "s", rows(21, 0))
     with Scratch(scratch_folder(location, ending=".append")) as other:
         other.claim()
         with pytest.raises(DataError, match="in use by another call for the same output"):
-            added(location, rows(9, 1))
+            append_rows(location, rows(9, 1))
         other.discard()
-    assert added(location, rows(9, 1)).n_rows == 30
+    assert append_rows(location, rows(9, 1)).n_rows == 30
 
 
 def test_store_replaced_during_append_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location, other = stored(tmp_path / "s", rows(21, 0)), rows(21, 5)
+    location, other = make_store(tmp_path / "s", rows(21, 0)), rows(21, 5)
     check = StoreAppender._check_unchanged
 
     def replaced(self: StoreAppender) -> None:
@@ -437,7 +449,7 @@ def test_store_replaced_during_append_is_unchanged(
 
     monkeypatch.setattr(StoreAppender, "_check_unchanged", replaced)
     with pytest.raises(DataError, match="it was replaced while they were written"):
-        added(location, rows(9, 1))
+        append_rows(location, rows(9, 1))
     check_rows(open_store(location), other)
 
 
@@ -445,9 +457,9 @@ def test_store_replaced_during_append_is_unchanged(
 
 
 def test_tables_of_old_store_are_deleted_when_unused(tmp_path: Path) -> None:
-    location = stored(tmp_path / "s", rows(21, 0))
+    location = make_store(tmp_path / "s", rows(21, 0))
     for k in range(1, 4):
-        added(location, rows(9, k))
+        append_rows(location, rows(9, k))
     names = {p.name for p in location.iterdir()}
     assert names == {"zarr.json", "X", "y", "row", "digests-2", "crc-2", "digests-3", "crc-3"}
     mark = json.loads((location / "zarr.json").read_text())["attributes"]["streamkern"]
@@ -455,21 +467,23 @@ def test_tables_of_old_store_are_deleted_when_unused(tmp_path: Path) -> None:
 
 
 def test_reader_keeps_its_rows_after_several_appends(tmp_path: Path) -> None:
-    location = stored(tmp_path / "s", rows(21, 0))
-    old = open_store(location)
-    before = [part.copy() for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
+    location = make_store(tmp_path / "s", rows(21, 0))
+    old_store = open_store(location)
+    copies = [
+        part.copy() for i in range(old_store.spec.n_chunks) for part in old_store.stored.read(i)
+    ]
     for k in range(1, 4):
-        added(location, rows(9, k))
-        now = [part for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
-        assert all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
+        append_rows(location, rows(9, k))
+        now = [part for i in range(old_store.spec.n_chunks) for part in old_store.stored.read(i)]
+        assert all(np.array_equal(a, b) for a, b in zip(now, copies, strict=True))
 
 
 def test_foreign_attributes_are_kept_by_append(tmp_path: Path) -> None:
-    location = stored(tmp_path / "s", rows(21, 0))
+    location = make_store(tmp_path / "s", rows(21, 0))
     for path in (location, location / "X"):
         node: Any = zarr.open(path, mode="r+")
         node.attrs["mine"] = 1
-    added(location, rows(9, 1))
+    append_rows(location, rows(9, 1))
     for path in (location, location / "X"):
         assert zarr.open(path, mode="r").attrs["mine"] == 1
     check_rows(open_store(location), *(rows(21, 0) | {"y": open_labels(location, 21)}, rows(9, 1)))
@@ -484,8 +498,8 @@ def open_labels(location: Path, n: int) -> Any:
 
 
 def test_appended_store_can_be_overwritten(tmp_path: Path) -> None:
-    location, new = stored(tmp_path / "s", rows(21, 0)), rows(12, 3)
-    added(location, rows(9, 1))
+    location, new = make_store(tmp_path / "s", rows(21, 0)), rows(12, 3)
+    append_rows(location, rows(9, 1))
     with pytest.raises(DataError, match=r"already holds a store.*append_store"):
         ingest(new["inputs"], location, y=new["y"])
     ingest(new["inputs"], location, y=new["y"], overwrite=True)
@@ -496,10 +510,10 @@ def test_appended_store_can_be_overwritten(tmp_path: Path) -> None:
 
 def test_repeated_ingest_does_not_resume_appended_store(tmp_path: Path) -> None:
     parts = rows(21, 0)
-    location = stored(tmp_path / "s", parts)
-    added(location, rows(9, 1))
+    location = make_store(tmp_path / "s", parts)
+    append_rows(location, rows(9, 1))
     with pytest.raises(DataError, match="already holds a store"):
-        stored(location, parts)
+        make_store(location, parts)
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -523,10 +537,10 @@ def test_incompatible_rows_are_refused_without_traces(name: str, tmp_path: Path)
     kind, text, given = REFUSED[name]
     if name == "class":
         given = given | {"y": np.array(["Lima", "Rome", "Bern"] * 3)}
-    location = stored(tmp_path / "s", rows(21, 0))
+    location = make_store(tmp_path / "s", rows(21, 0))
     before = files_of(location)
     with pytest.raises(kind, match=text):
-        added(location, given)
+        append_rows(location, given)
     assert files_of(location) == before
 
 
@@ -541,7 +555,7 @@ def test_numeric_text_is_rounded_only_without_loss(tmp_path: Path) -> None:
 
 
 def test_wider_rows_are_rounded_on_request(tmp_path: Path) -> None:
-    location, wide = stored(tmp_path / "s", rows(21, 0)), X9.astype(np.float64) + 1e-9
+    location, wide = make_store(tmp_path / "s", rows(21, 0)), X9.astype(np.float64) + 1e-9
     append(wide, location, y=NAMES[[0] * 9], dtype="float32")
     found = open_store(location).read_rows(np.arange(21, 30))[0]
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))

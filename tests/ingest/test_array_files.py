@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +15,11 @@ from zarr.storage import ZipStore
 
 import streamkern
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
-from streamkern.ingest.readers import open_reader
+from tests.ingest.read_arrays import read_arrays
 
 RNG = np.random.default_rng(3)
 MATRIX = sp.random_array((50, 8), density=0.2, format="csr", rng=RNG)
 X, Y = RNG.normal(size=(50, 3)), RNG.normal(size=50)
-
-
-def read(url: Any, y: Any = None, block_bytes: int = 1 << 20, **options: Any) -> tuple[Any, Any]:
-    with ExitStack() as files:
-        blocks = list(open_reader(url, y, files, **options).blocks(0, block_bytes))
-    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia"])
@@ -37,14 +29,14 @@ def test_scipy_archive_is_read_as_rows(tmp_path: Path, form: str) -> None:
         for matrix in (MATRIX, sp.csr_matrix(MATRIX).astype("f4"), MATRIX.astype(bool)):
             sp.save_npz(tmp_path / "X.npz", matrix.asformat(form), compressed=compressed)
             for block_bytes in (64 * 7, 1 << 20):
-                rows, targets = read(tmp_path / "X.npz", tmp_path / "y.npy", block_bytes)
+                rows, targets = read_arrays(tmp_path / "X.npz", tmp_path / "y.npy", block_bytes)
                 np.testing.assert_array_equal(rows, matrix.toarray())
                 np.testing.assert_array_equal(targets, Y)
     with pytest.raises(ConfigError, match="holds only X; give y="):
-        read(tmp_path / "X.npz")
+        read_arrays(tmp_path / "X.npz")
     if form != "csr":
         with pytest.raises(MemoryBudgetError, match="write it as CSR"):
-            read(tmp_path / "X.npz", Y, memory=100)
+            read_arrays(tmp_path / "X.npz", Y, memory=100)
 
 
 def test_damaged_scipy_archive_is_refused(tmp_path: Path) -> None:
@@ -60,7 +52,7 @@ def test_damaged_scipy_archive_is_refused(tmp_path: Path) -> None:
     }.items():
         np.savez(tmp_path / f"{name}.npz", **(full | other))
         with pytest.raises(DataError, match=rf"{name}\.npz"):
-            read(tmp_path / f"{name}.npz", Y)
+            read_arrays(tmp_path / f"{name}.npz", Y)
 
 
 @pytest.mark.parametrize("shape", [(50, 3), (50, 1), (50, 4, 5), (50, 4, 5, 2)])
@@ -77,15 +69,15 @@ def test_fortran_order_is_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
             (tmp_path / "a.npz", None),
             (tmp_path / "b.npz", None),
         ):
-            np.testing.assert_array_equal(read(url, y, block_bytes)[0], rows)
-    np.testing.assert_array_equal(read(tmp_path / "a.npz")[1], np.c_[Y, Y])
+            np.testing.assert_array_equal(read_arrays(url, y, block_bytes)[0], rows)
+    np.testing.assert_array_equal(read_arrays(tmp_path / "a.npz")[1], np.c_[Y, Y])
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_two_zarr_arrays_are_rows_and_targets(tmp_path: Path, version: int) -> None:
     for name, data in (("X", X), ("y", Y), ("w", np.abs(Y))):
         zarr.create_array(tmp_path / f"{name}.zarr", data=data, zarr_format=version)
-    rows, targets = read(tmp_path / "X.zarr", tmp_path / "y.zarr")
+    rows, targets = read_arrays(tmp_path / "X.zarr", tmp_path / "y.zarr")
     np.testing.assert_array_equal(rows, X)
     np.testing.assert_array_equal(targets, Y)
     command = [sys.executable, "-m", "streamkern", "ingest", "X.zarr", "out.zarr", "--y", "y.zarr"]
@@ -95,11 +87,11 @@ def test_two_zarr_arrays_are_rows_and_targets(tmp_path: Path, version: int) -> N
     assert done.returncode == 0, done.stderr
     assert streamkern.open_store(tmp_path / "out.zarr").spec.weight_totals is not None
     both = [tmp_path / "X.zarr"] * 2
-    assert len(read(both, [tmp_path / "y.zarr"] * 2)[0]) == 100
+    assert len(read_arrays(both, [tmp_path / "y.zarr"] * 2)[0]) == 100
     with pytest.raises(ConfigError, match="holds only X; give y="):
-        read(tmp_path / "X.zarr")
+        read_arrays(tmp_path / "X.zarr")
     with pytest.raises(ConfigError, match=r"give a \.npy or IDX file, or a Zarr array"):
-        read(tmp_path / "X.zarr", tmp_path / "out.zarr")
+        read_arrays(tmp_path / "X.zarr", tmp_path / "out.zarr")
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -109,7 +101,7 @@ def test_zipped_zarr_group_is_read_but_not_written(tmp_path: Path, version: int)
         group = zarr.create_group(store, zarr_format=version)
         group.create_array("X", data=X, chunks=(20, 3))
         group.create_array("y", data=Y)
-    np.testing.assert_array_equal(read(path)[0], X)
+    np.testing.assert_array_equal(read_arrays(path)[0], X)
     model = streamkern.KernelRegressor(n_centers=20)
     truth = model.fit(zarr.create_array({}, data=X, chunks=(20, 3)), Y).predict(X)
     np.testing.assert_array_equal(model.fit(path).predict(X), truth)

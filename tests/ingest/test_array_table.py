@@ -46,7 +46,7 @@ class Rows(NamedTuple):
     X: Any
     y: Any
     w: Any
-    said: list[str]
+    warnings: list[str]
 
 
 def read(inputs: Any, y: Any = None, **options: Any) -> Rows:
@@ -103,10 +103,10 @@ def check(cases: Iterator[Case]) -> int:
 def difference(case: Case, rows: Rows) -> str | None:
     """Return what is wrong with the rows; None where they are what the file means."""
     truth = np.asarray(case.truth)
-    found = getattr(rows, case.role)
+    actual = getattr(rows, case.role)
     if case.role == "X":
-        found = found.reshape(truth.shape) if found.size == truth.size else found
-    if case.role == "y" and found.dtype.kind == "U":
+        actual = actual.reshape(truth.shape) if actual.size == truth.size else actual
+    if case.role == "y" and actual.dtype.kind == "U":
         truth = truth.astype(str) if truth.dtype.kind in "US" else truth
         full = truth.dtype.kind in "biuf"
         integer = truth.dtype.kind != "b"
@@ -115,15 +115,15 @@ def difference(case: Case, rows: Rows) -> str | None:
             if full
             else truth.astype(object).tolist()
         )
-        return None if found.tolist() == names else f"{found.tolist()[:4]} for {names[:4]}"
+        return None if actual.tolist() == names else f"{actual.tolist()[:4]} for {names[:4]}"
     if case.role == "y":
-        found = found[:, 0] if found.ndim == 2 and truth.ndim == 1 else found
-    if found.shape != truth.shape:
-        return f"shape {found.shape} for {truth.shape}"
+        actual = actual[:, 0] if actual.ndim == 2 and truth.ndim == 1 else actual
+    if actual.shape != truth.shape:
+        return f"shape {actual.shape} for {truth.shape}"
     if case.role == "w":
         truth = truth.astype(np.float32)
-    if not np.array_equal(found, truth):
-        return f"{found.ravel()[:4]} for {truth.ravel()[:4]}"
+    if not np.array_equal(actual, truth):
+        return f"{actual.ravel()[:4]} for {truth.ravel()[:4]}"
     return None
 
 
@@ -158,6 +158,7 @@ WORDS = np.array(["ann", "bob", "cyd", "dora"])[np.arange(N) % 4]
 
 
 def matrix(column: Any) -> Any:
+    """Return a column as D equal columns."""
     return np.stack([column] * D, axis=1)
 
 
@@ -166,6 +167,8 @@ Write = Callable[[Path, dict[str, Any]], Callable[[str, str, str], Rows]]
 
 
 def of_npz(order: str, packed: bool) -> Write:
+    """Return a function that writes arrays as .npz, and returns how to read three of them."""
+
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
         location = path.with_suffix(".npz")
         save = np.savez_compressed if packed else np.savez
@@ -176,6 +179,8 @@ def of_npz(order: str, packed: bool) -> Write:
 
 
 def of_npy(order: str) -> Write:
+    """Return a function that writes each array as .npy, and returns how to read three of them."""
+
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
         places = {k: path.with_name(f"{path.name}-{i}.npy") for i, k in enumerate(arrays)}
         for k, a in arrays.items():
@@ -186,6 +191,8 @@ def of_npy(order: str) -> Write:
 
 
 def of_hdf5(**options: Any) -> Write:
+    """Return a function that writes arrays to HDF5, and returns how to read three of them."""
+
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
         location = path.with_suffix(".h5")
         with h5py.File(location, "w") as file:
@@ -199,13 +206,15 @@ def of_hdf5(**options: Any) -> Write:
 
 
 def of_zarr(version: int, **options: Any) -> Write:
+    """Return a function that writes arrays to Zarr, and returns how to read three of them."""
+
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
         location = path.with_suffix(".zarr")
         group = zarr.create_group(location, zarr_format=version)
         for k, a in arrays.items():
-            given = {key: v(np.ndim(a)) if callable(v) else v for key, v in options.items()}
+            converted = {key: v(np.ndim(a)) if callable(v) else v for key, v in options.items()}
             if zarr_holds(a, sharded="shards" in options):
-                group.create_array(k, data=a, **given)
+                group.create_array(k, data=a, **converted)
         return lambda x, y, w: read(location, y, x=x, sample_weight=w)
 
     return write
@@ -217,10 +226,12 @@ def zarr_holds(array: Any, *, sharded: bool = False) -> bool:
 
 
 def in_memory(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+    """Return how to read three arrays in memory."""
     return lambda x, y, w: read(arrays[x], arrays[y], sample_weight=arrays[w])
 
 
 def of_lazy(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+    """Write a Zarr group in memory; return how to read three of its arrays."""
     group: Any = zarr.create_group(MemoryStore())
     for k, a in arrays.items():
         if zarr_holds(a):
@@ -229,6 +240,7 @@ def of_lazy(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Row
 
 
 def pieces(ndim: int) -> tuple[int, ...]:
+    """Return the shape of the chunks of an array with `ndim` dimensions."""
     return (5, 2)[:ndim]
 
 
@@ -253,6 +265,7 @@ LAYOUTS: dict[str, Write] = {
 
 
 def dtype_cases(path: Path) -> Iterator[Case]:
+    """Yield arrays of all dtypes as X, y and w in each layout."""
     for layout, write in LAYOUTS.items():
         arrays, truths = plain(), {}
         for role in ("X", "y", "w"):
@@ -280,6 +293,7 @@ def dtype_cases(path: Path) -> Iterator[Case]:
 
 
 def plain() -> dict[str, Any]:
+    """Return X, y and w that every format can hold."""
     return {"X": RNG.normal(size=(N, D)), "y": LABELS, "w": W}
 
 
@@ -290,11 +304,11 @@ class Said(NamedTuple):
     """Attributes, which dtypes they are for, and what the stored numbers mean by them."""
 
     attributes: dict[str, Any]
-    meant: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
     kinds: str = "iuf"
 
 
-def same(stored: Any) -> Any:
+def unchanged(stored: Any) -> Any:
     return stored
 
 
@@ -309,32 +323,32 @@ def of_double(number: float) -> str:
 
 HELD, NOT_HELD = 7, 9  # numbers that are in the arrays, and that are not
 ATTRIBUTES: dict[str, Said] = {
-    "none": Said({}, same),
-    "words": Said({"long_name": "rain", "units": "m s-1", "flag_meanings": "a b"}, same),
+    "none": Said({}, unchanged),
+    "words": Said({"long_name": "rain", "units": "m s-1", "flag_meanings": "a b"}, unchanged),
     "scale": Said({"scale_factor": 0.01}, lambda a: a.astype("f8") * 0.01),
     "offset": Said({"add_offset": 273.15}, lambda a: a.astype("f8") + 273.15),
     "both": Said({"scale_factor": 2.5, "add_offset": 1.0}, lambda a: a.astype("f8") * 2.5 + 1),
     "whole": Said({"scale_factor": 10, "add_offset": 1}, lambda a: a.astype("f8") * 10 + 1),
     "list of one": Said({"scale_factor": [0.5]}, lambda a: a.astype("f8") * 0.5),
     "text": Said({"scale_factor": "0.5"}, lambda a: a.astype("f8") * 0.5),
-    "identity": Said({"scale_factor": 1.0, "add_offset": 0.0}, same),
+    "identity": Said({"scale_factor": 1.0, "add_offset": 0.0}, unchanged),
     "scale of words": Said({"scale_factor": "deci"}, refused),
     "scale of two": Said({"scale_factor": [0.1, 0.2]}, refused),
     "scale of none": Said({"scale_factor": 0.0}, refused),
-    "no gap": Said({"_FillValue": NOT_HELD}, same),
+    "no gap": Said({"_FillValue": NOT_HELD}, unchanged),
     "gap": Said({"_FillValue": HELD}, refused),
     "gap of one": Said({"_FillValue": [HELD]}, refused),
     "missing": Said({"missing_value": [NOT_HELD, HELD]}, refused),
-    "no missing": Said({"missing_value": [NOT_HELD]}, same),
-    "gap beyond": Said({"_FillValue": 1e20}, same),
+    "no missing": Said({"missing_value": [NOT_HELD]}, unchanged),
+    "gap beyond": Said({"_FillValue": 1e20}, unchanged),
     "gap and scale": Said({"_FillValue": HELD, "scale_factor": 0.1}, refused),
     "scale, no gap": Said(
         {"_FillValue": NOT_HELD, "scale_factor": 0.1}, lambda a: a.astype("f8") * 0.1
     ),
     "gap of words": Said({"_FillValue": "none of them"}, refused),
-    "valid": Said({"valid_range": [-100, 100]}, same),
+    "valid": Said({"valid_range": [-100, 100]}, unchanged),
     "invalid": Said({"valid_range": [0, 6]}, refused),
-    "valid ends": Said({"valid_min": -100, "valid_max": 100}, same),
+    "valid ends": Said({"valid_min": -100, "valid_max": 100}, unchanged),
     "below": Said({"valid_min": 3}, refused),
     "above": Said({"valid_max": 6}, refused),
     "one end": Said({"valid_range": [3]}, refused),
@@ -346,11 +360,11 @@ ATTRIBUTES: dict[str, Said] = {
     "unsigned what": Said({"_Unsigned": "perhaps"}, refused, "iu"),
     "other scale": Said({"ScaleFactor": 0.1}, refused),
     "other slope": Said({"Slope": 0.1, "Intercept": 2.0}, refused),
-    "other identity": Said({"scale": 1, "offset": 0}, same),
+    "other identity": Said({"scale": 1, "offset": 0}, unchanged),
     "other gap": Said({"MissingValue": HELD}, refused),
-    "other no gap": Said({"NODATA": NOT_HELD}, same),
-    "gap NaN": Said({"_FillValue": float("nan")}, same, "f"),
-    "gap NaN of xarray": Said({"_FillValue": of_double(float("nan"))}, same, "f"),
+    "other no gap": Said({"NODATA": NOT_HELD}, unchanged),
+    "gap NaN": Said({"_FillValue": float("nan")}, unchanged, "f"),
+    "gap NaN of xarray": Said({"_FillValue": of_double(float("nan"))}, unchanged, "f"),
     "gap of xarray": Said({"_FillValue": of_double(HELD)}, refused, "f"),
 }
 
@@ -364,6 +378,7 @@ def packed_numbers(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def attribute_cases(path: Path) -> Iterator[Case]:
+    """Yield packed numbers with each set of attributes as X, y and w."""
     for format_ in ("hdf5", "zarr 2", "zarr 3", "arrays"):
         for dtype in ("i2", "f8") if "zarr" in format_ else ("i1", "u1", "i2", "f4", "f8"):
             for role in ("X", "y", "w"):
@@ -372,11 +387,11 @@ def attribute_cases(path: Path) -> Iterator[Case]:
                 stored = packed_numbers(dtype, (N, D) if role == "X" else (N,))
                 location = path / f"{format_}-{dtype}-{role}"
                 case = Attributed(location, format_, plain() | {role: stored}, role)
-                for message, (attributes, meant, kinds) in ATTRIBUTES.items():
+                for message, (attributes, decode, kinds) in ATTRIBUTES.items():
                     if dtype[0] in kinds and not (role == "w" and message == "signed"):
                         read_it = partial(case.read, attributes)
                         name = f"{format_}, {message}, {dtype} as {role}"
-                        yield Case(name, role, read_it, meant(stored))
+                        yield Case(name, role, read_it, decode(stored))
 
 
 class Attributed:
@@ -399,11 +414,11 @@ class Attributed:
     def read(self, attributes: dict[str, Any]) -> Rows:
         if self.format == "hdf5":
             with h5py.File(self.place, "a") as file:
-                held = file[self.role].attrs
-                for k in list(held):
-                    del held[k]
+                attrs = file[self.role].attrs
+                for k in list(attrs):
+                    del attrs[k]
                 for k, v in attributes.items():
-                    held[k] = v
+                    attrs[k] = v
             return read(self.place, sample_weight="w")
         array: Any = self.group[self.role]
         array.attrs.put(attributes)
@@ -425,8 +440,8 @@ def test_packing_attributes_are_applied(part: int, tmp_path: Path) -> None:
 def test_decoded_attributes_are_reported(tmp_path: Path) -> None:
     for format_ in ("hdf5", "zarr 2", "zarr 3", "arrays"):
         case = Attributed(tmp_path / format_, format_, plain(), "X")
-        assert case.read({}).said == []
-        (message,) = case.read({"scale_factor": 0.1}).said
+        assert case.read({}).warnings == []
+        (message,) = case.read({"scale_factor": 0.1}).warnings
         assert "X" in message
         assert "scale_factor=0.1" in message
 
@@ -435,6 +450,7 @@ def test_decoded_attributes_are_reported(tmp_path: Path) -> None:
 
 
 def text_cases(path: Path) -> Iterator[Case]:
+    """Yield text of each dtype as X, y and w in each layout that holds it."""
     kinds = {"U": WORDS, "S": WORDS.astype("S5"), "O": WORDS.astype(object)}
     kinds["T"] = WORDS.astype(np.dtypes.StringDType())
     held = {"np": "USOT", "hdf5": "SO", "zarr": "UST", "memory": "USOT"}
@@ -453,6 +469,7 @@ def text_cases(path: Path) -> Iterator[Case]:
 
 
 def missing_label_cases(path: Path) -> Iterator[Case]:
+    """Yield labels some of which are missing."""
     missing = np.dtypes.StringDType(na_object=None)
     arrays = plain() | {
         "empty": np.where(WORDS == "bob", "", WORDS),
@@ -477,6 +494,7 @@ def test_missing_labels_are_refused_with_row(tmp_path: Path) -> None:
 
 
 def write_dataset(data: xr.Dataset, location: Path, encoding: dict[str, Any]) -> None:
+    """Write an xarray.Dataset in the format of the ending."""
     if location.suffix == ".zarr":
         version: Any = int(location.stem[-1])
         data.to_zarr(location, zarr_format=version, consolidated=version == 2, encoding=encoding)
@@ -505,18 +523,18 @@ def xarray_cases(path: Path) -> Iterator[Case]:
     }  # fmt: skip
     for name, encoding in encodings.items():
         for gap in (False, True):
-            given = data.copy(deep=True)
+            dataset = data.copy(deep=True)
             if gap:
-                given["X"][4, 1] = np.nan
+                dataset["X"][4, 1] = np.nan
             for suffix in ("2.zarr", "3.zarr", ".nc", ".cdf"):
                 location = path / f"{name}{gap}{suffix}"
                 if encoding.get("dtype") == "u1" and location.suffix == ".cdf":
-                    continue
-                write_dataset(given, location, {"X": encoding})
+                    continue  # the classic format has no unsigned bytes
+                write_dataset(dataset, location, {"X": encoding})
                 engine = {".zarr": "zarr", ".nc": "h5netcdf", ".cdf": "scipy"}[location.suffix]
                 options = {"consolidated": False} if engine == "zarr" else {}
-                with xr.open_dataset(location, engine=engine, **options) as seen:
-                    truth = seen["X"].values
+                with xr.open_dataset(location, engine=engine, **options) as reopened:
+                    truth = reopened["X"].values  # xarray is the independent truth
                 yield Case(
                     f"{location.name}", "X",
                     lambda location=location: read(location, sample_weight="w"),
@@ -534,10 +552,10 @@ def test_xarray_files_are_read_like_xarray(tmp_path: Path) -> None:
             with pytest.raises(DataError, match="row 4"):
                 case.read()
             continue
-        found = case.read().X
-        np.testing.assert_allclose(found, case.truth, rtol=3e-7, atol=1e-6, err_msg=case.name)
+        actual = case.read().X
+        np.testing.assert_allclose(actual, case.truth, rtol=3e-7, atol=1e-6, err_msg=case.name)
         if "packed" not in case.name and "bytes" not in case.name and "unsign" not in case.name:
-            np.testing.assert_array_equal(found, case.truth)
+            np.testing.assert_array_equal(actual, case.truth)
     assert n > 40
 
 
@@ -545,13 +563,18 @@ def test_xarray_files_are_read_like_xarray(tmp_path: Path) -> None:
 
 
 def idx_cases(path: Path) -> Iterator[Case]:
+    """Yield IDX files of all dtypes as X, y and w."""
     for dtype in ("u1", "i1", ">i2", ">i4", ">f4", ">f8"):
         for role in ("X", "y", "w"):
             array = numbers(dtype, (N, D) if role == "X" else (N,))
             array = np.abs(packed_numbers(dtype, (N,))) if role == "w" else array
             places = {k: path / f"{dtype[-2:]}{role}{k}.idx" for k in ("X", "y", "w")}
-            given = {"X": numbers("u1", (N, D)), "y": LABELS.astype("u1"), "w": LABELS.astype("u1")}
-            for k, a in (given | {role: array}).items():
+            converted = {
+                "X": numbers("u1", (N, D)),
+                "y": LABELS.astype("u1"),
+                "w": LABELS.astype("u1"),
+            }
+            for k, a in (converted | {role: array}).items():
                 write_idx(places[k], a)
             yield Case(
                 f"idx, {dtype} as {role}", role,
@@ -627,10 +650,10 @@ def test_each_type_of_each_format_is_read_exactly_or_refused(
 def test_rounded_numbers_give_warning() -> None:
     """Check integers beyond 2^53 and long doubles, which are stored as float64."""
     wide = np.array([2**53, 2**53 + 1, 5])
-    for given in (wide, -wide, wide.astype("u8"), np.full(3, 1 / np.longdouble(3))):
-        block = RawBlock(np.ones((3, 1)), given, "here", 0)
+    for converted in (wide, -wide, wide.astype("u8"), np.full(3, 1 / np.longdouble(3))):
+        block = RawBlock(np.ones((3, 1)), converted, "here", 0)
         with pytest.warns(UserWarning, match="rounded to 16 digits"):
             TargetConverter(block, "values").convert(block)
-        if given.dtype.kind != "f":
-            message = read(np.stack([given] * 2, axis=1), np.arange(3.0)).said
+        if converted.dtype.kind != "f":
+            message = read(np.stack([converted] * 2, axis=1), np.arange(3.0)).warnings
             assert any("rounded to 16 digits" in text for text in message)

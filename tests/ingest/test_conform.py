@@ -24,13 +24,15 @@ from tests.raw_files import memory_url
 NARROW, WIDE = np.array([[1.5], [2.5]], np.float16), np.array([[637.0851], [0.1]])
 
 
-def stored(inputs: Any, **arguments: Any) -> Any:
+def ingest_and_read(inputs: Any, **arguments: Any) -> Any:
+    """Return the first chunk of X of a store of the inputs."""
     url = memory_url()
     ingest(inputs, url, shuffle=False, **arguments)
     return open_store(url).read_chunk(0)[0]
 
 
-def halves(*parts: Any) -> Iterator[tuple[Any, Any]]:
+def blocks_of(*parts: Any) -> Iterator[tuple[Any, Any]]:
+    """Return an iterator of blocks (X, y) with the targets 0.5 and 1.5."""
     return iter([(part, np.array([0.5, 1.5])[: len(part)]) for part in parts])
 
 
@@ -47,7 +49,8 @@ def halves(*parts: Any) -> Iterator[tuple[Any, Any]]:
 def test_several_files_are_stored_in_common_dtype(
     tmp_path: Path, kind: str, first: Any, second: Any
 ) -> None:
-    paths, y = [tmp_path / f"{k}.{kind}" for k in range(2)], np.array([0.5, 1.5])
+    paths = [tmp_path / f"{k}.{kind}" for k in range(2)]
+    y = np.array([0.5, 1.5])
     for path, X in zip(paths, (first, second), strict=True):
         if kind == "npy":
             np.save(path, X)
@@ -56,26 +59,28 @@ def test_several_files_are_stored_in_common_dtype(
             np.savez(path, X=X, y=y)
         else:
             pq.write_table(pa.table({"a": X[:, 0], "y": y}), path)
-    beside = [path.with_suffix(".y.npy") for path in paths] if kind == "npy" else None
-    X = stored(paths, y=beside)
+    targets = [path.with_suffix(".y.npy") for path in paths] if kind == "npy" else None
+    X = ingest_and_read(paths, y=targets)
     np.testing.assert_array_equal(X, np.concatenate([first.astype(float), second]))
 
 
 def test_fitting_blocks_and_requested_dtype_are_accepted() -> None:
     small = np.array([[1], [2]], np.uint8)
     np.testing.assert_array_equal(
-        stored(halves(WIDE, NARROW, small))[:, 0], [637.0851, 0.1, 1.5, 2.5, 1, 2]
+        ingest_and_read(blocks_of(WIDE, NARROW, small))[:, 0], [637.0851, 0.1, 1.5, 2.5, 1, 2]
     )
     np.testing.assert_array_equal(
-        stored(halves(NARROW, small, np.empty((0, 1))))[:, 0], [1.5, 2.5, 1, 2]
+        ingest_and_read(blocks_of(NARROW, small, np.empty((0, 1))))[:, 0], [1.5, 2.5, 1, 2]
     )
-    np.testing.assert_array_equal(stored(halves(NARROW, WIDE), dtype="float64")[2:], WIDE)
+    np.testing.assert_array_equal(
+        ingest_and_read(blocks_of(NARROW, WIDE), dtype="float64")[2:], WIDE
+    )
 
 
 FLOAT32 = np.dtype(np.float32)
 
 
-def csv_file(path: Path, X: Any) -> Path:
+def write_rows(path: Path, X: Any) -> Path:
     """Write the columns a, b, ... and the values y."""
     names = [chr(ord("a") + k) for k in range(len(X[0]))]
     lines = [",".join([*names, "y"]), *(",".join([*map(str, row), f"{row[0]}.5"]) for row in X)]
@@ -89,7 +94,7 @@ def seconds(n: int = 400) -> list[tuple[int, int]]:
     return [(k % 7, 1_700_000_000 + k) for k in range(n)]
 
 
-def loses(X: Any, dtype: np.dtype[Any]) -> bool:
+def loses_digits(X: Any, dtype: np.dtype[Any]) -> bool:
     """Return whether rounding changes a column by more than 0.001 of its standard deviation, from
     all rows at once."""
     error = np.abs(X - X.astype(dtype)).max(axis=0)
@@ -109,13 +114,13 @@ def test_tracked_rounding_equals_rounding_of_all_rows(
     rounding = RoundingTracker(d, FLOAT32)
     for part in np.split(X, sorted(cuts)):
         rounding.add(part, part.astype(FLOAT32))
-        rounding = RoundingTracker(d, FLOAT32, rounding.saved)
+        rounding = RoundingTracker(d, FLOAT32, rounding.state)
     refused = False
     try:
         rounding.check(None, ["x.csv"])
     except DataError:
         refused = True
-    assert refused == loses(X, FLOAT32)
+    assert refused == loses_digits(X, FLOAT32)
 
 
 def test_constant_columns_lose_no_information() -> None:
@@ -125,7 +130,7 @@ def test_constant_columns_lose_no_information() -> None:
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
     rounding.check(None, ["x.csv"])
-    np.testing.assert_array_equal(rounding.saved["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
+    np.testing.assert_array_equal(rounding.state["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
     X[500, 1] += 1
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
@@ -136,7 +141,7 @@ def test_constant_columns_lose_no_information() -> None:
 def test_csv_column_beyond_float32_is_refused_before_publishing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = csv_file(tmp_path / "t.csv", seconds()), tmp_path / "o.zarr"
+    path, out = write_rows(tmp_path / "t.csv", seconds()), tmp_path / "o.zarr"
     arguments = ["ingest", str(path), str(out), "--y", "y", "--targets", "values"]
     assert main.run_command(arguments) == 2
     message = capsys.readouterr().err
@@ -152,8 +157,8 @@ def test_csv_column_beyond_float32_is_refused_before_publishing(
 def test_refusal_of_csv_does_not_depend_on_memory(tmp_path: Path) -> None:
     """Check also a loss that only many blocks show."""
     rows = [(k, k) for k in range(60_000)] + [(k, 2**40 + k) for k in range(60_000)]
-    path = csv_file(tmp_path / "t.csv", rows)  # the spread grows with the error
-    narrow = csv_file(tmp_path / "n.csv", [(k, 2**40 + k) for k in range(120_000)])
+    path = write_rows(tmp_path / "t.csv", rows)  # the spread grows with the error
+    narrow = write_rows(tmp_path / "n.csv", [(k, 2**40 + k) for k in range(120_000)])
     for memory in (1 << 20, 1 << 30):
         options: dict[str, Any] = {"y": "y", "memory": memory, "chunk_mb": 1 / 16}
         assert ingest(path, memory_url(), **options).x_dtype == FLOAT32

@@ -22,13 +22,13 @@ from streamkern.ingest.formats import FileForm
 N = 60
 
 
-def answer(text: str, known: tuple[str, ...] = ()) -> str:
+def decide_header(text: str, required: tuple[str, ...] = ()) -> str:
     """Return "header" or "row", "refused", or "warned" for a row with a warning."""
     lines = [line for line in enumerate(text.split("\n"), 1) if line[1].strip()]
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
-            header = csv_layout(lines, FileForm(), "t.csv", (), known).header
+            header = csv_layout(lines, FileForm(), "t.csv", (), required).has_header
         except DataError as error:
             said_both = "header=True" in str(error) and "header=False" in str(error)
             return "refused" if said_both else str(error)
@@ -56,7 +56,7 @@ def test_numeric_column_names_are_a_header_or_refused() -> None:
         "from 0": range, "from 1": lambda d: range(1, d + 1),
         "years": lambda d: range(1990, 1990 + d),
     }  # fmt: skip
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
     for d in (3, 4, 8, 20):
         for kind, rows in tables(r, d).items():
             for called, columns in names.items():
@@ -64,25 +64,25 @@ def test_numeric_column_names_are_a_header_or_refused() -> None:
                 for index in (False, True):
                     if kind in ("range", "years") and called == "years":
                         continue  # names like the rows themselves
-                    message = answer(frame.to_csv(index=index))
+                    message = decide_header(frame.to_csv(index=index))
                     assert message in ("header", "refused"), (kind, called, d, index)
-                    found[message] += 1
-    assert found["header"] > 10 * found["refused"]
+                    actual[message] += 1
+    assert actual["header"] > 10 * actual["refused"]
     spectrum = pd.DataFrame(r.normal(size=(N, 9)), columns=np.arange(400, 418, 2))
-    assert answer(spectrum.to_csv(index=False)) == "header"
+    assert decide_header(spectrum.to_csv(index=False)) == "header"
     for columns in ([0.1, 0.2], [0.1, 0.2, 0.5], [0.5, 0.25]):
         for rows in (r.normal(size=(N, 3)), r.integers(0, 99, (N, 3))):
             frame = pd.DataFrame(rows[:, : len(columns)], columns=columns)
-            assert answer(frame.to_csv(index=False)) == "refused"
-    assert answer('"7","3"\n1.5,2\n3,4\n') == "header"
-    assert answer("7,3\n1,2\n3,4\n") == "row"
-    assert answer("7,3\n1,2\n3,4\n", known=("3", "7")) == "header"
-    assert answer("0,1,target\n5,2,3\n6,1,4\n8,9,1\n7,4,5\n5,6,8\n") == "header"
+            assert decide_header(frame.to_csv(index=False)) == "refused"
+    assert decide_header('"7","3"\n1.5,2\n3,4\n') == "header"
+    assert decide_header("7,3\n1,2\n3,4\n") == "row"
+    assert decide_header("7,3\n1,2\n3,4\n", required=("3", "7")) == "header"
+    assert decide_header("0,1,target\n5,2,3\n6,1,4\n8,9,1\n7,4,5\n5,6,8\n") == "header"
 
 
 def test_numeric_rows_without_header_are_not_refused() -> None:
     r = np.random.default_rng(1)
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
     for _ in range(4):
         for d in (1, 3, 5, 20):
             for rows in tables(r, d).values():
@@ -91,10 +91,10 @@ def test_numeric_rows_without_header_are_not_refused() -> None:
                     file = io.StringIO()
                     np.savetxt(file, rows, delimiter=",", fmt=form)
                     written.append(file.getvalue())
-                found.update(map(answer, written))
-    assert found["header"] == 0
-    assert found["row"] >= 0.99 * found.total()
-    assert answer("0,1\n1,0\n0,1\n1,1\n") == "warned"
+                actual.update(map(decide_header, written))
+    assert actual["header"] == 0
+    assert actual["row"] >= 0.99 * actual.total()
+    assert decide_header("0,1\n1,0\n0,1\n1,1\n") == "warned"
 
 
 def test_large_rising_numbers_are_not_silently_a_header() -> None:
@@ -102,11 +102,11 @@ def test_large_rising_numbers_are_not_silently_a_header() -> None:
     digits = r.integers(0, 10, (N, 8))
     for first in ([100, 200, 300, 400, 500], [100, 250, 300, 420, 500], range(100, 900, 100)):
         rows = np.vstack([first, digits[:, : len(first)]])
-        assert answer(pd.DataFrame(rows).to_csv(index=False, header=False)) == "refused"
+        assert decide_header(pd.DataFrame(rows).to_csv(index=False, header=False)) == "refused"
     text = "".join(f"{','.join(map(str, row))}\n" for row in r.normal(size=(N, 5)))
     lines = [*enumerate(("100,200,300,400,500\n" + text).split("\n")[:-1], 1)]
     with pytest.warns(UserWarning, match="header=False if it is a row"):
-        assert csv_layout(lines, FileForm(), "t.csv").header
+        assert csv_layout(lines, FileForm(), "t.csv").has_header
 
 
 def test_later_files_have_a_header_like_the_first(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_every_entry_point_reads_numeric_names(tmp_path: Path) -> None:
     spec = sk.ingest_store(table, tmp_path / "t.zarr", y="4")
     assert (spec.n_rows, spec.classes, spec.columns) == (N, ("0", "1", "2"), tuple("0123"))
     assert sk.append_store(table, tmp_path / "t.zarr").n_rows == 2 * N
-    known = sk.KernelClassifier(n_centers=9).fit(frame[[0, 1, 2, 3]], frame[4])
-    assert np.array_equal(known.predict(rows), known.predict(frame[[0, 1, 2, 3]]))
+    required = sk.KernelClassifier(n_centers=9).fit(frame[[0, 1, 2, 3]], frame[4])
+    assert np.array_equal(required.predict(rows), required.predict(frame[[0, 1, 2, 3]]))
     named = sk.KernelClassifier(n_centers=9).fit(str(table), "4")
     assert np.array_equal(named.predict(rows), named.predict(table))
     X = r.normal(size=(N, 3))

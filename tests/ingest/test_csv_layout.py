@@ -13,7 +13,8 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.ingest.csv_layout import FirstLines, csv_layout, refuse_unit_lines
+from streamkern.ingest.csv_checks import FirstLines, refuse_unit_lines
+from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.tables.numbers import NumberStyle
@@ -22,10 +23,11 @@ from tests.raw_files import memory_url
 
 
 def layout(text: str, **form: Any) -> Any:
-    given = FileForm(**form).checked()
-    skip = given.skip_lines or 0
+    """Return the layout of a text for options of `ingest`."""
+    normalised = FileForm(**form).normalise()
+    skip = normalised.skip_lines or 0
     lines = [k for k in enumerate(text.split("\n"), 1) if k[1].strip() and k[0] > skip]
-    return csv_layout(lines, given, "t.csv")
+    return csv_layout(lines, normalised, "t.csv")
 
 
 MUSHROOMS = "p,x,s,n,t\ne,x,s,y,t\ne,b,s,w,t\np,x,y,w,t\n"
@@ -52,10 +54,10 @@ def test_first_row_of_words_is_not_assumed_a_header() -> None:
     for text in ROWS:
         with pytest.raises(DataError, match="names="):
             layout(text)
-        assert layout(text, header=True).header
-        assert not layout(text, header=False).header
+        assert layout(text, header=True).has_header
+        assert not layout(text, header=False).has_header
     for text in HEADERS:
-        assert layout(text).header, text
+        assert layout(text).has_header, text
 
 
 def test_names_replace_a_header(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_decimal_commas_and_encodings_are_read_on_request(tmp_path: Path) -> Non
     path.write_bytes("a;y\n1,5;2\n2.5;3\n".encode("utf-16"))
     with pytest.raises(DataError, match="encoding='utf-16'"):
         ingest(path, memory_url(), y="y")
-    with pytest.raises(DataError, match=r"'2\.5'"):
+    with pytest.raises(DataError, match=r"'2\.5', which has a decimal point"):
         ingest(path, memory_url(), y="y", decimal=",", encoding="utf-16")
     for encoding in ("base64", "rot13", "zlib", "undefined"):  # no encodings of text
         with pytest.raises(ConfigError, match="such as latin-1 or utf-16"):
@@ -121,9 +123,9 @@ def test_sep_line_of_excel_is_honoured(tmp_path: Path) -> None:
 
 def test_names_after_comment_sign_are_the_header() -> None:
     for text in ("# x,y\n1,2\n3,4\n", "#x,y\n1.5,2\n", "# x\n1\n2\n"):
-        found = layout(text)
-        assert found.header
-        assert [*found.fields] == text.lstrip("# ").split("\n")[0].split(",")
+        actual = layout(text)
+        assert actual.has_header
+        assert [*actual.fields] == text.lstrip("# ").split("\n")[0].split(",")
     with pytest.raises(DataError, match="skip_lines="):
         layout("# made today\n1,2\n3,4\n")
     with pytest.raises(
@@ -140,20 +142,22 @@ VALUES = RNG.integers(1000, 999_999, N)
 FRACTIONS = RNG.normal(size=N).round(2)
 
 
-def stored(path: Any, **options: Any) -> tuple[Any, Any]:
+def ingest_and_read(path: Any, **options: Any) -> tuple[Any, Any]:
     """Return the columns of the store made of a file, and its first feature in the file's order."""
     url = memory_url()
     spec = sk.ingest_store(path, url, shuffle=False, dtype="float64", **options)
     return spec, sk.open_store(url).read_chunk(0)[0][:, 0]
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_csv(tmp_path: Path, text: str) -> Path:
+    """Write a text to d.csv; return its path."""
     path = tmp_path / "d.csv"
     path.write_text(text)
     return path
 
 
-def grouped(number: int, mark: str) -> str:
+def group_digits(number: int, mark: str) -> str:
+    """Return an integer with `mark` between groups of three digits."""
     return f"{number:,}".replace(",", mark)
 
 
@@ -163,11 +167,11 @@ def test_grouped_digits_are_read_on_request(tmp_path: Path) -> None:
         for decimal in {".", ","} - {mark}:
             for pattern in (False, True):
                 rows = [
-                    f'"{grouped(v, mark)}{decimal}5"{delimiter}{"uv"[k % 2] if pattern else k}'
+                    f'"{group_digits(v, mark)}{decimal}5"{delimiter}{"uv"[k % 2] if pattern else k}'
                     f'{delimiter}"{str(f).replace(".", decimal)}"'
                     for k, (v, f) in enumerate(zip(VALUES, FRACTIONS, strict=True))
                 ]
-                path = written(tmp_path, "\n".join([delimiter.join("xwy"), *rows]))
+                path = write_csv(tmp_path, "\n".join([delimiter.join("xwy"), *rows]))
                 message = " " if mark == "\u202f" else mark
                 url = memory_url()
                 spec = sk.ingest_store(
@@ -185,22 +189,22 @@ def test_grouped_digits_are_read_on_request(tmp_path: Path) -> None:
 
 def test_points_that_group_digits_are_refused(tmp_path: Path) -> None:
     commas = [
-        f"{grouped(v, '.')};{str(f).replace('.', ',')}"
+        f"{group_digits(v, '.')};{str(f).replace('.', ',')}"
         for v, f in zip(VALUES, FRACTIONS, strict=True)
     ]
-    path = written(tmp_path, "\n".join(["x;z", *commas]))
+    path = write_csv(tmp_path, "\n".join(["x;z", *commas]))
     for y in ("z", "x"):
         with pytest.raises(DataError, match=r"thousands='\.'"):
-            stored(path, y=y)
-    np.testing.assert_array_equal(stored(path, y="z", thousands=".")[1], VALUES)
+            ingest_and_read(path, y=y)
+    np.testing.assert_array_equal(ingest_and_read(path, y="z", thousands=".")[1], VALUES)
     with pytest.raises(DataError, match=r"has a decimal point.*thousands='\.'"):
-        stored(path, y="z", decimal=",")
-    full = [f"{grouped(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
-    path = written(tmp_path, "\n".join(["x;y", *full]))
+        ingest_and_read(path, y="z", decimal=",")
+    full = [f"{group_digits(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
+    path = write_csv(tmp_path, "\n".join(["x;y", *full]))
     with pytest.warns(UserWarning, match=r"thousands='\.'"):
-        np.testing.assert_array_equal(stored(path, y="y")[1], VALUES / 1000)
-    np.testing.assert_array_equal(stored(path, y="y", thousands=".")[1], VALUES)
-    np.testing.assert_array_equal(stored(path, y="y", decimal=".")[1], VALUES / 1000)
+        np.testing.assert_array_equal(ingest_and_read(path, y="y")[1], VALUES / 1000)
+    np.testing.assert_array_equal(ingest_and_read(path, y="y", thousands=".")[1], VALUES)
+    np.testing.assert_array_equal(ingest_and_read(path, y="y", decimal=".")[1], VALUES / 1000)
 
 
 def test_numbers_with_decimal_points_are_accepted(tmp_path: Path) -> None:
@@ -212,8 +216,10 @@ def test_numbers_with_decimal_points_are_accepted(tmp_path: Path) -> None:
         (";", [0.125, 1.25, 2.5, 3.125], ["0.125;1", "1.250;0", "2.500;1", "3.125;0"]),
         (",", thousandths, [f"{v:.3f},{k % 2}" for k, v in enumerate(thousandths)]),
     ):
-        path = written(tmp_path, "\n".join([f"x{mark}y", *rows]))
-        np.testing.assert_allclose(stored(path, y="y", targets="values")[1], numbers, rtol=1e-12)
+        path = write_csv(tmp_path, "\n".join([f"x{mark}y", *rows]))
+        np.testing.assert_allclose(
+            ingest_and_read(path, y="y", targets="values")[1], numbers, rtol=1e-12
+        )
 
 
 _SEPARATORS = re.compile(r"(decimal|thousands)=['\"](.)['\"]")
@@ -229,29 +235,31 @@ def test_remedies_for_formatted_numbers_work(tmp_path: Path) -> None:
         ['"1 234,5"', '"2 234,5"', '"7 234,5"'],
     ):  # fmt: skip
         for names in ("x,y", "y,x"):  # in features, and in targets
-            path = written(tmp_path, "\n".join([names, *(f"{c},{k}" for k, c in enumerate(cells))]))
+            path = write_csv(
+                tmp_path, "\n".join([names, *(f"{c},{k}" for k, c in enumerate(cells))])
+            )
             with pytest.raises(DataError) as caught:
-                stored(path, y="y")
+                ingest_and_read(path, y="y")
             message = dict(_SEPARATORS.findall(str(caught.value)))
             assert message, caught.value
             if len(message) > 1 and "," in message.values() and message.get("thousands") == ",":
                 message = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
-            stored(path, y="y", targets="values", **message)
+            ingest_and_read(path, y="y", targets="values", **message)
 
 
 def test_point_among_decimal_commas_is_reported(tmp_path: Path) -> None:
-    path = written(tmp_path, "x;y\n1,5;3.5\n2,5;4.5\n")
+    path = write_csv(tmp_path, "x;y\n1,5;3.5\n2,5;4.5\n")
     for y in ("x", "y"):
         with pytest.raises(DataError, match=r"is '3\.5', which has a decimal point"):
-            stored(path, y=y, decimal=",")
+            ingest_and_read(path, y=y, decimal=",")
 
 
 def test_any_character_may_be_the_delimiter(tmp_path: Path) -> None:
     for mark in "~¦→":
         for quote in ("", '"'):
             rows = [f"{f}{mark}{quote}{'uv'[k % 2]}{quote}" for k, f in enumerate(FRACTIONS)]
-            path = written(tmp_path, "\n".join([f"x{mark}y", *rows]))
-            spec, x = stored(path, y="y", delimiter=mark)
+            path = write_csv(tmp_path, "\n".join([f"x{mark}y", *rows]))
+            spec, x = ingest_and_read(path, y="y", delimiter=mark)
             assert spec.classes == ("u", "v")
             np.testing.assert_array_equal(x, FRACTIONS)
 
@@ -261,23 +269,23 @@ def test_saved_index_is_not_a_feature(tmp_path: Path) -> None:
     shuffled = frame.sample(frac=1, random_state=0)
     mixed = frame.assign(w=["u", "v"] * (N // 2))
     for table in (frame, shuffled, mixed, frame.rename_axis("Unnamed: 0")):
-        path = written(tmp_path, table.to_csv())
+        path = write_csv(tmp_path, table.to_csv())
         with pytest.warns(UserWarning, match="is left out"):
-            spec, _ = stored(path, y="y")
+            spec, _ = ingest_and_read(path, y="y")
         assert spec.columns[0] == "a"
-    path = written(tmp_path, frame.to_csv())
-    assert stored(path, y="y", x=["0", "a"])[0].columns == ("", "a")
-    again = pd.read_csv(path)
-    again.to_parquet(tmp_path / "d.parquet")
-    for rows in (again, pl.read_csv(path), tmp_path / "d.parquet"):
+    path = write_csv(tmp_path, frame.to_csv())
+    assert ingest_and_read(path, y="y", x=["0", "a"])[0].columns == ("", "a")
+    reread = pd.read_csv(path)
+    reread.to_parquet(tmp_path / "d.parquet")
+    for rows in (reread, pl.read_csv(path), tmp_path / "d.parquet"):
         with pytest.warns(UserWarning, match="is left out"):
-            assert stored(rows, y="y")[0].columns == ("a",)
+            assert ingest_and_read(rows, y="y")[0].columns == ("a",)
     model = sk.KernelRegressor(n_centers=10, metric="none")
     with pytest.warns(UserWarning, match="is left out"):
-        model.fit(again, "y")
+        model.fit(reread, "y")
     with pytest.warns(UserWarning, match="is left out"):
-        found = model.predict(again.drop(columns="y"))
-    np.testing.assert_array_equal(found, model.predict(frame[["a"]]))
+        actual = model.predict(reread.drop(columns="y"))
+    np.testing.assert_array_equal(actual, model.predict(frame[["a"]]))
 
 
 def test_index_saved_twice_is_not_a_feature(tmp_path: Path) -> None:
@@ -288,11 +296,11 @@ def test_index_saved_twice_is_not_a_feature(tmp_path: Path) -> None:
         frame = pd.read_csv(path)
         frame.to_csv(path)
         frame.to_parquet(tmp_path / "d.parquet")
-        for given in (frame, path, tmp_path / "d.parquet"):
+        for normalised in (frame, path, tmp_path / "d.parquet"):
             with pytest.warns(UserWarning, match="is left out"):
-                assert stored(given, y="y")[0].columns == ("a",)
+                assert ingest_and_read(normalised, y="y")[0].columns == ("a",)
     with pytest.warns(UserWarning, match="is left out"):
-        assert stored(path, y="y", x=["Unnamed: 0", "a"])[0].columns == ("Unnamed: 0", "a")
+        assert ingest_and_read(path, y="y", x=["Unnamed: 0", "a"])[0].columns == ("Unnamed: 0", "a")
 
 
 def as_r_writes(names: list[str], mark: str, quote: str, header: list[str]) -> str:
@@ -314,10 +322,10 @@ def test_row_names_of_r_are_omitted(tmp_path: Path) -> None:
                 for header in (["a", "w", "y"], ["", "a", "w", "y"]):  # write.csv has one for them
                     if header[0] == "" and not quote and mark == " ":
                         continue
-                    path = written(tmp_path, as_r_writes(names, mark, quote, header))
+                    path = write_csv(tmp_path, as_r_writes(names, mark, quote, header))
                     message = {"delimiter": " "} if mark == " " else {}
                     with pytest.warns(UserWarning, match="row names of R"):
-                        spec, x = stored(path, y="y", targets="values", **message)
+                        spec, x = ingest_and_read(path, y="y", targets="values", **message)
                     assert spec.columns is not None
                     assert [name[0] for name in spec.columns] == ["a", "w", "w"]
                     assert spec.n_rows == N
@@ -326,7 +334,7 @@ def test_row_names_of_r_are_omitted(tmp_path: Path) -> None:
                     )
                     if message:
                         with pytest.raises(DataError, match=r"blanks.*delimiter=' '"):
-                            stored(path, y="y")
+                            ingest_and_read(path, y="y")
 
 
 def test_lines_of_other_widths_are_not_row_names(tmp_path: Path) -> None:
@@ -339,26 +347,26 @@ def test_lines_of_other_widths_are_not_row_names(tmp_path: Path) -> None:
         ["a,y", "1,2,3", "2,3,4", "3,4"],  # a row that is cut short
     ):
         with pytest.raises(DataError):
-            stored(written(tmp_path, "\n".join(lines)), y=-1)
+            ingest_and_read(write_csv(tmp_path, "\n".join(lines)), y=-1)
 
 
 def test_unnamed_first_column_that_is_not_an_index_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
     for index in (VALUES / 7, pd.date_range("2020-01-01", periods=N), ["r", "s"] * (N // 2)):
-        path = written(tmp_path, frame.set_axis(index).to_csv())
+        path = write_csv(tmp_path, frame.set_axis(index).to_csv())
         with pytest.raises(DataError, match=r"skip_lines=1 and names=\['row', 'a', 'y'\]"):
-            stored(path, y="y")
-        stored(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
+            ingest_and_read(path, y="y")
+        ingest_and_read(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
 
 
 def test_unit_lines_are_named_and_can_be_skipped(tmp_path: Path) -> None:
     numbers = [f"{v},{f},7" for v, f in zip(VALUES, FRACTIONS, strict=True)]
     for units in (["m,kg,s"], ["m,,s"], ["[m],-,[s]"], ["length,mass,time", "m,kg,s"]):
-        path = written(tmp_path, "\n".join(["a,b,y", *units, *numbers]))
+        path = write_csv(tmp_path, "\n".join(["a,b,y", *units, *numbers]))
         with pytest.raises(DataError, match=f"skip_lines={1 + len(units)} with names=") as caught:
-            stored(path, y="y")
+            ingest_and_read(path, y="y")
         assert "names=['a', 'b', 'y']" in str(caught.value)
-        spec, x = stored(
+        spec, x = ingest_and_read(
             path, y="y", skip_lines=1 + len(units), names=["a", "b", "y"], targets="values"
         )
         assert spec.columns == ("a", "b")

@@ -21,7 +21,8 @@ from tests.raw_files import memory_url
 PIECES = ["a", "bc", '"', ",", ";", "\n", "\n\n", " ", "7", "é", '""', "\t"]
 
 
-def written(tmp_path: Path, rows: list[list[str]], suffix: str = "\n", **message: Any) -> Path:
+def write_csv(tmp_path: Path, rows: list[list[str]], suffix: str = "\n", **message: Any) -> Path:
+    """Write rows by the csv module to d.csv; return its path."""
     path = tmp_path / "d.csv"
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator=suffix, **message).writerows(rows)
@@ -41,14 +42,14 @@ def test_fields_with_line_breaks_equal_csv_module(tmp_path: Path) -> None:
             rows = [row[turn:] + row[:turn] for row in rows]
         suffix = str(rng.choice(["\n", "\r\n"]))
         quoting = int(rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-        path = written(tmp_path, rows, suffix, quoting=quoting)
+        path = write_csv(tmp_path, rows, suffix, quoting=quoting)
         for block in (150, 1 << 20):
             with ExitStack() as files:
-                reader: Any = open_reader(path, None, files, targets=False, cells=[])
+                reader: Any = open_reader(path, None, files, targets=False, as_table=True)
                 size = max(block, 4 * max(len("".join(row)) for row in rows))
                 parts = reader.reader.original_blocks(size)
-                found = [list(row) for part in parts for row in zip(*part, strict=True)]
-            assert found == rows[1:]
+                actual = [list(row) for part in parts for row in zip(*part, strict=True)]
+            assert actual == rows[1:]
 
 
 def test_store_of_fields_with_line_breaks_equals_frame(tmp_path: Path) -> None:
@@ -58,14 +59,14 @@ def test_store_of_fields_with_line_breaks_equals_frame(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "d.csv", index=False)
     urls = memory_url(), memory_url()
     specs = [
-        sk.ingest_store(given, url, y="y", dtype="float64", shuffle=False)
-        for given, url in zip((tmp_path / "d.csv", frame), urls, strict=True)
+        sk.ingest_store(inputs, url, y="y", dtype="float64", shuffle=False)
+        for inputs, url in zip((tmp_path / "d.csv", frame), urls, strict=True)
     ]
     assert specs[0].columns == specs[1].columns
     assert "w=red\nhot" in (specs[0].columns or ())
     ours, theirs = (sk.open_store(url).read_chunk(0) for url in urls)
     np.testing.assert_array_equal(ours[0], theirs[0])
-    label = written(tmp_path, [["x", "y"], ["1", "up\nside"], ["2", "down"]] * 1)
+    label = write_csv(tmp_path, [["x", "y"], ["1", "up\nside"], ["2", "down"]] * 1)
     assert sk.ingest_store(label, memory_url(), y="y").classes == ("down", "up\nside")
 
 
@@ -86,7 +87,7 @@ def test_stray_quote_is_refused(tmp_path: Path) -> None:
 def test_line_breaks_are_read_in_all_text_tables(tmp_path: Path) -> None:
     address = "Main St, Apt B\nBronx, NY"
     rows = [[f"n{k % 7}", address if k % 3 == 0 else "Elm Rd", "ab"[k % 2]] for k in range(60)]
-    path = written(tmp_path, [["name", "address", "kind"], *rows])
+    path = write_csv(tmp_path, [["name", "address", "kind"], *rows])
     url = memory_url()
     assert sk.ingest_store(path, url, y="kind").n_rows == len(pd.read_csv(path)) == 60
     assert f"address={address}" in (sk.open_store(url).spec.columns or ())
@@ -103,9 +104,9 @@ def test_open_quote_needs_bounded_memory_and_time(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(csv_lines, "is_well_quoted", counted)
     pieces = [(1, b'a,b\n1,"x\n')] + [(3 + 1000 * k, b"5,6\n" * 1000) for k in range(2000)]
-    found = list(whole_rows(iter(pieces), ",", 2))
-    assert sum(text.count(b"\n") for _, text, _ in found) == 2 + 2_000_000
-    assert max(len(text) for _, text, _ in found) < 3 << 20
+    actual = list(whole_rows(iter(pieces), ",", 2))
+    assert sum(text.count(b"\n") for _, text, _ in actual) == 2 + 2_000_000
+    assert max(len(text) for _, text, _ in actual) < 3 << 20
     assert sum(looked) < 30 * sum(len(text) for _, text in pieces)
 
 

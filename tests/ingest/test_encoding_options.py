@@ -27,9 +27,9 @@ def test_like_takes_columns_of_store_in_its_order() -> None:
     other = TABLE[["fare", "c", "weight", "b", "a"]]
     other.to_csv("o.csv", index=False)
     for k, data in enumerate((other, "o.csv")):
-        found = ingest(data, f"o{k}.zarr", like="s.zarr")
-        assert (found.columns, found.target_columns) == (first.columns, ("fare",))
-        assert found.weight_column == "weight"
+        actual = ingest(data, f"o{k}.zarr", like="s.zarr")
+        assert (actual.columns, actual.target_columns) == (first.columns, ("fare",))
+        assert actual.weight_column == "weight"
         rows = open_store(f"o{k}.zarr").read_rows(np.arange(N))[0]
         np.testing.assert_allclose(rows, open_store("s.zarr").read_rows(np.arange(N))[0], rtol=1e-6)
     assert ingest(X, "x.zarr", y=X[:, 0], like="s.zarr").n_rows == N

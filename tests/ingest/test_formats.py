@@ -51,7 +51,8 @@ FORMS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def rows_of(store: Path) -> Any:
+def read_store(store: Path) -> Any:
+    """Return X and the first target of all rows of a store."""
     opened = sk.open_store(store)
     parts = [opened.read_chunk(k) for k in range(opened.n_chunks)]
     return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])[:, 0]
@@ -67,8 +68,8 @@ def test_later_files_are_read_with_options_of_the_store(tmp_path: Path) -> None:
         two.write_bytes(table(form, X + 1, Y + 1))
         sk.ingest_store(one, store, y="y", shuffle=False, dtype="float64", **form)
         sk.append_store(two, store, shuffle=False)
-        found, targets = rows_of(store)
-        np.testing.assert_array_equal(found, np.r_[X, X + 1])
+        actual, targets = read_store(store)
+        np.testing.assert_array_equal(actual, np.r_[X, X + 1])
         np.testing.assert_allclose(targets, np.r_[Y, Y + 1])
     model = sk.KernelRegressor(n_centers=20, metric="none", run_dir=tmp_path / "run").fit(store)
     expected = model.predict(X)
@@ -94,7 +95,8 @@ def test_given_options_override_recorded_ones(tmp_path: Path) -> None:
         sk.append_store(tmp_path / "c.csv", tmp_path / "s.zarr", **form)
 
 
-def svm(path: Path, X: Any, y: Any, first: int) -> Path:
+def write_svm(path: Path, X: Any, y: Any, first: int) -> Path:
+    """Write an svmlight file whose features are counted from `first`; return its path."""
     dump_svmlight_file(X, y, str(path), zero_based=first == 0)
     return path
 
@@ -105,17 +107,17 @@ def test_svmlight_files_keep_feature_numbering_of_store(tmp_path: Path) -> None:
     for first in (0, 1):
         store = tmp_path / f"{first}.zarr"
         sk.ingest_store(
-            svm(tmp_path / "a.svm", dense, Y, first), store, shuffle=False, dtype="float64"
+            write_svm(tmp_path / "a.svm", dense, Y, first), store, shuffle=False, dtype="float64"
         )
-        later = svm(tmp_path / "b.svm", narrow, Y, first)
-        sk.append_store(later, store, shuffle=False)
-        np.testing.assert_array_equal(rows_of(store)[0], np.r_[dense, narrow])
+        later_file = write_svm(tmp_path / "b.svm", narrow, Y, first)
+        sk.append_store(later_file, store, shuffle=False)
+        np.testing.assert_array_equal(read_store(store)[0], np.r_[dense, narrow])
         run = tmp_path / f"run{first}"
         model = sk.KernelRegressor(n_centers=20, metric="none", run_dir=run).fit(store)
-        np.testing.assert_allclose(sk.load(run).predict(later), model.predict(narrow))
+        np.testing.assert_allclose(sk.load(run).predict(later_file), model.predict(narrow))
         truth = np.mean((model.predict(narrow) - Y) ** 2)
-        np.testing.assert_allclose(sk.evaluate(run, later)["mse"], truth, rtol=1e-4)
-        wide = svm(tmp_path / "c.svm", np.c_[dense, X], Y, first)
+        np.testing.assert_allclose(sk.evaluate(run, later_file)["mse"], truth, rtol=1e-4)
+        wide = write_svm(tmp_path / "c.svm", np.c_[dense, X], Y, first)
         with pytest.raises(DataError, match="features; ingest all files together"):
             sk.append_store(wide, store)
         with pytest.raises(DataError, match="features; ingest all files together"):
@@ -138,17 +140,17 @@ FRAME = pd.DataFrame({"a": CELLS[:, 0], "b": CELLS[:, 1], "y": TARGETS})
 TABLE = pa.Table.from_pandas(FRAME, preserve_index=False)
 
 
-def as_stream(path: Path) -> None:
+def write_stream(path: Path) -> None:
     with ipc.new_stream(path, TABLE.schema) as writer:
         writer.write_table(TABLE)
 
 
-def as_hdf5(path: Path) -> None:
+def write_hdf5(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["X"], file["y"] = CELLS, TARGETS
 
 
-def as_netcdf(path: Path) -> None:
+def write_netcdf(path: Path) -> None:
     with netcdf_file(path, "w") as file:
         file.createDimension("n", N)
         file.createDimension("d", 2)
@@ -156,12 +158,12 @@ def as_netcdf(path: Path) -> None:
             file.createVariable(name, "f", dimensions)[:] = values
 
 
-def as_npz(path: Path) -> None:
+def write_npz(path: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, X=CELLS, y=TARGETS)
 
 
-def as_svmlight(path: Path) -> None:
+def write_svmlight(path: Path) -> None:
     rows = (
         f"{y!r} 1:{a!r} 2:{b!r}\n"
         for y, (a, b) in zip(TARGETS.tolist(), CELLS.tolist(), strict=True)
@@ -171,21 +173,22 @@ def as_svmlight(path: Path) -> None:
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda path: pq.write_table(TABLE, path),
-    "arrow": as_stream,
+    "arrow": write_stream,
     "jsonl": lambda path: FRAME.to_json(path, orient="records", lines=True, double_precision=15),
-    "hdf5": as_hdf5,
-    "netcdf": as_netcdf,
-    "npz": as_npz,
-    "svmlight": as_svmlight,
+    "hdf5": write_hdf5,
+    "netcdf": write_netcdf,
+    "npz": write_npz,
+    "svmlight": write_svmlight,
 }
 TABLES = ("parquet", "arrow", "jsonl")
 
 
-def y_of(kind: str) -> dict[str, Any]:
+def target_options(kind: str) -> dict[str, Any]:
+    """Return the argument y of `ingest` for a format."""
     return {"y": "y"} if kind in TABLES else {}
 
 
-def stored(path: Path, **options: Any) -> tuple[Any, Any]:
+def ingest_and_read(path: Path, **options: Any) -> tuple[Any, Any]:
     """Return the rows and targets of the store that is made of a file."""
     url = memory_url()
     sk.ingest_store(path, url, shuffle=False, dtype="float32", **options)
@@ -198,15 +201,15 @@ def test_content_decides_format_of_unknown_names(tmp_path: Path) -> None:
     for kind, write in WRITERS.items():
         for name in ("file", "file.bin", "file.json", "table.2024", "x.v1"):
             write(tmp_path / name)
-            rows, targets = stored(tmp_path / name, **y_of(kind))
+            rows, targets = ingest_and_read(tmp_path / name, **target_options(kind))
             np.testing.assert_array_equal(rows, CELLS)
             np.testing.assert_array_equal(targets, TARGETS)
 
 
 def test_arrow_stream_is_read_under_every_arrow_name(tmp_path: Path) -> None:
     for suffix in (".arrows", ".arrow", ".feather", ".ipc", ".ARROWS"):
-        as_stream(tmp_path / f"d{suffix}")
-        np.testing.assert_array_equal(stored(tmp_path / f"d{suffix}", y="y")[0], CELLS)
+        write_stream(tmp_path / f"d{suffix}")
+        np.testing.assert_array_equal(ingest_and_read(tmp_path / f"d{suffix}", y="y")[0], CELLS)
 
 
 @pytest.mark.slow
@@ -224,10 +227,12 @@ def test_format_that_contradicts_name_is_named_and_can_be_given(tmp_path: Path) 
                 continue
             path = tmp_path / f"d{suffix}"
             shutil.copy(tmp_path / "made", path)
-            options = y_of(kind) if named in ("csv", *TABLES) else {}
+            options = target_options(kind) if named in ("csv", *TABLES) else {}
             with pytest.raises(StreamkernError, match=f"format='{kind}'"):
                 sk.ingest_store(path, memory_url(), **options)
-        np.testing.assert_array_equal(stored(path, format=kind, **y_of(kind))[0], CELLS)
+        np.testing.assert_array_equal(
+            ingest_and_read(path, format=kind, **target_options(kind))[0], CELLS
+        )
 
 
 @pytest.mark.slow
@@ -245,12 +250,12 @@ def test_hidden_or_false_compression_is_named(tmp_path: Path) -> None:
             path = tmp_path / f"d.csv{claimed}"
             path.write_bytes(data)
             if claimed == real:
-                stored(path, y="y")
+                ingest_and_read(path, y="y")
                 continue
             with pytest.raises(DataError, match=f"rename it to d.csv{real}$") as caught:
                 sk.ingest_store(path, memory_url(), y="y")
             path.rename(tmp_path / str(caught.value).rpartition(" ")[2])
-            stored(tmp_path / f"d.csv{real}", y="y")
+            ingest_and_read(tmp_path / f"d.csv{real}", y="y")
 
 
 def test_unsupported_formats_are_named(tmp_path: Path) -> None:

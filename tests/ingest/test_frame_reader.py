@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 datasets = hub_datasets.datasets
 
 
-def stored(location: Path, data: Any, **options: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+def ingest_and_read(
+    location: Path, data: Any, **options: Any
+) -> tuple[Any, np.ndarray, np.ndarray]:
     """Return the spec, the rows and the labels or values of a store of `data`, unshuffled."""
     spec = ingest_store(data, location, shuffle=False, **{"y": "label"} | options)
     rows, y = open_store(location).read_rows(np.arange(spec.n_rows))[:2]
@@ -65,12 +67,12 @@ def test_hub_rows_and_classes_equal_arrays(kind: str, streamed: bool, tmp_path: 
     make, rows = KINDS[kind]
     data = make()
     chosen = np.random.default_rng(1).permutation(hub_datasets.N)[:50]
-    taken = data.select(chosen)
-    spec, found, labels = stored(
-        tmp_path / "a.zarr", taken.to_iterable_dataset() if streamed else taken
+    selected = data.select(chosen)
+    spec, actual, labels = ingest_and_read(
+        tmp_path / "a.zarr", selected.to_iterable_dataset() if streamed else selected
     )
-    np.testing.assert_array_equal(found, rows[chosen])
-    assert found.dtype == rows.dtype
+    np.testing.assert_array_equal(actual, rows[chosen])
+    assert actual.dtype == rows.dtype
     np.testing.assert_array_equal(labels, hub_datasets.WORDS[chosen])
     assert spec.target_columns == ("label",)
 
@@ -78,7 +80,7 @@ def test_hub_rows_and_classes_equal_arrays(kind: str, streamed: bool, tmp_path: 
 def test_filtered_mapped_and_shuffled_rows_are_kept(tmp_path: Path) -> None:
     data = hub_datasets.embeddings().filter(lambda row: row["label"] != 1).shuffle(seed=3)
     data = data.map(lambda row: {"emb": [2 * k for k in row["emb"]]})
-    _, rows, labels = stored(tmp_path / "a.zarr", data)
+    _, rows, labels = ingest_and_read(tmp_path / "a.zarr", data)
     np.testing.assert_array_equal(rows, np.array(data["emb"], np.float32))
     names = data.features["label"].int2str(list(data["label"]))
     np.testing.assert_array_equal(labels, names)
@@ -87,7 +89,7 @@ def test_filtered_mapped_and_shuffled_rows_are_kept(tmp_path: Path) -> None:
 def test_stream_without_features_takes_types_of_first_rows(tmp_path: Path) -> None:
     stream = hub_datasets.numbers().to_iterable_dataset().map(lambda row: {"twice": 2 * row["f0"]})
     assert stream.features is None
-    spec, rows, labels = stored(tmp_path / "a.zarr", stream)
+    spec, rows, labels = ingest_and_read(tmp_path / "a.zarr", stream)
     assert spec.columns == ("f0", "f1", "f2", "f3", "twice")
     np.testing.assert_array_equal(rows[:, 4], 2 * hub_datasets.X[:, 0])
     np.testing.assert_array_equal(labels, hub_datasets.CODES.astype(str))  # no names are known
@@ -98,7 +100,7 @@ def test_stream_without_features_takes_types_of_first_rows(tmp_path: Path) -> No
 
     for memory in ("1 GiB", "1 MiB"):  # in one batch, and in two
         with pytest.raises(DataError, match="columns whose type changes"):
-            stored(
+            ingest_and_read(
                 tmp_path / "b.zarr", datasets.IterableDataset.from_generator(changing),
                 memory=memory, chunk_mb=0.01,
             )  # fmt: skip
@@ -113,8 +115,8 @@ def test_hub_words_are_encoded_and_unknown_labels_missing(tmp_path: Path) -> Non
         kind, codes, a=hub_datasets.X[:, 0], kind=np.arange(hub_datasets.N) % 2
     )
     with pytest.raises(DataError, match="the target of X, row 0 is missing"):
-        stored(tmp_path / "a.zarr", data)
-    spec, rows, labels = stored(tmp_path / "a.zarr", data, drop_missing_targets=True)
+        ingest_and_read(tmp_path / "a.zarr", data)
+    spec, rows, labels = ingest_and_read(tmp_path / "a.zarr", data, drop_missing_targets=True)
     assert spec.n_left_out == 2
     assert rows.shape == (hub_datasets.N - 2, 3)  # a number, and a feature for each of two words
     np.testing.assert_array_equal(labels, hub_datasets.WORDS[2:])
@@ -122,36 +124,36 @@ def test_hub_words_are_encoded_and_unknown_labels_missing(tmp_path: Path) -> Non
 
 def test_hub_weights_and_targets_are_columns_or_arrays(tmp_path: Path) -> None:
     data = hub_datasets.embeddings()
-    plain, rows, _ = stored(
+    plain, rows, _ = ingest_and_read(
         tmp_path / "a.zarr",
         hub_datasets.X,
         y=hub_datasets.WORDS,
         sample_weight=hub_datasets.WEIGHTS,
     )
     weighted = data.add_column("w", hub_datasets.WEIGHTS)
-    named, others, _ = stored(tmp_path / "b.zarr", weighted, sample_weight="w")
-    beside, same, _ = stored(
+    named, others, _ = ingest_and_read(tmp_path / "b.zarr", weighted, sample_weight="w")
+    separate_arrays, equal_model, _ = ingest_and_read(
         tmp_path / "c.zarr",
         data.remove_columns("label"),
         y=hub_datasets.WORDS,
         sample_weight=hub_datasets.WEIGHTS,
     )
     np.testing.assert_array_equal(rows, others)
-    np.testing.assert_array_equal(rows, same)
-    assert plain.weight_totals == named.weight_totals == beside.weight_totals
+    np.testing.assert_array_equal(rows, equal_model)
+    assert plain.weight_totals == named.weight_totals == separate_arrays.weight_totals
     assert named.weight_column == "w"
-    _, rows, _ = stored(tmp_path / "d.zarr", weighted, x="emb")  # and "w" is left out
+    _, rows, _ = ingest_and_read(tmp_path / "d.zarr", weighted, x="emb")  # and "w" is left out
     np.testing.assert_array_equal(rows, hub_datasets.X)
-    _, rows, _ = stored(tmp_path / "f.zarr", weighted, x=0, y=1, sample_weight=-1)
+    _, rows, _ = ingest_and_read(tmp_path / "f.zarr", weighted, x=0, y=1, sample_weight=-1)
     np.testing.assert_array_equal(rows, hub_datasets.X)
-    _, rows, _ = stored(tmp_path / "e.zarr", weighted, drop="w")
+    _, rows, _ = ingest_and_read(tmp_path / "e.zarr", weighted, drop="w")
     np.testing.assert_array_equal(rows, hub_datasets.X)
 
 
 def test_hub_rows_are_appended_by_column_names(tmp_path: Path) -> None:
     for k, data in enumerate((hub_datasets.numbers(), hub_datasets.embeddings())):
         path = tmp_path / f"{k}.zarr"
-        stored(path, data.select(range(80)))
+        ingest_and_read(path, data.select(range(80)))
         assert append_store(data.select(range(80, hub_datasets.N)), path).n_rows == hub_datasets.N
         rows = open_store(path).read_rows(np.arange(80, hub_datasets.N))[0]
         np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(hub_datasets.X[80:], axis=0))
@@ -172,10 +174,12 @@ def test_unfinished_hub_store_resumes_with_same_rows_only(
     with monkeypatch.context() as patch:
         patch.setattr(ingest_module, "fill_store", stop)
         with pytest.raises(KeyboardInterrupt):
-            stored(location, data)
+            ingest_and_read(location, data)
     with pytest.raises(ResumeMismatchError):
-        stored(location, data.select(range(1, hub_datasets.N)))
-    np.testing.assert_array_equal(stored(location, hub_datasets.pictures())[1], hub_datasets.PIXELS)
+        ingest_and_read(location, data.select(range(1, hub_datasets.N)))
+    np.testing.assert_array_equal(
+        ingest_and_read(location, hub_datasets.pictures())[1], hub_datasets.PIXELS
+    )
 
 
 @pytest.mark.slow

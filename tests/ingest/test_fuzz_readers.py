@@ -41,13 +41,13 @@ def run_batch(kind: str, first: int, count: int, folder: Path) -> dict[str, obje
 def check(kind: str, first: int, count: int, folder: Path) -> None:
     crashes, stop = 0, first + count
     while first < stop:
-        found = run_batch(kind, first, stop - first, folder)
-        if "crashed" not in found:
-            assert found["wrong"] == []
-            assert int(str(found["grown_bytes"])) < GROWN
+        actual = run_batch(kind, first, stop - first, folder)
+        if "crashed" not in actual:
+            assert actual["wrong"] == []
+            assert int(str(actual["grown_bytes"])) < GROWN
             break
         crashes += 1  # of the library, on the input at which the next batch goes on
-        run_until = int(str(found["crashed"]))
+        run_until = int(str(actual["crashed"]))
         if run_until > first:
             check(kind, first, run_until - first, folder)
         first = run_until + 1

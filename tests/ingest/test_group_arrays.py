@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import zarr
 
 import streamkern
 from streamkern.basics.errors import DataError
-from streamkern.ingest.readers import open_reader
+from tests.ingest.read_arrays import read_arrays
 
 N, D = 40, 6
 RNG = np.random.default_rng(2)
@@ -24,7 +23,7 @@ NAMES = np.array(["T cell", "B cell", "µ cell"], object)
 CODES = RNG.integers(0, 3, N).astype("i1")
 
 
-def put(group: Any, name: str, data: Any) -> None:
+def write_array(group: Any, name: str, data: Any) -> None:
     """Write an array to a group of zarr or h5py."""
     if isinstance(group, h5py.Group):
         group[name] = data.astype(object) if data.dtype.kind in "OUT" else data
@@ -33,83 +32,82 @@ def put(group: Any, name: str, data: Any) -> None:
         group.create_array(name, data=data.astype(np.dtypes.StringDType()) if text else data)
 
 
-def sparse(parent: Any, name: str, matrix: Any, **attributes: Any) -> Any:
+def write_sparse(parent: Any, name: str, matrix: Any, **attributes: Any) -> Any:
+    """Write the parts of a sparse matrix as a group; return the group."""
     group = parent.create_group(name)
     for part in ("data", "indices", "indptr"):
-        put(group, part, getattr(matrix, part))
+        write_array(group, part, getattr(matrix, part))
     group.attrs.update(attributes)
     return group
 
 
-def fill(root: Any) -> None:
+def write_groups(root: Any) -> None:
     """Write the parts of an AnnData object, by its documented format."""
     shape = list(MATRIX.shape)
-    sparse(root, "X", MATRIX, **{"encoding-type": "csr_matrix", "shape": shape})
+    write_sparse(root, "X", MATRIX, **{"encoding-type": "csr_matrix", "shape": shape})
     layers, raw, obs = (root.create_group(name) for name in ("layers", "raw", "obs"))
-    sparse(layers, "csc", MATRIX.tocsc(), **{"encoding-type": "csc_matrix", "shape": shape})
-    sparse(layers, "no_shape", MATRIX)
-    sparse(raw, "X", (MATRIX * 2).astype("f4"), **{"encoding-type": "csr_matrix", "shape": shape})
-    put(layers, "dense", MATRIX.toarray())
-    put(root, "y", np.arange(N) / 4)
+    write_sparse(layers, "csc", MATRIX.tocsc(), **{"encoding-type": "csc_matrix", "shape": shape})
+    write_sparse(layers, "no_shape", MATRIX)
+    write_sparse(
+        raw, "X", (MATRIX * 2).astype("f4"), **{"encoding-type": "csr_matrix", "shape": shape}
+    )
+    write_array(layers, "dense", MATRIX.toarray())
+    write_array(root, "y", np.arange(N) / 4)
     obs.attrs["encoding-type"] = "dataframe"
     for name, codes in (("cell_type", CODES), ("lacks", np.where(np.arange(N) == 7, -1, CODES))):
         group = obs.create_group(name)
         group.attrs["encoding-type"] = "categorical"
-        put(group, "codes", codes.astype("i1"))
-        put(group, "categories", NAMES)
+        write_array(group, "codes", codes.astype("i1"))
+        write_array(group, "categories", NAMES)
     for name, mask in (("age", np.zeros(N, bool)), ("lacks_age", np.arange(N) == 9)):
         group = obs.create_group(name)
         group.attrs["encoding-type"] = "nullable-integer"
-        put(group, "values", CODES.astype("i8"))
-        put(group, "mask", mask)
-    put(obs, "batch", NAMES[CODES])
+        write_array(group, "values", CODES.astype("i8"))
+        write_array(group, "mask", mask)
+    write_array(obs, "batch", NAMES[CODES])
 
 
-def in_hdf5(path: Path, write: Callable[[Any], None]) -> Path:
+def write_hdf5(path: Path, write: Callable[[Any], None]) -> Path:
+    """Write an .h5ad file by a function of the open file; return its path."""
     with h5py.File(path / "a.h5ad", "w") as file:
         write(file)
     return path / "a.h5ad"
 
 
-def in_zarr(path: Path, write: Callable[[Any], None], version: int = 3) -> Path:
+def write_zarr(path: Path, write: Callable[[Any], None], version: int = 3) -> Path:
+    """Write a Zarr group by a function of the group; return its path."""
     write(zarr.create_group(path / f"a{version}.zarr", zarr_format=version))
     return path / f"a{version}.zarr"
 
 
-def in_zarr_2(path: Path, write: Callable[[Any], None]) -> Path:
-    return in_zarr(path, write, 2)
+def write_zarr_2(path: Path, write: Callable[[Any], None]) -> Path:
+    return write_zarr(path, write, 2)
 
 
-CONTAINERS = pytest.mark.parametrize("write_group", [in_hdf5, in_zarr, in_zarr_2])
-
-
-def read(url: Any, y: Any = "y", block_bytes: int = 1 << 20, **options: Any) -> tuple[Any, Any]:
-    with ExitStack() as files:
-        blocks = list(open_reader(url, y, files, **options).blocks(0, block_bytes))
-    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
+CONTAINERS = pytest.mark.parametrize("write_group", [write_hdf5, write_zarr, write_zarr_2])
 
 
 @CONTAINERS
 def test_sparse_groups_are_read_as_rows(tmp_path: Path, write_group: Any) -> None:
-    url = write_group(tmp_path, fill)
+    url = write_group(tmp_path, write_groups)
     for name, truth in {
         "X": MATRIX, "layers/csc": MATRIX, "layers/no_shape": MATRIX, "raw/X": MATRIX * 2,
         "layers/dense": MATRIX,
     }.items():  # fmt: skip
         for block_bytes in (300, 1 << 20):
-            X, y = read(url, x=name, block_bytes=block_bytes)
+            X, y = read_arrays(url, x=name, block_bytes=block_bytes)
             np.testing.assert_allclose(X, truth.toarray(), rtol=1e-6 if "raw" in name else 0)
             np.testing.assert_array_equal(y, np.arange(N) / 4)
 
 
 @CONTAINERS
 def test_categorical_and_nullable_labels_are_read(tmp_path: Path, write_group: Any) -> None:
-    url = write_group(tmp_path, fill)
-    labels = read(url, "obs/cell_type")[1].tolist()
+    url = write_group(tmp_path, write_groups)
+    labels = read_arrays(url, "obs/cell_type")[1].tolist()
     labels = [k.decode() if isinstance(k, bytes) else k for k in labels]
     assert labels == NAMES[CODES].tolist()
     # Zarr leaves out chunks of zeros, such as a mask of nothing.
-    assert read(url, "obs/age", missing="fill")[1].tolist() == CODES.tolist()
+    assert read_arrays(url, "obs/age", missing="fill")[1].tolist() == CODES.tolist()
     spec = streamkern.ingest_store(url, tmp_path / "out", y="obs/cell_type")
     assert spec.classes == tuple(sorted(NAMES))
     assert streamkern.ingest_store(url, tmp_path / "out2", y="obs/batch").classes == spec.classes
@@ -121,12 +119,12 @@ def test_categorical_and_nullable_labels_are_read(tmp_path: Path, write_group: A
 
 @CONTAINERS
 def test_unknown_array_name_lists_available_names(tmp_path: Path, write_group: Any) -> None:
-    url = write_group(tmp_path, fill)
+    url = write_group(tmp_path, write_groups)
     for options in ({"y": "obs/sex"}, {"y": "sex"}, {"x": "W"}, {"y": "y/z"}):
         with pytest.raises(DataError, match=r"has no array .*obs/cell_type.*name them with x="):
-            read(url, **options)
+            read_arrays(url, **options)
     with pytest.raises(DataError, match=r"'layers' of .* a group and not an array; .*layers/csc"):
-        read(url, x="layers")
+        read_arrays(url, x="layers")
 
 
 def test_damaged_sparse_groups_are_refused(tmp_path: Path) -> None:
@@ -155,12 +153,12 @@ def test_damaged_sparse_groups_are_refused(tmp_path: Path) -> None:
             if (form, name) == ("csc_matrix", "twice"):
                 continue  # SciPy adds them up
             with pytest.raises(DataError):
-                read(tmp_path / f"{name}.h5")
+                read_arrays(tmp_path / f"{name}.h5")
 
 
 @CONTAINERS
 def test_fit_refuses_sparse_groups_and_suggests_ingest(tmp_path: Path, write_group: Any) -> None:
-    url = write_group(tmp_path, fill)
+    url = write_group(tmp_path, write_groups)
     if url.suffix == ".zarr":
         with pytest.raises(DataError, match=r"'X' of .* is a group .*; ingest it"):
             streamkern.KernelRegressor().fit(url)
@@ -170,7 +168,7 @@ def test_fit_refuses_sparse_groups_and_suggests_ingest(tmp_path: Path, write_gro
 
 @CONTAINERS
 def test_rows_with_missing_targets_can_be_dropped(tmp_path: Path, write_group: Any) -> None:
-    url = write_group(tmp_path, fill)
+    url = write_group(tmp_path, write_groups)
     for y, row in (("obs/lacks", 7), ("obs/lacks_age", 9)):
         spec = streamkern.ingest_store(
             url, tmp_path / y, y=y, drop_missing_targets=True, shuffle=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import xarray as xr
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.readers import open_reader
+from tests.ingest.read_arrays import read_arrays
 
 RNG = np.random.default_rng(0)
 DATA = xr.Dataset(
@@ -25,34 +24,30 @@ DATA = xr.Dataset(
 )
 
 
-def read(url: Path, y: Any = None, **options: Any) -> tuple[Any, Any]:
-    with ExitStack() as files:
-        blocks = list(open_reader(url, y, files, **options).blocks(0, 1000))
-    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
-
-
 @pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT", "NETCDF4"])
 def test_netcdf_variables_are_read_by_name(tmp_path: Path, form: str) -> None:
     engine: Any = "h5netcdf" if form == "NETCDF4" else "scipy"
     for dims in ((), ("row",)):  # also along an unlimited dimension, whose rows lie apart
         path = tmp_path / f"{len(dims)}.nc"
         DATA.to_netcdf(path, format=form, engine=engine, unlimited_dims=dims)  # type: ignore[call-overload]
-        X, y = read(path)
+        X, y = read_arrays(path, block_bytes=1000)
         np.testing.assert_array_equal(X, DATA["X"])
         np.testing.assert_array_equal(y, DATA["y"])
-        message = [k if isinstance(k, str) else k.decode() for k in read(path, "word")[1].tolist()]
+        message = [
+            k if isinstance(k, str) else k.decode() for k in read_arrays(path, "word")[1].tolist()
+        ]
         assert message == DATA["word"].values.tolist()
         with pytest.raises(DataError, match=r"no array 'z'.* has .*word"):
-            read(path, "z")
+            read_arrays(path, "z")
     if engine == "scipy":
         with pytest.raises(MemoryBudgetError, match=r"read as a whole.*nccopy"):
-            read(tmp_path / "0.nc", memory=1000)
+            read_arrays(tmp_path / "0.nc", memory=1000)
         full = (tmp_path / "0.nc").read_bytes()
         (tmp_path / "cut.nc").write_bytes(full[: len(full) // 2])
         (tmp_path / "5.nc").write_bytes(b"CDF\x05" + full[4:])
         for name, message in (("cut", "not a readable NetCDF"), ("5", "64-bit data.*nccopy")):
             with pytest.raises(DataError, match=message):
-                read(tmp_path / f"{name}.nc")
+                read_arrays(tmp_path / f"{name}.nc")
 
 
 def test_default_fill_value_of_netcdf_is_missing(tmp_path: Path) -> None:
@@ -63,7 +58,7 @@ def test_default_fill_value_of_netcdf_is_missing(tmp_path: Path) -> None:
             file["X"], file["y"] = X, np.arange(6.0)
             file.attrs["_NCProperties"] = "version=2"
         with pytest.raises(DataError, match="row 4, column 1 is missing"):
-            read(tmp_path / "a.nc")
+            read_arrays(tmp_path / "a.nc")
 
 
 def test_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
@@ -71,7 +66,7 @@ def test_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
         file["X"], file["y"] = np.ones((6, 2)), np.array([1, 2, -(2**31), 1, 2, 1], "i4")
         file["y"].attrs["rhdf5-NA.OK"] = 1
     with pytest.raises(DataError, match=r"row 2 is missing: .*NA in R"):
-        read(tmp_path / "r.h5")
+        read_arrays(tmp_path / "r.h5")
 
 
 def test_boolean_variables_are_labels(tmp_path: Path) -> None:

@@ -79,8 +79,10 @@ def test_hub_format_chooses_columns_and_keeps_values() -> None:
     data = hub_datasets.numbers()
     model = classifier().fit(data.with_format("numpy", columns=["f0", "f1", "label"]), "label")
     assert list(model.feature_names_in_) == ["f0", "f1"]
-    same = classifier().fit(data.with_format("pandas"), "label")
-    np.testing.assert_array_equal(same.predict(data), classifier().fit(data, "label").predict(data))
+    pandas_model = classifier().fit(data.with_format("pandas"), "label")
+    np.testing.assert_array_equal(
+        pandas_model.predict(data), classifier().fit(data, "label").predict(data)
+    )
 
 
 def test_unknown_and_missing_hub_labels_are_refused() -> None:

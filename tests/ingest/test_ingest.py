@@ -64,6 +64,7 @@ def digits(n: int = 600, side: int = 8) -> tuple[NDArray[np.uint8], NDArray[np.i
 
 
 def row_numbers(store: Store) -> NDArray[np.int64]:
+    """Return the row numbers that the images of `digits` contain."""
     X = store.read_rows(np.arange(store.spec.n_rows))[0].reshape(store.spec.n_rows, -1)
     return X[:, 0].astype(np.int64) + 256 * X[:, 1].astype(np.int64)
 
@@ -76,18 +77,18 @@ def row_numbers(store: Store) -> NDArray[np.int64]:
     n=st.integers(1, 700),
     seed=st.integers(0, 2**40),
     spill=st.booleans(),
-    known=st.booleans(),
+    knows_length=st.booleans(),
     pieces=st.integers(1, 5),
 )
 def test_spool_order_follows_keys_for_any_memory(
-    n: int, seed: int, spill: bool, known: bool, pieces: int, tmp_path_factory: Any
+    n: int, seed: int, spill: bool, knows_length: bool, pieces: int, tmp_path_factory: Any
 ) -> None:
     scratch = tmp_path_factory.mktemp("spool") / "s"
     X = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
     spool = Spool(
         (3,), X.dtype, (), np.dtype(np.int32),
         limit_bytes=1500 if spill else 1 << 20, scratch=Scratch(scratch), seed=seed, identity="t",
-        expected_rows=n if known else None,
+        expected_rows=n if knows_length else None,
     )  # fmt: skip
     for rows in np.array_split(np.arange(n), pieces):
         spool.append(X[rows], rows)
@@ -99,13 +100,14 @@ def test_spool_order_follows_keys_for_any_memory(
     np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), X[expected])
     np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), expected)
     np.testing.assert_array_equal(np.concatenate([p[2] for p in parts]), expected)
-    assert spool.spilled == (spill and n > 1500 // (32 + 24))
+    assert spool.is_spilled == (spill and n > 1500 // (32 + 24))
     spool.discard()
     assert not scratch.exists()
 
 
 @contextmanager
 def make_spool(folder: Path, identity: str = "t") -> Iterator[Spool]:
+    """Open a spool of integers that holds a few dozen rows in memory."""
     with Scratch(folder) as scratch:
         yield Spool(
             (1,), np.dtype(np.int32), (), np.dtype(np.int32),
@@ -131,11 +133,11 @@ def test_oversized_buckets_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(Path, "unlink", stop)
         with pytest.raises(KeyboardInterrupt):
             spool.seal(["note"])
-    with make_spool(tmp_path / "s") as again:
-        assert (again.sealed, again.notes, again.n_rows) == (True, ["note"], n)
-        again.seal(again.notes)
-        np.testing.assert_array_equal(again.rows(0, n)[1], expected)
-        np.testing.assert_array_equal(again.rows(777, 780)[0][:, 0], expected[777:780])
+    with make_spool(tmp_path / "s") as resumed:
+        assert (resumed.is_sealed, resumed.notes, resumed.n_rows) == (True, ["note"], n)
+        resumed.seal(resumed.notes)
+        np.testing.assert_array_equal(resumed.rows(0, n)[1], expected)
+        np.testing.assert_array_equal(resumed.rows(777, 780)[0][:, 0], expected[777:780])
 
 
 def test_spool_resumes_from_last_save(tmp_path: Path) -> None:
@@ -145,11 +147,11 @@ def test_spool_resumes_from_last_save(tmp_path: Path) -> None:
         spool.append(X[:200], X[:200, 0])
         spool.save(["a"])
         spool.append(X[200:333], X[200:333, 0])  # lost: it was not saved
-    with make_spool(tmp_path / "s") as again:
-        assert (again.sealed, again.notes, again.n_rows) == (False, ["a"], 200)
-        again.append(X[200:], X[200:, 0])
-        again.seal(["a", "b"])
-        np.testing.assert_array_equal(again.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
+    with make_spool(tmp_path / "s") as resumed:
+        assert (resumed.is_sealed, resumed.notes, resumed.n_rows) == (False, ["a"], 200)
+        resumed.append(X[200:], X[200:, 0])
+        resumed.seal(["a", "b"])
+        np.testing.assert_array_equal(resumed.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
     with make_spool(tmp_path / "s", identity="other") as other:
         assert other.n_rows == 0
 
@@ -243,6 +245,7 @@ def table() -> tuple[NDArray[np.float32], NDArray[np.int64], str]:
 
 
 def csv_text(X: NDArray[Any], y: NDArray[Any], *, header: bool = True, delimiter: str = ",") -> str:
+    """Return a CSV of features and labels."""
     names = delimiter.join([*(f"x{j}" for j in range(X.shape[1])), "label"])
     rows = [
         delimiter.join([*(repr(float(v)) for v in x), str(t)]) for x, t in zip(X, y, strict=True)
@@ -418,10 +421,10 @@ def test_nonfinite_value_names_file_row_and_column(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(csv_text(X, np.zeros(300, int)))
     columns = {f"x{j}": X[:, j] for j in range(4)} | {"y": np.zeros(300, int)}
     pq.write_table(pa.table(columns), tmp_path / "d.parquet")
-    beside, out = {"y": np.zeros(300, int)}, tmp_path / "out"
+    targets, out = {"y": np.zeros(300, int)}, tmp_path / "out"
     for inputs, arguments, location in (
-        (X, beside, "the array, row 217, column 2"),
-        (tmp_path / "X.npy", beside, "X.npy, row 217, column 2"),
+        (X, targets, "the array, row 217, column 2"),
+        (tmp_path / "X.npy", targets, "X.npy, row 217, column 2"),
         (tmp_path / "d.csv", {"y": "label", "encode": "none"}, "d.csv, row 217, column 'x2'"),
         (tmp_path / "d.parquet", {"encode": "none"}, "d.parquet, row 217, column 'x2'"),
     ):
@@ -518,7 +521,7 @@ def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
 def test_ingest_refuses_to_overwrite_store_or_input(tmp_path: Path) -> None:
     X, y = digits(60)
     ingest(X, tmp_path / "s", y=y)
-    before = store_damage.tree(tmp_path)
+    n_before = store_damage.tree(tmp_path)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(X[1:], tmp_path / "s", y=y[1:])
     with pytest.raises(ConfigError, match="input and output at the same time"):
@@ -532,7 +535,7 @@ def test_ingest_refuses_to_overwrite_store_or_input(tmp_path: Path) -> None:
         ingest(np.full((3, 2), np.nan), tmp_path / "s", y=[0, 1, 2], overwrite=True)
     (tmp_path / "s2" / "precious").unlink()
     (tmp_path / "s2").rmdir()
-    assert store_damage.tree(tmp_path) == before
+    assert store_damage.tree(tmp_path) == n_before
     assert ingest(X[:30], tmp_path / "s", y=y[:30], overwrite=True).n_rows == 30
 
 
@@ -554,7 +557,7 @@ def test_streams_are_read_in_pieces(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array[10:12], [[40, 41, 42, 43], [44, 45, 46, 47]])
         np.testing.assert_array_equal(array[0:1], [[0, 1, 2, 3]])
         assert array[990:2000].shape == (10, 4)
-    with pytest.raises(DataError, match="header"):
+    with pytest.raises(DataError, match="ends inside its header"):
         idx_array(io.BytesIO(b"\0\0\x08\x03\0\0"), "short")
 
 
@@ -595,7 +598,8 @@ ingest(inputs, out, y=target, chunk_mb=2**-6, memory=2**18 if how != "memory" el
 """
 
 
-def run_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
+def run_ingest_in_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
+    """Return the exit status of a process that kills itself after so many rows of a stage."""
     root = Path(__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-c", CHILD, stage, str(stop_at), str(out), how, str(data)],
@@ -623,23 +627,25 @@ def test_repeatedly_killed_ingest_gives_same_bits(
     ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
     out = tmp_path / "out"
     for stage, stop_at in stops:
-        assert run_child(stage, stop_at, out, how, data) == -signal.SIGKILL
+        assert run_ingest_in_child(stage, stop_at, out, how, data) == -signal.SIGKILL
         with pytest.raises(DataError, match=r"unfinished|no zarr store"):
             open_store(out)
     chunks = [key for key in store_damage.tree(out) if "/c/" in key]
     uninterrupted = [key for key in chunks if not is_temporary(key.rpartition("/")[2])]
-    kept = {key: (out / key).stat().st_mtime_ns for key in uninterrupted}
-    assert run_child("never", 0, out, how, data) == 0
+    mtimes = {key: (out / key).stat().st_mtime_ns for key in uninterrupted}
+    assert run_ingest_in_child("never", 0, out, how, data) == 0
     assert store_damage.content(out) == store_damage.content(tmp_path / "whole")
     assert not scratch_folder(out).exists()
     # Finished chunks were kept, not written again, save for those that each writer had under way,
     # X, y and row, when it was killed, and the journal, which is one more chunk.
-    same = [key for key, t in kept.items() if (out / key).stat().st_mtime_ns == t]
-    assert len(same) >= len(kept) - 3 * n_writers(out, 1 << 28, 1 << 14) - 1
-    assert len([key for key in same if key.startswith("X/")]) >= 1
+    unchanged_keys = [key for key, t in mtimes.items() if (out / key).stat().st_mtime_ns == t]
+    assert len(unchanged_keys) >= len(mtimes) - 3 * n_writers(out, 1 << 28, 1 << 14) - 1
+    assert len([key for key in unchanged_keys if key.startswith("X/")]) >= 1
 
 
 def stop_after(stage: str, rows: int) -> Any:
+    """Return a callback that raises `Stop` after so many rows of a stage."""
+
     def progress(phase: str, done: int, total: int | None) -> None:
         if phase == stage and done >= rows:
             raise Stop
@@ -824,9 +830,9 @@ def test_column_names_are_kept_through_stores(tmp_path: Path) -> None:
     spec = ingest(tmp_path / "t.csv", tmp_path / "s", y="label")
     assert (spec.columns, spec.target_columns) == (("b", "a"), ("label",))
     assert open_store(tmp_path / "s").spec.columns == spec.columns
-    again = ingest(tmp_path / "s", tmp_path / "again")
-    assert (again.columns, again.target_columns) == (("b", "a"), ("label",))
-    assert again.files == ((str(tmp_path / "s"), 3),)
+    resumed = ingest(tmp_path / "s", tmp_path / "again")
+    assert (resumed.columns, resumed.target_columns) == (("b", "a"), ("label",))
+    assert resumed.files == ((str(tmp_path / "s"), 3),)
 
 
 def frame(changed: bool = False) -> Any:
@@ -868,10 +874,13 @@ def test_altered_bucket_is_detected_when_split(tmp_path: Path) -> None:
     X = np.arange(3000, dtype=np.int32)[:, None]
     with make_spool(tmp_path / "s") as spool:
         spool.append(X, X[:, 0])
-        spool.save(["note"], sealed=True, wait=True)
+        spool.save(["note"], is_sealed=True, wait=True)
     large = max((tmp_path / "s").glob("*.rows"), key=lambda path: path.stat().st_size)
     data = bytearray(large.read_bytes())
     data[5] ^= 1
     large.write_bytes(data)
-    with make_spool(tmp_path / "s") as again, pytest.raises(CorruptChunkError, match="was altered"):
-        again.seal(again.notes)
+    with (
+        make_spool(tmp_path / "s") as resumed,
+        pytest.raises(CorruptChunkError, match="was altered"),
+    ):
+        resumed.seal(resumed.notes)

@@ -49,8 +49,8 @@ def test_original_cells_are_read_back(
         text.write((" " * blank + end) * (blank > 1))
     path = tmp_path / "t.csv"
     path.write_bytes(text.getvalue().encode())
-    found = read(path, 200)
-    assert list(zip(*found, strict=True)) == [(a, str(x), b) for a, x, b in rows]
+    actual = read(path, 200)
+    assert list(zip(*actual, strict=True)) == [(a, str(x), b) for a, x, b in rows]
     with ExitStack() as files:
         blocks = open_reader(path, [], files, x="x", targets=False).blocks(0, 200)
         assert np.concatenate([block.X[:, 0] for block in blocks]).tolist() == [

@@ -32,13 +32,14 @@ TABLE["y"] = TABLE["a"] - TABLE["b"]
 
 
 def write(folder: Path, *names: str, content: str = "a,y\n1,2\n") -> None:
+    """Write files of these names, with their folders."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
 
-def rows_of(store: Path) -> np.ndarray:
+def read_store(store: Path) -> np.ndarray:
     """Return X and y (n, 4) of all rows in the order of their numbers."""
     opened = open_store(store)
     numbers = np.concatenate([opened.source_rows(i) for i in range(opened.n_chunks)])
@@ -61,7 +62,7 @@ def test_spark_folder_is_read_in_natural_order(tmp_path: Path) -> None:
     assert [name.rpartition("/")[2] for name, _ in spec.files] == [
         f"part-{k}.csv" for k in range(len(parts))
     ]
-    np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
+    np.testing.assert_array_equal(read_store(tmp_path / "s.zarr"), TABLE.to_numpy())
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "folder.parquet"])
@@ -75,7 +76,7 @@ def test_dask_parquet_folder_is_a_table(tmp_path: Path, suffix: str) -> None:
     for inputs in (path, f"{path}/", f"file://{path}", path / "*"):
         assert len(expand_paths(inputs)) == 11
     ingest(path, tmp_path / "s.zarr", y="y")
-    np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
+    np.testing.assert_array_equal(read_store(tmp_path / "s.zarr"), TABLE.to_numpy())
 
 
 def test_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +106,8 @@ def test_zarr_group_is_not_a_folder_of_files(tmp_path: Path) -> None:
         assert expand_paths(str(tmp_path / f"?{version}")) == str(path)
     for name in ("one.zarr", "two.zarr"):
         ingest(TABLE, tmp_path / "stores" / name, y="y")
-    both = [str(tmp_path / "stores" / name) for name in ("one.zarr", "two.zarr")]
-    assert expand_paths(tmp_path / "stores") == expand_paths(tmp_path / "stores/*.zarr") == both
+    stores = [str(tmp_path / "stores" / name) for name in ("one.zarr", "two.zarr")]
+    assert expand_paths(tmp_path / "stores") == expand_paths(tmp_path / "stores/*.zarr") == stores
 
 
 def test_hive_partitions_are_refused(tmp_path: Path) -> None:
@@ -145,27 +146,35 @@ def test_patterns_match_like_glob(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     pattern = f"{root}/{'/'.join(parts)}-f.csv"
-    known = {k for k in glob.glob(pattern, recursive=True) if os.path.isfile(k)}
-    if not known:
+    expected = {k for k in glob.glob(pattern, recursive=True) if os.path.isfile(k)}
+    if not expected:
         if glob.has_magic(pattern):
             with pytest.raises(StoreNotFoundError, match="no file matches"):
                 expand_paths(pattern)
         return
     found = expand_paths(pattern)
     found = [found] if isinstance(found, str) else found
-    assert set(found) == known
-    assert len(found) == len(known)
+    assert set(found) == expected
+    assert len(found) == len(expected)
 
 
 def test_pattern_files_are_in_natural_order(tmp_path: Path) -> None:
     names = ["a/p1.csv", "a/p2.csv", "a/p10.csv", "a/p010.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
     write(tmp_path, *names, "a/_SUCCESS", "_temporary/c.csv")
-    known = ["a/p1.csv", "a/p2.csv", "a/p010.csv", "a/p10.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
-    assert expand_paths(tmp_path / "**" / "*.csv") == [str(tmp_path / name) for name in known]
+    expected = [
+        "a/p1.csv",
+        "a/p2.csv",
+        "a/p010.csv",
+        "a/p10.csv",
+        "a2/p1.csv",
+        "a10/_p.csv",
+        "b.csv",
+    ]
+    assert expand_paths(tmp_path / "**" / "*.csv") == [str(tmp_path / name) for name in expected]
     with pytest.raises(StoreNotFoundError, match=r"no file matches .*\*\.parquet"):
         expand_paths(tmp_path / "*.parquet")
     (tmp_path / "again").symlink_to(tmp_path)  # which would give every file once more
-    assert len(expand_paths(tmp_path / "**" / "*.csv")) == len(known)
+    assert len(expand_paths(tmp_path / "**" / "*.csv")) == len(expected)
     write(tmp_path, "t.parquet", "_delta_log/0.json")
     with pytest.raises(DataError, match="is a Delta table"):
         expand_paths(tmp_path / "*.parquet")
@@ -188,7 +197,7 @@ def test_patterns_of_arrays_and_targets_are_paired(tmp_path: Path) -> None:
         np.save(tmp_path / f"X-{k}.npy", X[10 * k : 10 * k + 10])
         np.save(tmp_path / f"y-{k}.npy", y[10 * k : 10 * k + 10])
     ingest(tmp_path / "X-*.npy", tmp_path / "s", y=tmp_path / "y-*.npy")
-    np.testing.assert_array_equal(rows_of(tmp_path / "s"), TABLE.to_numpy())
+    np.testing.assert_array_equal(read_store(tmp_path / "s"), TABLE.to_numpy())
     with pytest.raises(ConfigError, match="X has 13 files, but y has 3"):
         ingest(tmp_path / "X-*.npy", tmp_path / "t", y=tmp_path / "y-1?.npy")
 
@@ -225,7 +234,7 @@ def test_commands_accept_folders_and_patterns(
         )
     assert outputs[0] == outputs[1] == outputs[2]
     append(path / "?.csv", store)
-    np.testing.assert_allclose(rows_of(store)[N:], TABLE.to_numpy()[:100], rtol=2e-7)  # float32
+    np.testing.assert_allclose(read_store(store)[N:], TABLE.to_numpy()[:100], rtol=2e-7)  # float32
 
 
 @pytest.mark.parametrize(

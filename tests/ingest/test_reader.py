@@ -28,7 +28,7 @@ Y = np.array([1.5, 2.5, -999, np.nan, 3.5, 4.5])
 X = np.arange(12.0).reshape(6, 2)
 
 
-def given(tmp_path: Path, kind: str) -> Any:
+def table_as(tmp_path: Path, kind: str) -> Any:
     """Return rows as a table in some format; row 3 has no target."""
     table = pa.table({"a": X[:, 0], "b": X[:, 1], "y": pa.array(Y, from_pandas=True)})
     if kind == "csv":
@@ -45,7 +45,7 @@ def given(tmp_path: Path, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl", "frame", "array"])
 def test_rows_without_target_are_refused_or_dropped(tmp_path: Path, kind: str) -> None:
-    inputs, url = given(tmp_path, kind), tmp_path / "o.zarr"
+    inputs, url = table_as(tmp_path, kind), tmp_path / "o.zarr"
     y: Any = Y if kind == "array" else "y"
     with pytest.raises(DataError, match=r"row 3 is missing.*drop_missing_targets=True"):
         ingest(inputs, url, y=y)
@@ -149,13 +149,14 @@ def test_target_column_beside_frame_may_have_missing_values() -> None:
 WISH: dict[str, Any] = {"y": TARGET, "drop": ID}
 
 
-def csv_of(folder: Path, n: int = 900, seed: int = 0) -> Path:
+def write_table(folder: Path, n: int = 900, seed: int = 0) -> Path:
+    """Write a table with all kinds of columns as CSV; return its path."""
     path = folder / f"table-{n}-{seed}.csv"
     write_csv(troubled(n, seed), path)
     return path
 
 
-def rows_of(location: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_store(location: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y in the order of the files."""
     group = zarr.open_group(location, mode="r")
     order = np.argsort(np.asarray(group["row"]))
@@ -165,22 +166,22 @@ def rows_of(location: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("form", ["parquet", "frame", "two files", "little memory"])
 def test_table_is_encoded_equally_in_every_format(tmp_path: Path, form: str) -> None:
-    spec = ingest(csv_of(tmp_path), tmp_path / "csv.zarr", **WISH)
+    spec = ingest(write_table(tmp_path), tmp_path / "csv.zarr", **WISH)
     frame, more = troubled(900), {}
-    given: Any = frame
+    table_as: Any = frame
     if form == "parquet":
-        given = tmp_path / "t.parquet"
-        frame.to_parquet(given)
+        table_as = tmp_path / "t.parquet"
+        frame.to_parquet(table_as)
     elif form == "two files":
-        given = [tmp_path / "a.csv", tmp_path / "b.csv"]
-        write_csv(frame[:400], given[0])
-        write_csv(frame[400:], given[1])
+        table_as = [tmp_path / "a.csv", tmp_path / "b.csv"]
+        write_csv(frame[:400], table_as[0])
+        write_csv(frame[400:], table_as[1])
     elif form == "little memory":
-        given, more = csv_of(tmp_path), {"memory": 1 << 20, "chunk_mb": 0.01}
-    other = ingest(given, tmp_path / "other.zarr", **WISH, **more)
+        table_as, more = write_table(tmp_path), {"memory": 1 << 20, "chunk_mb": 0.01}
+    other = ingest(table_as, tmp_path / "other.zarr", **WISH, **more)
     assert other.encoder == spec.encoder
     assert other.columns == spec.columns
-    pairs = zip(rows_of(tmp_path / "csv.zarr"), rows_of(tmp_path / "other.zarr"), strict=True)
+    pairs = zip(read_store(tmp_path / "csv.zarr"), read_store(tmp_path / "other.zarr"), strict=True)
     for mine, theirs in pairs:
         np.testing.assert_array_equal(mine, theirs)
 
@@ -191,7 +192,7 @@ def test_numeric_columns_are_not_encoded(tmp_path: Path) -> None:
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET)
     assert spec.encoder is None
     np.testing.assert_array_equal(
-        rows_of(tmp_path / "s.zarr")[0], frame[["age (years)", "size"]].astype(np.float32)
+        read_store(tmp_path / "s.zarr")[0], frame[["age (years)", "size"]].astype(np.float32)
     )
 
 
@@ -201,7 +202,7 @@ def test_late_missing_value_adds_indicator(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "t.csv", index=False)
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", memory=1 << 20, chunk_mb=0.01)
     assert spec.columns == ("a", "a is missing", "b")
-    X, _ = rows_of(tmp_path / "s.zarr")
+    X, _ = read_store(tmp_path / "s.zarr")
     assert np.flatnonzero(X[:, 1]).tolist() == [2900]
     assert X[2900, 0] == 0
     with pytest.raises(NotNumbersError, match="row 2900"):
@@ -238,37 +239,37 @@ def test_declared_column_kinds_are_used(tmp_path: Path) -> None:
 
 
 def test_like_encodes_test_set_as_training_set(tmp_path: Path) -> None:
-    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
-    new = csv_of(tmp_path, 200, 1)
+    spec = ingest(write_table(tmp_path), tmp_path / "s.zarr", **WISH)
+    new = write_table(tmp_path, 200, 1)
     like = ingest(new, tmp_path / "t.zarr", like=tmp_path / "s.zarr")
     assert (like.encoder, like.columns) == (spec.encoder, spec.columns)
     encoder = Encoder.from_json(spec.encoder or {}, "s")
     frame = troubled(200, 1)
     other = ingest(frame, tmp_path / "f.zarr", like=tmp_path / "s.zarr")
     assert other.target_columns == (TARGET,)
-    X, y = rows_of(tmp_path / "t.zarr")
-    np.testing.assert_array_equal(X, rows_of(tmp_path / "f.zarr")[0])
+    X, y = read_store(tmp_path / "t.zarr")
+    np.testing.assert_array_equal(X, read_store(tmp_path / "f.zarr")[0])
     np.testing.assert_allclose(y[:, 0], frame[TARGET])
     location = list(encoder.features).index("since")
-    there = troubled(900)["since"].dropna()
-    days = (frame["since"] - there.mean()) / there.std(ddof=0)
+    present_values = troubled(900)["since"].dropna()
+    days = (frame["since"] - present_values.mean()) / present_values.std(ddof=0)
     np.testing.assert_allclose(X[:, location], days.fillna(0), atol=1e-5)
 
 
 def test_appended_rows_use_encoder_of_store(tmp_path: Path) -> None:
-    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
-    ingest(csv_of(tmp_path, 100, 1), tmp_path / "t.zarr", like=tmp_path / "s.zarr")
-    grown = append(csv_of(tmp_path, 100, 1), tmp_path / "s.zarr")
+    spec = ingest(write_table(tmp_path), tmp_path / "s.zarr", **WISH)
+    ingest(write_table(tmp_path, 100, 1), tmp_path / "t.zarr", like=tmp_path / "s.zarr")
+    grown = append(write_table(tmp_path, 100, 1), tmp_path / "s.zarr")
     assert (grown.n_rows, grown.encoder) == (1000, spec.encoder)
-    X, more = rows_of(tmp_path / "s.zarr")[0], rows_of(tmp_path / "t.zarr")[0]
+    X, more = read_store(tmp_path / "s.zarr")[0], read_store(tmp_path / "t.zarr")[0]
     np.testing.assert_array_equal(X[900:], more)
-    ingest(csv_of(tmp_path, 300, 2), tmp_path / "o.zarr", **WISH)
+    ingest(write_table(tmp_path, 300, 2), tmp_path / "o.zarr", **WISH)
     with pytest.raises(DataError, match="encoded in another way"):
         append(tmp_path / "o.zarr", tmp_path / "s.zarr")
 
 
 def test_store_made_from_store_keeps_encoder(tmp_path: Path) -> None:
-    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    spec = ingest(write_table(tmp_path), tmp_path / "s.zarr", **WISH)
     again = ingest(tmp_path / "s.zarr", tmp_path / "t.zarr", seed=1)
     assert (again.encoder, again.columns) == (spec.encoder, spec.columns)
     with pytest.raises(DataError, match="can only be used together"):
@@ -293,7 +294,9 @@ def test_files_of_several_formats_form_one_table(tmp_path: Path) -> None:
         specs.append(ingest(inputs, tmp_path / f"{n}.zarr", **declared))
     assert all(spec.encoder == specs[0].encoder for spec in specs)
     assert {"n", "flag=true", "k=6", "w=a", "gap", "gap is missing"} <= set(specs[0].columns or ())
-    np.testing.assert_array_equal(rows_of(tmp_path / "0.zarr")[0], rows_of(tmp_path / "1.zarr")[0])
+    np.testing.assert_array_equal(
+        read_store(tmp_path / "0.zarr")[0], read_store(tmp_path / "1.zarr")[0]
+    )
 
 
 def test_words_resembling_missing_markers_stay_words(tmp_path: Path) -> None:
@@ -303,11 +306,15 @@ def test_words_resembling_missing_markers_stay_words(tmp_path: Path) -> None:
     spec = ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y", na_values="?")
     assert spec.columns == ("c=DE", "c=NA", "c is missing")
     ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
-    np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
+    np.testing.assert_array_equal(
+        read_store(tmp_path / "c.zarr")[0], read_store(tmp_path / "p.zarr")[0]
+    )
     spec = ingest(tmp_path / "t.csv", tmp_path / "q.zarr", y="y")
     assert spec.columns == ("c=?", "c=DE", "c is missing")
     ingest(tmp_path / "t.parquet", tmp_path / "r.zarr", like=tmp_path / "q.zarr")
-    np.testing.assert_array_equal(rows_of(tmp_path / "r.zarr")[0], rows_of(tmp_path / "q.zarr")[0])
+    np.testing.assert_array_equal(
+        read_store(tmp_path / "r.zarr")[0], read_store(tmp_path / "q.zarr")[0]
+    )
 
 
 def test_hashed_words_resembling_missing_markers_stay_words(
@@ -319,7 +326,9 @@ def test_hashed_words_resembling_missing_markers_stay_words(
     frame.to_csv(tmp_path / "t.csv", index=False)
     assert ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y").columns[0] == "c #0"
     ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
-    np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
+    np.testing.assert_array_equal(
+        read_store(tmp_path / "c.zarr")[0], read_store(tmp_path / "p.zarr")[0]
+    )
 
 
 class Killed(BaseException):
@@ -328,7 +337,7 @@ class Killed(BaseException):
 
 @pytest.mark.slow
 def test_killed_encoding_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, location = csv_of(tmp_path, 12_000), tmp_path / "s.zarr"
+    table, location = write_table(tmp_path, 12_000), tmp_path / "s.zarr"
     call: dict[str, Any] = WISH | {"memory": 1 << 20, "chunk_mb": 0.05}
     uninterrupted = ingest(table, tmp_path / "whole.zarr", **call)
     monkeypatch.setattr(first_pass, "_SAVE_INTERVAL_BYTES", 1 << 15)
@@ -360,12 +369,12 @@ def test_numeric_text_is_treated_equally_in_files_and_frames(tmp_path: Path) -> 
     frame.to_feather(tmp_path / "d.feather")
     frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
     files = [tmp_path / f"d.{suffix}" for suffix in ("parquet", "feather", "jsonl")]
-    for given in (frame, [files[0]], *files):
+    for table_as in (frame, [files[0]], *files):
         for message, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
             path = tmp_path / "s.zarr"
             if columns == 0:
                 with pytest.raises(DataError, match="every cell is a number: decide whether"):
-                    ingest(given, path, y="y", targets="values", overwrite=True)
+                    ingest(table_as, path, y="y", targets="values", overwrite=True)
                 continue
-            spec = ingest(given, path, y="y", targets="values", overwrite=True, **message)
+            spec = ingest(table_as, path, y="y", targets="values", overwrite=True, **message)
             assert len(spec.columns or ()) == columns

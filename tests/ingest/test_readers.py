@@ -207,7 +207,8 @@ def truth(text: str, delimiter: str = ",") -> tuple[list[list[float]], list[str]
     return [[float(k) for k in row[:-1]] for row in rows], [row[-1].strip() for row in rows]
 
 
-def csv_rows(path: Path, block_bytes: int = 1 << 20, start: int = 0) -> tuple[Any, list[str]]:
+def read_csv_rows(path: Path, block_bytes: int = 1 << 20, start: int = 0) -> tuple[Any, list[str]]:
+    """Return X and the labels of the rows of a CSV from `start` on."""
     with ExitStack() as files:
         reader = open_reader(path, "t", files)
         blocks = list(reader.blocks(start, block_bytes))
@@ -257,9 +258,9 @@ def test_both_csv_parsers_equal_csv_module(
                 patch.setitem(sys.modules, "pyarrow.csv", None)
             if start >= len(rows):
                 with pytest.raises(ValueError, match="concatenate"):
-                    csv_rows(path, block_bytes, start)
+                    read_csv_rows(path, block_bytes, start)
                 continue
-            X, labels = csv_rows(path, block_bytes, start)
+            X, labels = read_csv_rows(path, block_bytes, start)
         np.testing.assert_array_equal(X, expected[0][start:])
         assert labels == expected[1][start:]
 
@@ -280,7 +281,7 @@ def test_both_csv_parsers_refuse_the_same_files(tmp_path_factory: Any, cells: An
             if hidden:
                 patch.setitem(sys.modules, "pyarrow.csv", None)
             try:
-                X, labels = csv_rows(path)
+                X, labels = read_csv_rows(path)
                 results.append((X.tolist(), labels))
             except DataError as error:
                 results.append(str(error))
@@ -314,7 +315,7 @@ def test_stray_quote_is_refused_by_line(
 
 def test_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text('a,t\n1,Pa"ris\n2,"Lo ""n"" don"\n"3","x,y"\n')
-    X, labels = csv_rows(tmp_path / "s.csv")
+    X, labels = read_csv_rows(tmp_path / "s.csv")
     assert (X[:, 0].tolist(), labels) == ([1, 2, 3], ['Pa"ris', 'Lo "n" don', "x,y"])
 
 
@@ -377,6 +378,7 @@ def test_invalid_csv_is_refused_in_one_sentence(
 
 
 def write_parquet(path: Path, **columns: Any) -> Path:
+    """Write columns to a Parquet file; return its path."""
     pq.write_table(pa.table(columns), path)
     return path
 
@@ -400,8 +402,8 @@ def test_row_groups_with_wrong_counts_are_refused(tmp_path: Path) -> None:
     path, X = tmp_path / "t.parquet", [[1.0, 2], [3.0, 4]] * 12
     pq.write_table(pa.table({"X": X, "y": list("ab") * 12}), path, row_group_size=10)
     data, ten, refused = path.read_bytes(), b"\x16\x14", 0  # a 64-bit field of Thrift's
-    for found in re.finditer(ten, data):
-        path.write_bytes(data[: found.start()] + b"\x16\x10" + data[found.end() :])
+    for actual in re.finditer(ten, data):
+        path.write_bytes(data[: actual.start()] + b"\x16\x10" + data[actual.end() :])
         with ExitStack() as files:
             try:
                 blocks = list(open_reader(path, "y", files).blocks(0, 1 << 20))
@@ -433,7 +435,8 @@ def test_labels_above_2_63_are_exact(tmp_path: Path, kind: str) -> None:
 # --------------------------------------------------------------------------------------------- HDF5
 
 
-def make_h5(path: Path, **datasets: Any) -> Path:
+def write_h5(path: Path, **datasets: Any) -> Path:
+    """Write datasets to an HDF5 file; return its path."""
     with h5py.File(path, "w") as file:
         for name, value in datasets.items():
             file[name] = value
@@ -442,7 +445,7 @@ def make_h5(path: Path, **datasets: Any) -> Path:
 
 def test_unwritten_hdf5_chunks_are_refused(tmp_path: Path) -> None:
     for chunks in (None, (10, 3)):
-        path = make_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
+        path = write_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
         with h5py.File(path, "a") as file:
             X = file.create_dataset("X", (40, 3), "f8", chunks=chunks)
             if chunks:
@@ -476,8 +479,8 @@ def test_short_hdf5_chunks_are_refused(
         X.id.write_direct_chunk((10, 0), summed[:size], skipped)
     with ExitStack() as files:
         if right:
-            found = [k.X for k in open_reader(tmp_path / "t.h5", None, files).blocks(0, 1 << 20)]
-            np.testing.assert_array_equal(np.concatenate(found)[10:, 0], rows)
+            actual = [k.X for k in open_reader(tmp_path / "t.h5", None, files).blocks(0, 1 << 20)]
+            np.testing.assert_array_equal(np.concatenate(actual)[10:, 0], rows)
         else:
             with pytest.raises(DataError, match=r"is damaged|filter"):
                 list(open_reader(tmp_path / "t.h5", None, files).blocks(0, 1 << 20))
@@ -493,8 +496,8 @@ def fletcher32(data: bytes) -> int:
 
 
 def test_virtual_hdf5_without_source_is_refused(tmp_path: Path) -> None:
-    source = make_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
-    path = make_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
+    source = write_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
+    path = write_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
     with h5py.File(path, "a") as file:
         layout = h5py.VirtualLayout((40, 3), "f8")
         layout[:] = h5py.VirtualSource("source.h5", "data", (40, 3))
@@ -515,8 +518,8 @@ def test_virtual_hdf5_without_source_is_refused(tmp_path: Path) -> None:
 
 def test_hdf5_links_to_other_files_need_permission(tmp_path: Path) -> None:
     """Check links, soft links that lead to links, and external storage."""
-    make_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
-    path = make_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
+    write_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
+    path = write_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
     (tmp_path / "raw").write_bytes(np.ones((40, 3)).tobytes())
     with h5py.File(path, "a") as file:
         file["X"] = h5py.ExternalLink("other.h5", "/secret")
@@ -534,7 +537,7 @@ def test_hdf5_links_to_other_files_need_permission(tmp_path: Path) -> None:
 
 def test_columns_of_hdf5_table_have_names(tmp_path: Path) -> None:
     rows = np.array([(1, 0.5, b"u"), (2, 1.5, b"v")], dtype=[("a", "i4"), ("b", "f8"), ("t", "S1")])
-    path = make_h5(tmp_path / "t.h5", people=rows)
+    path = write_h5(tmp_path / "t.h5", people=rows)
     with ExitStack() as files:
         reader = open_reader(path, "t", files, columns=["b", "a"])
         (block,) = reader.blocks(0, 1 << 20)

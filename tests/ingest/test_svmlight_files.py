@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +16,12 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.cli.main import run_command
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.readers import open_reader
+from tests.ingest.read_arrays import read_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:the rows of .* have a qid")
 RNG = np.random.default_rng(0)
 MATRIX = sp.random_array((200, 30), density=0.2, format="csr", rng=RNG)
 LABELS = RNG.choice([-1, 1], 200)
-
-
-def read(url: Any, block_bytes: int = 1 << 20, start: int = 0, **options: Any) -> tuple[Any, Any]:
-    with ExitStack() as files:
-        blocks = list(open_reader(url, None, files, **options).blocks(start, block_bytes))
-    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
 
 
 @pytest.mark.parametrize("zero_based", [False, True])
@@ -45,18 +39,18 @@ def test_svmlight_rows_equal_scikit_learn(
     text = path.read_bytes()
     target.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
     for block_bytes in (8 * 30 * 7, 1 << 20):
-        X, y = read(target, block_bytes)
+        X, y = read_arrays(target, block_bytes=block_bytes)
         np.testing.assert_array_equal(X, truth.toarray())
         np.testing.assert_array_equal(y, labels)
         assert y.dtype == np.int64  # and so they are classes
-    np.testing.assert_array_equal(read(target, start=83)[0], truth.toarray()[83:])
+    np.testing.assert_array_equal(read_arrays(target, start=83)[0], truth.toarray()[83:])
 
 
 def test_svmlight_lines_are_parsed(tmp_path: Path) -> None:
     text = "# a comment\n+1 qid:3 1:2 3:-4.5e-1 # end\n\n-1 2:1e3\r\n0.5\n"
     (tmp_path / "a.txt").write_text(text)
     with ExitStack() as files:
-        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm("libsvm").checked())
+        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm("libsvm").normalise())
         (block,) = reader.blocks(0, 1 << 20)
     np.testing.assert_array_equal(block.X, [[2, 0, -0.45], [0, 1000, 0], [0, 0, 0]])
     np.testing.assert_array_equal(block.y, [1, -1, 0.5])
@@ -64,11 +58,13 @@ def test_svmlight_lines_are_parsed(tmp_path: Path) -> None:
 
 def test_number_of_features_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("1 1:2 3:4\n2 2:1\n")
-    assert read(tmp_path / "a.svm")[0].shape == (2, 3)
-    assert read(tmp_path / "a.svm", x=8)[0].shape == (2, 8)
-    for x in (2, 0, "X"):
-        with pytest.raises((DataError, ConfigError), match="features"):
-            read(tmp_path / "a.svm", x=x)
+    assert read_arrays(tmp_path / "a.svm")[0].shape == (2, 3)
+    assert read_arrays(tmp_path / "a.svm", x=8)[0].shape == (2, 8)
+    with pytest.raises(DataError, match="but 2 features were requested"):
+        read_arrays(tmp_path / "a.svm", x=2)
+    for x in (0, "X"):
+        with pytest.raises(ConfigError, match="features of svmlight files have no names"):
+            read_arrays(tmp_path / "a.svm", x=x)
 
 
 @pytest.mark.parametrize(
@@ -94,34 +90,36 @@ def test_invalid_line_is_refused_by_number(
     for piece in (7, 100, 4 << 20):
         monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", piece)
         with pytest.raises(DataError, match=f"a.svm, line 43, .*{message}"):
-            read(tmp_path / "a.svm")
+            read_arrays(tmp_path / "a.svm")
 
 
 def test_query_ids_and_labels_may_be_large(tmp_path: Path) -> None:
     large = 2**53 - 1
     (tmp_path / "a.svm").write_text(f"{large} qid:{2**63} 1:1\n-{large} qid:{2**63} 1:1\n")
     with pytest.warns(UserWarning, match="have a qid"):
-        assert read(tmp_path / "a.svm")[1].ravel().tolist() == [large, -large]
+        assert read_arrays(tmp_path / "a.svm")[1].ravel().tolist() == [large, -large]
 
 
 def test_several_svmlight_files_share_feature_numbering(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("1 0:1 2:3\n0 2:4\n")
     (tmp_path / "b.svm").write_text("0 1:5\n1 3:6\n")  # from 0 as well: it lacks feature 0
-    both = [tmp_path / "a.svm", tmp_path / "b.svm"]
-    expected = load_svmlight_files([str(path) for path in both])
-    for paths, order in ((both, (0, 2)), (both[::-1], (2, 0))):
-        X, _ = read(paths)
+    paths_of_files = [tmp_path / "a.svm", tmp_path / "b.svm"]
+    expected = load_svmlight_files([str(path) for path in paths_of_files])
+    for paths, order in ((paths_of_files, (0, 2)), (paths_of_files[::-1], (2, 0))):
+        X, _ = read_arrays(paths)
         np.testing.assert_array_equal(X, np.vstack([expected[k].toarray() for k in order]))
-    X, _ = read(both, x=6)
+    X, _ = read_arrays(paths_of_files, x=6)
     np.testing.assert_array_equal(X[:, :4], np.vstack([expected[k].toarray() for k in (0, 2)]))
     with pytest.raises(DataError, match="counted from 0, but 3 features"):
-        read(both, x=3)
+        read_arrays(paths_of_files, x=3)
 
 
 def test_query_ids_are_ignored_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "q.svm").write_text("1 qid:3 1:2\n0 qid:4 1:5\n")
-    with pytest.warns(UserWarning, match="qid"):
-        assert len(read(tmp_path / "q.svm")[0]) == 2
+    with pytest.warns(
+        UserWarning, match="have a qid, the query that they belong to; it is ignored"
+    ):
+        assert len(read_arrays(tmp_path / "q.svm")[0]) == 2
 
 
 def test_model_of_arrays_needs_unambiguous_feature_numbering(
@@ -131,14 +129,14 @@ def test_model_of_arrays_needs_unambiguous_feature_numbering(
     model = streamkern.KernelRegressor(n_centers=9, epochs=1, run_dir=tmp_path / "run")
     model.fit(rows, rows[:, 0])
     path, out = tmp_path / "a.svm", tmp_path / "out.npy"
-    found = []
+    actual = []
     for left_out in ([], [0], [3], [0, 3]):
-        given = rows.copy()
-        given[:, left_out] = 0
+        reduced = rows.copy()
+        reduced[:, left_out] = 0
         for zero_based in (True, False):
-            dump_svmlight_file(given, rows[:, 0], str(path), zero_based=zero_based)
+            dump_svmlight_file(reduced, rows[:, 0], str(path), zero_based=zero_based)
             out.unlink(missing_ok=True)
             code = run_command(["predict", str(tmp_path / "run"), str(path), str(out), "--x", "4"])
-            found.append(code == 0)
-            assert not out.exists() or np.allclose(np.load(out), model.predict(given))
-    assert found == [True, True, False, True, True, False, False, False]
+            actual.append(code == 0)
+            assert not out.exists() or np.allclose(np.load(out), model.predict(reduced))
+    assert actual == [True, True, False, True, True, False, False, False]

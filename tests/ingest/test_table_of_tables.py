@@ -19,7 +19,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from tests.ingest.reader_table import EXACT, GOOD, REFUSED, TEXTS, outcome, read_role
+from tests.ingest.reader_table import EXACT, GOOD, REFUSED, TEXTS, classify, read_role
 
 N = 6
 ROLES = (
@@ -35,6 +35,7 @@ D = decimal.Decimal
 def columns() -> Iterator[tuple[str, Any, list[Any]]]:
     """Yield a name, an Arrow type and values of each kind of column."""
     full = list(range(1, N + 1))
+    # Numbers: small ones, the largest of each type, fractions, NaN and infinity.
     for kind in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
         arrow = kind()
         yield str(arrow), arrow, full
@@ -50,6 +51,7 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
     for arrow in (pa.decimal128(10, 2), pa.decimal256(50, 2)):
         yield str(arrow), arrow, [D(f"{k}.25") for k in full]
     yield "decimal whole", pa.decimal128(10, 0), [D(k) for k in full]
+    # Dates, times and durations in each unit.
     for arrow in (pa.date32(), pa.date64()):
         yield str(arrow), arrow, [DAY + dt.timedelta(k) for k in range(N)]
     for unit in ("s", "ms", "us", "ns"):
@@ -61,6 +63,7 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
         yield f"duration {unit}", pa.duration(unit), [dt.timedelta(seconds=5 * k) for k in full]
     yield "time32", pa.time32("s"), [dt.time(1, 2, k) for k in full]
     yield "time64", pa.time64("us"), [dt.time(1, 2, k) for k in full]
+    # Text, categories and bytes, also bytes that are no text.
     for arrow in (pa.string(), pa.large_string(), pa.string_view()):
         yield str(arrow), arrow, WORDS
     for arrow in (pa.string(), pa.string_view(), pa.large_string()):
@@ -72,6 +75,7 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
         yield str(arrow), arrow, [k.encode() for k in WORDS]
         yield f"{arrow} raw", arrow, [b"\xff\xfe", b"a", b"b", b"\x80", b"a", b"b"]
     yield "fixed binary", pa.binary(2), [b"ab", b"cd"] * 3
+    # Cells that are no cells of a table, and numbers, dates and words as text.
     yield "list", pa.list_(pa.float64()), [[1.0, 2.0]] * N
     yield "fixed list", pa.list_(pa.float64(), 2), [[1.0, 2.0]] * N
     yield "struct", pa.struct([("p", pa.int64())]), [{"p": k} for k in full]
@@ -80,8 +84,8 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
         yield f"text {name}", pa.string(), cells
 
 
-def shown(value: Any, csv: bool) -> Any:
-    """Return a value as text of a CSV, or as JSON has it; TypeError where it has none."""
+def written_cell(value: Any, csv: bool) -> Any:
+    """Return a value as it stands in a CSV, or in JSON; raise TypeError if it cannot."""
     if value is None:
         return "" if csv else None
     if isinstance(value, bool | str | int | float):
@@ -96,29 +100,33 @@ def shown(value: Any, csv: bool) -> Any:
 
 
 def arrow_array(values: list[Any], arrow: Any) -> Any:
+    """Return values as an Arrow array of this type, also of a dictionary type."""
     if not pa.types.is_dictionary(arrow):
         return pa.array(values, arrow)
     words = list(dict.fromkeys(k for k in values if k is not None))
     places = pa.array([None if k is None else words.index(k) for k in values], arrow.index_type)
-    held = pa.array(words, arrow.value_type)
-    return pa.DictionaryArray.from_arrays(places, held, ordered=arrow.ordered)
+    dictionary = pa.array(words, arrow.value_type)
+    return pa.DictionaryArray.from_arrays(places, dictionary, ordered=arrow.ordered)
 
 
-def written(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path], Any]]]:
+def writers(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Yield the name of each format that can hold the column, and what writes it to a file."""
     table = pa.table({
         "c": arrow_array(values, arrow), "f": np.arange(float(N)), "t": np.arange(N) + 0.5,
     })  # fmt: skip
 
     def text(path: Path, delimiter: str) -> None:
-        rows = [[shown(value, True), str(float(k)), str(k + 0.5)] for k, value in enumerate(values)]
+        rows = [
+            [written_cell(value, True), str(float(k)), str(k + 0.5)]
+            for k, value in enumerate(values)
+        ]
         quoted = [[f'"{k}"' if delimiter in k else k for k in row] for row in rows]
         lines = [delimiter.join(row) + "\n" for row in [["c", "f", "t"], *quoted]]
         path.write_text("".join(lines))
 
     def lines(path: Path) -> None:
         rows = [
-            {"c": shown(value, False), "f": float(k), "t": k + 0.5}
+            {"c": written_cell(value, False), "f": float(k), "t": k + 0.5}
             for k, value in enumerate(values)
         ]
         path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
@@ -158,33 +166,37 @@ def truth(value: Any, role: str, file: str) -> Any:
 
 
 def expected(values: list[Any], role: str, targets: str, file: str) -> list[Any]:
-    """Return the truth of all cells. Text of numbers is numbers where these are wanted."""
-    text = file in ("csv", "tsv")
-    if text and role == "target" and targets == "classes":
-        return [shown(value, True) for value in values]
-    found = [truth(value, role, file) for value in values]
+    """Return the cells as they must be read; numbers written as text may become numbers."""
+    is_text = file in ("csv", "tsv")
+    if is_text and role == "target" and targets == "classes":
+        return [written_cell(value, True) for value in values]
+    cells = [truth(value, role, file) for value in values]
     if role == "feature":
-        found = [None if k == "" or (text and k == "NA") else k for k in found]
+        cells = [None if k == "" or (is_text and k == "NA") else k for k in cells]
     # Numbers of a CSV are read in float64, pandas has those beside missing ones in float64, and
     # weights are kept in float32.
-    of_pandas = file == "pandas" and None in found and max(map(_size, found)) > 2**53
-    if (text and targets == "values") or of_pandas or role == "weight":
-        found = [float(k) if isinstance(k, int) else k for k in found]
-    if targets != "classes" and all(k is None or isinstance(k, str) for k in found):
+    floats_of_pandas = file == "pandas" and None in cells and max(map(_size, cells)) > 2**53
+    if (is_text and targets == "values") or floats_of_pandas or role == "weight":
+        cells = [float(k) if isinstance(k, int) else k for k in cells]
+    if targets != "classes" and all(k is None or isinstance(k, str) for k in cells):
         try:
-            numbers = [None if k is None else float(k) for k in found]
+            numbers = [None if k is None else float(k) for k in cells]
         except ValueError:
-            return found
-        labels = targets == "auto" and role == "target" and all(k and k.isdigit() for k in found)
-        return found if labels else numbers
-    return found
+            return cells
+        are_labels = (
+            targets == "auto" and role == "target" and all(k and k.isdigit() for k in cells)
+        )
+        return cells if are_labels else numbers
+    return cells
 
 
 def _size(value: Any) -> float:
+    """Return the magnitude of an integer; 0 for any other value."""
     return abs(value) if isinstance(value, int) else 0
 
 
 def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
+    """Yield name, Arrow type, values, role and `targets` of each case."""
     for name, arrow, values in columns():
         for attribute, changed in (("", values), ("null", [values[0], None, *values[2:]])):
             for role, targets in ROLES:
@@ -198,23 +210,23 @@ def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
 def test_every_cell_is_read_correctly_or_refused(part: int, tmp_path: Path) -> None:
     """Check random cells of the table, in six parts."""
     counts: Counter[str] = Counter()
-    wrong, draw = [], random.Random(0)
+    failures, draw = [], random.Random(0)
     for label, arrow, values, role, targets in cases():
-        for file, write in written(arrow, values):
+        for file, write in writers(arrow, values):
             if draw.randrange(6) != part:
                 continue
             path = tmp_path / f"t.{file}"
             try:
-                given = write(path)
+                written = write(path)
             except (TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError):
                 continue  # the format has no such cells
-            inputs = path if given is None or isinstance(given, str) else given
-            meant = expected(values, role, targets, file)
-            found = outcome(partial(read_role, inputs, role, targets), meant)
-            counts[found if found in GOOD else "wrong"] += 1
-            if found not in GOOD:
-                wrong.append(f"{file}: {label}: {found}")
-    assert not wrong, f"{len(wrong)} of {counts.total()}:\n" + "\n".join(wrong)
+            inputs = path if written is None or isinstance(written, str) else written
+            expected_rows = expected(values, role, targets, file)
+            outcome = classify(partial(read_role, inputs, role, targets), expected_rows)
+            counts[outcome if outcome in GOOD else "wrong"] += 1
+            if outcome not in GOOD:
+                failures.append(f"{file}: {label}: {outcome}")
+    assert not failures, f"{len(failures)} of {counts.total()}:\n" + "\n".join(failures)
     assert counts.total() > 650
     assert counts[EXACT] > 160
     assert counts[REFUSED] > 160

@@ -22,7 +22,8 @@ from tests.raw_files import memory_url
 LABELS = ["0", "1", "-3", "2.0", "0.5", "1e3", "NA", "NULL", "None", "nan", "cat", "", "1_0"]
 
 
-def csv_file(path: Path, targets: Any) -> Path:
+def write_targets(path: Path, targets: Any) -> Path:
+    """Write a CSV with these targets; return its path."""
     path.write_text("a,t\n" + "".join(f"{k}.5,{target}\n" for k, target in enumerate(targets)))
     return path
 
@@ -34,11 +35,11 @@ def inferred_targets(targets: list[str], cuts: list[int]) -> Any:
     edges = sorted({0, *(cut for cut in cuts if cut < len(targets)), len(targets)})
     blocks = [full.part(a, b) for a, b in pairwise(edges)]
     try:
-        found = TargetConverter(blocks[0])
-        converted = np.concatenate([found.convert(block) for block in blocks])
+        actual = TargetConverter(blocks[0])
+        converted = np.concatenate([actual.convert(block) for block in blocks])
     except DataError:
         return None
-    return [found.labels[k] for k in converted] if found.are_classes else converted.tolist()
+    return [actual.labels[k] for k in converted] if actual.are_classes else converted.tolist()
 
 
 @settings(max_examples=300, deadline=None)
@@ -53,10 +54,10 @@ def test_target_kind_does_not_depend_on_block_size(targets: list[str], cuts: lis
 @settings(max_examples=100, deadline=None)
 @given(targets=st.lists(st.sampled_from(LABELS), min_size=1, max_size=8))
 def test_mixed_targets_do_not_become_classes(targets: list[str]) -> None:
-    found = inferred_targets(targets, [1])
-    if isinstance(found, list) and isinstance(found[0], str):
-        integers = [label.lstrip("-").isdigit() for label in found]
-        assert found == targets
+    actual = inferred_targets(targets, [1])
+    if isinstance(actual, list) and isinstance(actual[0], str):
+        integers = [label.lstrip("-").isdigit() for label in actual]
+        assert actual == targets
         assert all(integers) or not any(integers)
 
 
@@ -65,7 +66,7 @@ def test_mixed_targets_do_not_become_classes(targets: list[str]) -> None:
 def test_fraction_or_word_among_integer_labels_is_refused_by_row(
     tmp_path: Path, late: str, memory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = csv_file(tmp_path / "t.csv", [*(k % 3 for k in range(40_000)), late, 1])
+    path = write_targets(tmp_path / "t.csv", [*(k % 3 for k in range(40_000)), late, 1])
     arguments = [
         "ingest",
         path,
@@ -92,7 +93,7 @@ def test_fraction_or_word_among_integer_labels_is_refused_by_row(
 def test_infinite_target_is_refused_among_integers_and_values(tmp_path: Path) -> None:
     """Check that the remedy is not to treat all as values, which would be refused again."""
     for target in ("inf", "-Infinity", "1e400"):
-        path = csv_file(tmp_path / "t.csv", [0, 1, target, 1])
+        path = write_targets(tmp_path / "t.csv", [0, 1, target, 1])
         for targets in ("auto", "values"):
             with pytest.raises(NonFiniteError, match=r"row 2 is .*, but targets must be finite"):
                 ingest(path, memory_url(), y="t", targets=targets)
@@ -101,21 +102,23 @@ def test_infinite_target_is_refused_among_integers_and_values(tmp_path: Path) ->
 def test_target_kind_can_be_requested(
     tmp_path: Path,
 ) -> None:
-    path = csv_file(tmp_path / "a.csv", [0, "NA", 1])
+    path = write_targets(tmp_path / "a.csv", [0, "NA", 1])
     assert ingest(path, memory_url(), y="t", targets="classes").classes == ("0", "1", "NA")
-    path = csv_file(tmp_path / "b.csv", [3, "0.5", 1])
+    path = write_targets(tmp_path / "b.csv", [3, "0.5", 1])
     assert ingest(path, memory_url(), y="t", targets="values").classes is None
-    path = csv_file(tmp_path / "c.csv", ["0.5", 3, 1])
+    path = write_targets(tmp_path / "c.csv", ["0.5", 3, 1])
     assert ingest(path, memory_url(), y="t").classes is None
 
 
 @pytest.mark.parametrize("target", ["1_0", "\u0661"])
 def test_formatted_numbers_in_targets_and_weights_are_refused(tmp_path: Path, target: str) -> None:
-    path = csv_file(tmp_path / "a.csv", ["0.5", target])
+    path = write_targets(tmp_path / "a.csv", ["0.5", target])
     with pytest.raises(DataError, match=f"row 1 is '{target}', a number with"):
         ingest(path, memory_url(), y="t")
     path.write_text(f"a,t,w\n1,0.5,1\n2,0.5,{target}\n")
-    with pytest.raises(DataError, match="weight"):
+    with pytest.raises(
+        DataError, match=f"sample weight of .* is '{target}', which is not a number"
+    ):
         ingest(path, memory_url(), y="t", sample_weight="w")
 
 
@@ -128,8 +131,8 @@ def test_integer_column_vector_of_labels_is_classes(tmp_path: Path, kind: str) -
     elif kind == "h5":
         with h5py.File(path, "w") as file:
             file["X"], file["y"] = X, y
-    beside = {"y": y} if kind == "memory" else {}
-    spec = ingest(X if kind == "memory" else path, url, shuffle=False, **beside)
+    targets = {"y": y} if kind == "memory" else {}
+    spec = ingest(X if kind == "memory" else path, url, shuffle=False, **targets)
     assert spec.classes == ("0", "3", "7")
     np.testing.assert_array_equal(open_store(url).read_chunk(0)[1], [1, 0, 1, 2])
     values = ingest(X, memory_url(), y=y + 0.5)

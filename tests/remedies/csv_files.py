@@ -18,7 +18,7 @@ from tests.remedies import Case, N, X, Y, command, ingested, regressor
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "csv_files", "csv_header", "csv_layout", "csv_lines", "formats",
+        "csv_checks", "csv_fields", "csv_files", "csv_header", "csv_layout", "csv_lines", "formats",
         "original_columns", "svmlight_files",
     )
 )  # fmt: skip

@@ -22,8 +22,8 @@ import zarr
 
 import streamkern as sk
 from streamkern.basics.errors import StreamkernError
+from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.received import received_for_store
 
 rng = np.random.default_rng(0)
 N = 24
@@ -153,7 +153,7 @@ def test_ingest_and_append_accept_every_kind_of_rows(tmp_path: Path) -> None:
 
 def read(rows: Any, targets: Any) -> tuple[Any, Any]:
     """Return what a store would be made of."""
-    X, x, y, w, _ = received_for_store(rows, None, targets, None)
+    X, x, y, w, _ = convert_for_store(rows, None, targets, None)
     with ExitStack() as files:
         blocks = list(open_reader(X, y, files, x=x, sample_weight=w).blocks(0, 1 << 20))
     return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks])

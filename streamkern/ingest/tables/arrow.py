@@ -18,11 +18,11 @@ from streamkern.basics.optional import import_optional
 class _ModuleOnUse:
     """A module that is imported when one of its attributes is used."""
 
-    def __init__(self, imported: Callable[[], Any]) -> None:
-        self._imported = imported
+    def __init__(self, import_module: Callable[[], Any]) -> None:
+        self._import_module = import_module
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._imported(), attribute)
+        return getattr(self._import_module(), attribute)
 
 
 arrow: Any = _ModuleOnUse(lambda: import_optional("pyarrow"))
@@ -105,12 +105,12 @@ def as_array(column: Any) -> NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
+def match_mask(column: Any, pattern: str) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells of a text column that match; False for missing cells."""
     return as_mask(compute.match_substring_regex(column, pattern))
 
 
-def present(column: Any) -> NDArray[np.bool_]:
+def value_mask(column: Any) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells with a value: not null and, for floats, not NaN."""
     valid = as_mask(column.is_valid())
     if is_of_kind(column.type, "floating"):

@@ -20,9 +20,9 @@ from streamkern.ingest.tables.arrow import (
     compute,
     is_of_kind,
     is_text_type,
-    matches,
+    match_mask,
     plain_cells,
-    present,
+    value_mask,
     with_null,
 )
 
@@ -58,7 +58,12 @@ _TICKS_PER_DAY = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS_PE
 
 
 class WrongCellError(ValueError):
-    """A cell that does not fit its column: its index, its text, and the reason if known."""
+    """Error for a cell that does not fit its column.
+
+    row : index of the cell in its block
+    text : the cell
+    reason : a verb phrase that says why it does not fit; None for the usual reason
+    """
 
     def __init__(self, row: int, text: str, reason: str | None = None) -> None:
         super().__init__(text)
@@ -82,7 +87,7 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
     Raises WrongCellError for text that is neither a number nor "true" or "false", and for dates.
     """
     column = plain_cells(column)
-    if not present(column).any():
+    if not value_mask(column).any():
         return np.full(len(column), np.nan)
     if is_text_type(column.type):
         return _numbers_of_text(column)
@@ -107,14 +112,14 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
     try:
         values = _floats(column.cast(arrow.float64()))
         # Arrow also parses "nan" and "inf", which are text here.
-        if np.isfinite(values[present(column)]).all():
+        if np.isfinite(values[value_mask(column)]).all():
             return values
     except arrow.ArrowInvalid:
         pass
-    is_number = matches(column, NUMBER)
-    if not (is_number | ~present(column)).all():
+    is_number = match_mask(column, NUMBER)
+    if not (is_number | ~value_mask(column)).all():
         words = compute.utf8_lower(column)
-        is_word_of = [matches(words, f"^{word}$") for word in BOOLEAN_WORDS]
+        is_word_of = [match_mask(words, f"^{word}$") for word in BOOLEAN_WORDS]
         _raise_for_invalid(column, is_number | is_word_of[0] | is_word_of[1])
         digits = [arrow.scalar(str(value), column.type) for value in BOOLEAN_WORDS.values()]
         for is_word, value in zip(is_word_of, digits, strict=True):
@@ -131,7 +136,7 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
     Raises WrongCellError for a cell that is not a date.
     """
     column = plain_cells(column)
-    valid = present(column)
+    valid = value_mask(column)
     if not valid.any():
         return np.full(len(column), np.nan)
     if is_text_type(column.type):
@@ -159,9 +164,9 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
         if form is not None:
             return "%z" in form
         column = _with_dashes(column)
-        if matches(column, ZONED_DATE).any():
+        if match_mask(column, ZONED_DATE).any():
             return True
-        return False if matches(column, TIMED_DATE).any() else None
+        return False if match_mask(column, TIMED_DATE).any() else None
     if not is_of_kind(column.type, "timestamp") or column.null_count == len(column):
         return None
     return column.type.tz is not None
@@ -169,13 +174,13 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
 
 def are_dates(column: Any) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells of a text column that are dates with the year first."""
-    dates = matches(column, ISO_DATE) | matches(column, ZONED_DATE)
-    return dates if dates.all() else dates | matches(column, YEAR_FIRST)
+    dates = match_mask(column, ISO_DATE) | match_mask(column, ZONED_DATE)
+    return dates if dates.all() else dates | match_mask(column, YEAR_FIRST)
 
 
 def _with_dashes(column: Any) -> Any:
     """Return dates such as 2015/1/31 in ISO 8601."""
-    if not matches(column, YEAR_FIRST).any():
+    if not match_mask(column, YEAR_FIRST).any():
         return column
     replace = compute.replace_substring_regex
     column = replace(column, r"^([0-9]{4})[/.]([0-9]{1,2})[/.]([0-9]{1,2})($|[ T])", r"\1-\2-\3\4")
@@ -202,12 +207,13 @@ def _parse_with_format(column: Any, form: str) -> Any:
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     """Raise WrongCellError unless these dates agree with `zoned` on having a time zone.
 
+    form : as for `as_days`
     zoned : result of `is_zoned` for the earlier cells; None agrees with all dates
     """
     cells_zoned = is_zoned(column, form)
     if None not in (cells_zoned, zoned) and cells_zoned != zoned:
         column = plain_cells(column)
-        row = int(np.argmax(present(column)))
+        row = int(np.argmax(value_mask(column)))
         reason = "has no time zone where others have one"
         if cells_zoned:
             reason = "has a time zone where others have none"
@@ -220,8 +226,8 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
         return _parse_with_format(column, form)
     column = _with_dashes(column)
     column = compute.replace_substring_regex(column, r"(\.[0-9]{6})[0-9]+", r"\1")
-    zoned = matches(column, ZONED_DATE)
-    _raise_for_invalid(column, zoned | matches(column, ISO_DATE))
+    zoned = match_mask(column, ZONED_DATE)
+    _raise_for_invalid(column, zoned | match_mask(column, ISO_DATE))
     if zoned.any():
         _raise_for_invalid(column, zoned)
     moment_type = arrow.timestamp("us", "UTC" if zoned.any() else None)
@@ -239,11 +245,10 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
 def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct words of a column and the index of each cell's word (k,), -1 if missing.
 
-    Words are in order of appearance. An integer is spelled the same in every type of
-    column: 3, not 3.0.
+    Words are in order of appearance. An integer is spelled 3, not 3.0, in every type of column.
     """
     column = plain_cells(column)
-    valid = present(column)
+    valid = value_mask(column)
     if not valid.any():
         return [], np.full(len(column), -1, np.int64)
     if column_kind(column.type) is None:
@@ -257,7 +262,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
         value_dtype = np.dtype(words.type.to_pandas_dtype())
         texts = [_number_text(value, value_dtype) for value in words.to_pylist()]
     elif is_text_type(words.type):
-        texts = [_spelled(text) for text in words.to_pylist()]
+        texts = [_spell_as_typed(text) for text in words.to_pylist()]
     elif is_of_kind(words.type, "timestamp"):
         moments = words.cast(arrow.timestamp("us", words.type.tz), safe=False).to_pylist()
         texts = [moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
@@ -279,14 +284,14 @@ def _number_text(value: Any, dtype: np.dtype[Any]) -> str:
     return str(dtype.type(value)) if dtype.kind == "f" else repr(number)
 
 
-def _spelled(text: str) -> str:
+def _spell_as_typed(text: str) -> str:
     """Return the word as a typed column would spell it: true, 3."""
     return text.lower() if text.lower() in BOOLEAN_WORDS else _INTEGER_WITH_ZEROS.sub(r"\1", text)
 
 
 def _raise_for_invalid(column: Any, is_valid: NDArray[np.bool_]) -> None:
     """Raise WrongCellError for the first cell that has a value and is invalid."""
-    is_wrong = ~is_valid & present(column)
+    is_wrong = ~is_valid & value_mask(column)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
         raise WrongCellError(row, str(column[row].as_py()))

@@ -24,6 +24,7 @@ from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.words import word_indices
 
 HASHED_FEATURES = 32
+"""Number of features of a hashed column."""
 # Periods in days. With a mean year, a date has the same phase every year to half a day.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 DAY_MILLISECONDS = 86_400_000
@@ -32,7 +33,12 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ColumnCode(ABC):
-    """Encoding of one column of a table. n_missing : missing cells in the rows it was fitted on."""
+    """Encoding of one column of a table.
+
+    name : name of the column
+    n_missing : number of missing cells in the rows that the code was fitted on; if there are any,
+        the last feature flags missing cells
+    """
 
     name: str
     n_missing: int
@@ -45,7 +51,7 @@ class ColumnCode(ABC):
         return (*names, f"{self.name} is missing") if self.n_missing else names
 
     def encode(self, column: Any) -> Values:
-        """Return features (k, number of features) of Arrow cells; raises WrongCellError."""
+        """Return features (k, len(features)) of k Arrow cells; raise WrongCellError for others."""
         values, missing = self._encode(column)
         return np.column_stack([values, missing]) if self.n_missing else values
 
@@ -63,12 +69,16 @@ class ColumnCode(ABC):
 
     @abstractmethod
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
-        """Return the values of these features and a mask of the missing cells."""
+        """Return the values of the features of `_features`, and a mask (k,) of missing cells."""
 
 
 @dataclass(frozen=True)
 class Number(ColumnCode):
-    """Number minus its mean, divided by its standard deviation; a missing one becomes the mean."""
+    """Number minus its mean, divided by its standard deviation; a missing one becomes the mean.
+
+    mean : mean of the column
+    std : standard deviation of the column; 1 if it is constant
+    """
 
     mean: float
     std: float
@@ -81,13 +91,15 @@ class Number(ColumnCode):
         yield self.name
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
-        return _standardised(cells.as_numbers(column), self.mean, self.std)
+        return _standardise_values(cells.as_numbers(column), self.mean, self.std)
 
 
 @dataclass(frozen=True)
 class Date(ColumnCode):
     """Date as a standardised number of days, and sine and cosine of its phase in some cycles.
 
+    mean : mean of the days since 1970-01-01
+    std : standard deviation of the days; 1 if they are equal
     form : strptime format of text; None for ISO 8601
     cycles : year, week and day, if the column spans at least two of them
     zoned : whether the dates have a time zone; None if unknown
@@ -111,7 +123,7 @@ class Date(ColumnCode):
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         days = cells.as_days(column, self.form)
         cells.check_zone(column, self.form, self.zoned)
-        values, missing = _standardised(days, self.mean, self.std)
+        values, missing = _standardise_values(days, self.mean, self.std)
         parts = [values]
         for cycle in self.cycles:
             known_days = np.where(missing, 0, days)[:, None]
@@ -135,8 +147,9 @@ def cycle_angles(days: Any, length: float, floor: Callable[[Any], Any]) -> list[
     period_ms = length * DAY_MILLISECONDS
     phase_ms = floor((days - floor(days / length) * length) * DAY_MILLISECONDS + 0.5)
     angles = []
-    for shifted in (phase_ms - period_ms / 4, phase_ms):
-        phase_in_period = shifted - floor(shifted / period_ms) * period_ms
+    # For the sine the phase is shifted by a quarter of the period.
+    for shifted_ms in (phase_ms - period_ms / 4, phase_ms):
+        phase_in_period = shifted_ms - floor(shifted_ms / period_ms) * period_ms
         angles.append(
             (abs(phase_in_period - period_ms / 2) - period_ms / 4) * (2 * math.pi / period_ms)
         )
@@ -145,7 +158,10 @@ def cycle_angles(days: Any, length: float, floor: Callable[[Any], Any]) -> list[
 
 @dataclass(frozen=True)
 class KnownWords(ColumnCode):
-    """Base of codes for columns whose words were all kept."""
+    """Base of codes for columns whose words were all kept.
+
+    known : the words of the rows that the code was fitted on
+    """
 
     known: tuple[str, ...]
 
@@ -210,12 +226,13 @@ class Hashed(ColumnCode):
 
 @dataclass(frozen=True)
 class TargetMeans(KnownWords):
-    """Mean target of each word, standardised; an unknown word gets the mean of all.
+    """Mean of each of t targets over the rows with a word, standardised.
 
-    means : t means of each word
+    means : t means of each word in `known`
     missing : t means of missing cells
-    mean, std : (t,), by which the features are standardised
-    unknown : (t,) means of unknown words
+    unknown : t means of unknown words, which are those of all rows
+    mean : t means that are subtracted from the features
+    std : t standard deviations by which the features are divided
     outputs : names of the t targets
     """
 
@@ -235,22 +252,23 @@ class TargetMeans(KnownWords):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         index, missing = self.word_indices(column)
-        return self.standardised(
-            np.array([self.missing, *self.means, self.unknown])[index]
-        ), missing
+        return self.standardise(np.array([self.missing, *self.means, self.unknown])[index]), missing
 
     def word_indices(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return indices (k,), 0 if missing, last if unknown, and a mask of missing cells."""
         texts, codes = cells.as_words(column)
         return word_indices(self._word_index, texts, codes, unknown=len(self.known) + 1), codes < 0
 
-    def standardised(self, means: Values) -> Values:
+    def standardise(self, means: Values) -> Values:
         """Return the features for means (k, t)."""
         out: Values = (means - np.array(self.mean)) / np.array(self.std)
         return out
 
 
-def _standardised(values: Values, mean: float, std: float) -> tuple[Values, NDArray[np.bool_]]:
+def _standardise_values(
+    values: Values, mean: float, std: float
+) -> tuple[Values, NDArray[np.bool_]]:
+    """Return numbers (k,) as a standardised feature (k, 1), 0 if missing, and a mask of those."""
     missing = np.isnan(values)
     if np.isinf(values).any():
         row = int(np.argmax(np.isinf(values)))
@@ -268,8 +286,10 @@ def column_code(saved: Mapping[str, Any]) -> ColumnCode:
 
 
 def _lists(value: Any) -> Any:
+    """Return nested tuples as lists, for JSON; other values unchanged."""
     return list(map(_lists, value)) if isinstance(value, list | tuple) else value
 
 
 def _tuples(value: Any) -> Any:
+    """Return nested lists as tuples; other values unchanged."""
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

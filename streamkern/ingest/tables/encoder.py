@@ -55,10 +55,11 @@ class Encoder:
     @cached_property
     def groups(self) -> tuple[tuple[str, slice], ...]:
         """Each column of the table with the slice of its features."""
-        groups, first = [], 0
+        groups, start = [], 0
         for code in self.codes:
-            groups.append((code.name, slice(first, first + len(code.features))))
-            first += len(code.features)
+            stop = start + len(code.features)
+            groups.append((code.name, slice(start, stop)))
+            start = stop
         return tuple(groups)
 
     @cached_property
@@ -90,7 +91,8 @@ class Encoder:
     def encode(self, table: Any, location: str, start: RowsInFile) -> NDArray[np.float32]:
         """Return features (k, d) of an Arrow table that has the columns.
 
-        location, start : file name, and row numbers as in `row_number`, for messages
+        location : name of the file, for messages
+        start : row numbers within the file, as in `row_number`, for messages
 
         Raises DataError for a cell that does not fit its column as seen in training.
         """
@@ -99,10 +101,10 @@ class Encoder:
 
     def cells(self, table: Any, name: str) -> Any:
         """Return a column of a table, with null in cells whose text marks a missing one."""
-        return self._marks.with_nulls(table.column(name))
+        return self._markers.with_nulls(table.column(name))
 
     @cached_property
-    def _marks(self) -> MissingMarkers:
+    def _markers(self) -> MissingMarkers:
         return MissingMarkers(self.missing)
 
     def lines(self) -> list[tuple[str, str, str]]:
@@ -144,8 +146,8 @@ class UnknownWords:
             if self._n_rows and not n_words and not code.n_missing:
                 warn(
                     f"column {code.name!r} of {location} is missing in all of {self._n_rows:,} "
-                    "rows, "
-                    "and in no training row: it carries no information; is it meant to be empty?"
+                    "rows, and in no training row: it carries no information; is it meant to be "
+                    "empty?"
                 )
 
 
@@ -164,23 +166,27 @@ def encode_column(
     try:
         return code.encode(column)
     except WrongCellError as error:
-        raise wrong_cell(error, code.name, code.kind, location, start) from None
+        raise wrong_cell_error(error, code.name, code.kind, location, start) from None
 
 
-def wrong_cell(
+def wrong_cell_error(
     error: WrongCellError, name: str, kind: str, location: str, start: RowsInFile,
     remedy: str = "correct it",
 ) -> DataError:  # fmt: skip
-    """Return the error for a cell that does not fit a column of this `kind`."""
+    """Return the error for a cell that does not fit its column.
+
+    name, kind, location : of the column
+    start : row numbers of the block within its file, as in `row_number`
+    """
     noun = _NOUN_OF_KIND.get(kind, "a word")
     problem = "infinite" if error.text in ("inf", "-inf") else f"not {noun}"
     cell_location = f"{location}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {problem}"
-    return DataError(f"{cell_location} is {error.text[:80]!r}, which {reason}", f"{remedy}")
+    return DataError(f"{cell_location} is {error.text[:80]!r}, which {reason}", remedy)
 
 
 def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
-    """Concatenate the features of all columns."""
+    """Concatenate the features (k, ...) of all columns to (k, d), in float32."""
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
 

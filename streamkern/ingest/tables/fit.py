@@ -27,10 +27,10 @@ from streamkern.ingest.tables.columns import (
     OneHot,
     TargetMeans,
 )
-from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell
+from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell_error
 from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.tables.missing import MissingMarkers
-from streamkern.ingest.tables.scan import Column, Declared
+from streamkern.ingest.tables.scan import Column, ColumnDeclarations
 from streamkern.ingest.tables.words import N_FOLDS, row_folds, shrunk_means
 
 MAX_ONE_HOT = 40  # words of a column that is encoded one-hot; as in skrub's TableVectorizer
@@ -45,8 +45,10 @@ MAX_ONE_HOT_WITHOUT_MEANS = 256  # with more than `MAX_TARGETS` outputs; more wo
 class FittedEncoder:
     """An encoder, and the fold means that encode the rows it was fitted on.
 
-    fold_means : for each column encoded by targets, means (N_FOLDS, 2 + words, t)
-        from the other folds
+    encoder : encoder of other rows
+    seed : seed of the folds
+    fold_means : for each column encoded by targets, the means (N_FOLDS, 2 + words, t) without the
+        rows of each fold: first of missing cells, then of each word, then of all rows
     """
 
     encoder: Encoder
@@ -54,9 +56,10 @@ class FittedEncoder:
     fold_means: dict[str, NDArray[np.float64]]
 
     def encode(self, table: Any, location: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
-        """Encode rows of the training set, with target means from the other folds.
+        """Return features (k, d) of training rows, with target means from the other folds.
 
-        Otherwise as `Encoder.encode`. row : number of the first row, counted over all files.
+        table, location, start : as in `Encoder.encode`
+        row : number of the first row, counted over all files
         """
         if not self.fold_means:
             return self.encoder.encode(table, location, start)
@@ -68,7 +71,7 @@ class FittedEncoder:
             if isinstance(code, TargetMeans):
                 index, _ = code.word_indices(column)
                 means = self.fold_means[code.name][folds, index]
-                part[:, : means.shape[1]] = code.standardised(means)
+                part[:, : means.shape[1]] = code.standardise(means)
             parts.append(part)
         return side_by_side(parts)
 
@@ -76,57 +79,71 @@ class FittedEncoder:
 def fit(
     reader: Any,
     targets: Callable[[Any], Any],
-    declared: Declared,
+    declared: ColumnDeclarations,
     missing: Sequence[str],
     seed: int,
     block_bytes: int,
     progress: Progress | None = None,
-    marks: MissingMarkers | None = None,
+    markers: MissingMarkers | None = None,
     option_names: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
-    typed: bool = False,
+    has_types: bool = False,
 ) -> FittedEncoder:
     """Fit an encoder to the rows of `reader`, whose `RawBlock`s have Arrow tables as X.
 
-    missing, marks : text that marks a missing cell in a CSV, and in any column
+    reader : reader of the rows
     targets : makes the `TargetConverter` of y from the first block
+    declared : the user's declarations about columns
+    missing : texts that mark a missing cell in a CSV
+    seed : seed of the folds
+    block_bytes : bytes of a block that is read at once
+    progress : as in `ingest`
+    markers : the user's markers of missing cells, in any column
     option_names : the arguments that a remedy in an error may name
-    typed : whether the table has types, so that text is never a number
+    has_types : whether the table has types, so that text is never a number
 
     Raises DataError naming every column whose content is ambiguous.
     """
     scan: _TableScan | None = None
     for block in reader.blocks(0, block_bytes):
         scan = scan or _TableScan(
-            block, targets(block), declared, seed, marks or MissingMarkers(), typed
+            block, targets(block), declared, seed, markers or MissingMarkers(), has_types
         )
         scan.add(block)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
         raise DataError("the input has no rows", "give at least one")
-    return scan.fitted(missing, option_names)
+    return scan.make_encoder(missing, option_names)
 
 
 class _TableScan:
-    """Columns seen so far in the pass over the rows, with sums of their targets."""
+    """Statistics of all columns in the pass over the rows, with sums of the targets.
+
+    first_block : the first rows
+    values : `TargetConverter` of the targets
+    declared : the user's declarations about columns
+    seed : seed of the folds
+    markers : the user's markers of missing cells
+    has_types : whether the table has types, so that text is never a number
+    """
 
     def __init__(
-        self, first: Any, values: Any, declared: Declared, seed: int, marks: MissingMarkers,
-        typed: bool,
+        self, first_block: Any, values: Any, declared: ColumnDeclarations, seed: int,
+        markers: MissingMarkers, has_types: bool,
     ) -> None:  # fmt: skip
-        self.n_rows, self._location, self._marks = 0, first.location, marks
+        self.n_rows, self._location, self._markers = 0, first_block.location, markers
         self._values, self._declared, self._seed = values, declared, seed
         width = MAX_TARGETS if values.are_classes else values.shape[0]
         self._n_targets = width if width <= MAX_TARGETS else 0
         # The targets of the first row, which are subtracted from all values for accuracy.
         self._origin: NDArray[np.float64] | None = None
-        names = first.X.column_names
+        names = first_block.X.column_names
         declared_names = [*declared.categorical, *declared.numeric, *declared.dates]
         unknown = [name for name in declared_names if name not in names]
         if unknown:
             raise DataError(
-                f"{first.location} has no feature column {some(unknown)}",
+                f"{first_block.location} has no feature column {some(unknown)}",
                 f"name feature columns of the table: {some(names)}",
             )
         repeated = sorted({name for name in declared_names if declared_names.count(name) > 1})
@@ -137,8 +154,8 @@ class _TableScan:
                 "name it once",
             )
         self._columns = [
-            Column(field.name, field.type, declared, self._n_targets, typed)
-            for field in first.X.schema
+            Column(field.name, field.type, declared, self._n_targets, has_types)
+            for field in first_block.X.schema
         ]
         self._counter = IndexDetector()
         self._counter.matches_rows = len(names) > 1 and names[0] not in declared_names
@@ -151,11 +168,11 @@ class _TableScan:
         for column in self._columns:
             if column.has_scalars:
                 try:
-                    cells = self._marks.with_nulls(block.X.column(column.name))
+                    cells = self._markers.with_nulls(block.X.column(column.name))
                     column.add(cells, block.row_numbers, folds, T)
                 except WrongCellError as error:
                     kind = column.kind or "number"
-                    raise wrong_cell(
+                    raise wrong_cell_error(
                         error,
                         column.name,
                         kind,
@@ -180,17 +197,19 @@ class _TableScan:
 
     # ------------------------------------------------------------------ after the last row
 
-    def fitted(self, missing: Sequence[str], option_names: str) -> FittedEncoder:
+    def make_encoder(self, missing: Sequence[str], option_names: str) -> FittedEncoder:
         """Return the fitted encoder; raise DataError that names all ambiguous columns."""
         # A marker that is a word here, as in files with types, stays a word in all later files.
-        words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
-        marks = self._marks.texts
-        missing = [*marks, *(k for k in missing if k not in (*marks, *words))]
+        marker_words = {
+            text for k in self._columns if k.words is not None for text in k.words.marker_words
+        }
+        user_texts = self._markers.texts
+        missing = [*user_texts, *(k for k in missing if k not in (*user_texts, *marker_words))]
         self._values.check_classes(self._location)
-        self._marks.warn_unseen()
+        self._markers.warn_unseen()
         self._counter.warn_if_index(self._columns[0].name, self._location)
         ambiguities = [
-            text for k in self._columns if (text := k.ambiguity(MAX_ONE_HOT)) is not None
+            text for k in self._columns if (text := k.describe_ambiguity(MAX_ONE_HOT)) is not None
         ]
         if ambiguities:
             raise DataError(
@@ -199,9 +218,10 @@ class _TableScan:
                 f"{self._location}: "
                 f"{'; '.join(ambiguities)} ({option_names})"
             )
+        # Each column has a code; empty columns are left out.
         codes, fold_means, empty = [], {}, []
         for column in self._columns:
-            kind = column.decided()
+            kind = column.infer_kind()
             if kind == "empty":
                 empty.append(column.name)
             elif kind == "category":
@@ -216,10 +236,11 @@ class _TableScan:
                 "no column is left as a feature, because all are empty",
                 f"give other columns with {mention('x=')}",
             )
-        dropped = (*self._declared.dropped, *empty)
+        dropped = (*self._declared.dropped_columns, *empty)
         return FittedEncoder(Encoder(tuple(codes), dropped, tuple(missing)), self._seed, fold_means)
 
     def _category(self, column: Column) -> tuple[ColumnCode, NDArray[np.float64] | None]:
+        """Return the code of a column of words, and the means of each fold if it uses targets."""
         words = column.words
         assert words is not None
         head, outputs = (column.name, column.n_missing), self._outputs()
@@ -249,20 +270,24 @@ def _number_or_date(column: Column, kind: str) -> ColumnCode:
     """Return the code of a column of numbers or dates. kind : "number" or "date"."""
     mean, std = column.moments()
     if not np.isfinite(std):
+        largest = max(-column.min_value, column.max_value)
         raise DataError(
-            f"column {column.name!r} has numbers up to {max(-column.first, column.last):.3g}, "
-            "whose squares overflow",
+            f"column {column.name!r} has numbers up to {largest:.3g}, whose squares overflow",
             "divide them by a constant, or drop the column",
         )
     std = std if std > 0 else 1.0
     if kind == "number":
         return Number(column.name, column.n_missing, mean, std)
-    length = column.last - column.first
+    length = column.max_value - column.min_value
     cycles = tuple(
-        name for name, days in CYCLES.items() if length >= 2 * days and (column.timed or days > 1)
+        name
+        for name, days in CYCLES.items()
+        if length >= 2 * days and (column.has_fractions or days > 1)
     )
-    zoned = column.zoned if column.zoned or column.timed else None  # dates alone have no zone
-    return Date(column.name, column.n_missing, mean, std, column.form, cycles, zoned)
+    zoned = (
+        column.zoned if column.zoned or column.has_fractions else None
+    )  # dates alone have no zone
+    return Date(column.name, column.n_missing, mean, std, column.date_format, cycles, zoned)
 
 
 def _target_means(
@@ -271,15 +296,16 @@ def _target_means(
     """Return the code of a column by mean targets, and the means of each fold."""
     words = column.words
     assert words is not None
-    sums, chosen = words.sums(), np.array(list(outputs.values()))
+    sums, target_ids = words.sums(), np.array(list(outputs.values()))
     if not np.isfinite(sums).all():
         raise DataError(
             f"the squares of the targets overflow, but the words of column {column.name!r} are "
             "encoded by mean targets",
             "divide the targets by a constant",
         )
+    # Keep the numbers of rows, and the sums and sums of squares of the chosen targets; sort words.
     t = (sums.shape[2] - 1) // 2
-    sums = sums[:, :, np.concatenate([[0], 1 + chosen, 1 + t + chosen])]
+    sums = sums[:, :, np.concatenate([[0], 1 + target_ids, 1 + t + target_ids])]
     order = sorted(words.index_of)
     sums = sums[[0, *(words.index_of[word] for word in order)]]
     total = sums.sum(axis=1)
@@ -288,10 +314,11 @@ def _target_means(
     center = (share * means).sum(axis=0)
     std = np.sqrt((share * (means - center) ** 2).sum(axis=0))
     std[~(std > 0)] = 1
-    known, of_missing = means[1:], means[0] if column.n_missing else mean
+    means_of_words = means[1:]
+    mean_of_missing = means[0] if column.n_missing else mean
     code = TargetMeans(
-        column.name, column.n_missing, tuple(order), tuple(map(tuple, known.tolist())),
-        tuple(of_missing.tolist()), tuple(mean.tolist()), tuple(center.tolist()),
+        column.name, column.n_missing, tuple(order), tuple(map(tuple, means_of_words.tolist())),
+        tuple(mean_of_missing.tolist()), tuple(mean.tolist()), tuple(center.tolist()),
         tuple(std.tolist()), tuple(outputs),
     )  # fmt: skip
     means_by_fold = [shrunk_means(total - sums[:, f]) for f in range(N_FOLDS)]

@@ -20,6 +20,7 @@ from streamkern.ingest.tables.arrow import compute, is_of_kind
 from streamkern.ingest.tables.cells import RowsInFile
 
 MAX_EXACT = 2**53
+"""Largest integer up to which float64 represents every integer."""
 _LONG_INTEGER = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
 
 _INTEGER_TYPES = (int, np.integer, Decimal)
@@ -72,7 +73,7 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
 
 
 class RoundingWarnings:
-    """Warns once of each column of text that holds integers which float64 rounds.
+    """Warnings, once for each column of text, of integers that float64 rounds.
 
     A column with a decimal point or an exponent in a cell holds measurements and is not checked
     again.
@@ -110,20 +111,20 @@ class RoundingWarnings:
 
     def _warn(self, name: str) -> None:
         self._checked_names.add(name)
-        warn_of_rounded(f"column {name!r}")
+        warn_of_rounded_integers(f"column {name!r}")
 
 
 def warn_of_rounded_columns(columns: Iterable[tuple[Any, Any]]) -> None:
     """Warn of each column, given by name and values, of integers that float64 rounds."""
     for name, values in columns:
         if array_is_rounded(np.asarray(values)):
-            warn_of_rounded(f"column {name!r}")
+            warn_of_rounded_integers(f"column {name!r}")
 
 
-def warn_of_rounded(what: str) -> None:
-    """Warn of integers that are rounded. what : for example "column 'id'"."""
+def warn_of_rounded_integers(name: str) -> None:
+    """Warn of integers that float64 rounds. name : of their column or file, as in "column 'id'"."""
     warn(
-        f"{what} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "
+        f"{name} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "
         "they are keys"
     )
 
@@ -137,6 +138,8 @@ class IndexDetector:
 
     The count may restart with each file.
 
+    Attributes
+    ----------
     matches_rows : whether the column has matched all rows so far
     """
 
@@ -145,16 +148,17 @@ class IndexDetector:
         self._n_rows, self._offset = 0, 0.0
 
     def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
-        """Add the first column (k,) of the next rows. rows : their numbers in their file."""
+        """Add the first column (k,) of the next rows. rows : row numbers within their file."""
         if not (self.matches_rows and len(column)):
             return
         numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
-        shifts = column - numbers
+        offsets = column - numbers
+        # The count goes on as before; in a new file it may also restart, or count over all files.
         allowed = {self._offset} if self._n_rows else set()
         if numbers[0] == 0 or not self._n_rows:
             allowed |= {0, 1, self._n_rows, self._n_rows + 1}
-        self.matches_rows = shifts[0] in allowed and bool((shifts == shifts[0]).all())
-        self._offset, self._n_rows = shifts[0], self._n_rows + len(column)
+        self.matches_rows = offsets[0] in allowed and bool((offsets == offsets[0]).all())
+        self._offset, self._n_rows = offsets[0], self._n_rows + len(column)
 
     def add_cells(self, column: Any, rows: RowsInFile) -> None:
         """Add a column of an Arrow table, of numbers or text."""
@@ -166,7 +170,7 @@ class IndexDetector:
             self.matches_rows = False
 
     def warn_if_index(self, name: str, location: str) -> None:
-        """Warn if the column `name` has counted all rows so far."""
+        """Warn if the column has matched all rows. name, location : its name and file."""
         if self.matches_rows and self._n_rows >= _MIN_INDEX_ROWS:
             warn(
                 f"column {name!r} of {location} counts the rows, like an index, but is used as a "
@@ -178,7 +182,9 @@ class IndexDetector:
 def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list[str]:
     """Return the first columns that are a pandas index: integers without a name.
 
-    is_whole : returns whether a column holds integers. At least one column is never an index.
+    At least one column is never an index.
+
+    is_whole : returns whether a column holds integers
     """
     index: list[str] = []
     for name in names[:-1]:
@@ -191,12 +197,12 @@ def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list
 def warn_of_index(name: str, location: str) -> None:
     """Warn that a column is left out because it numbers or names the rows."""
     if name:
-        what = (
+        reason = (
             f"column {name!r} of {location} holds whole numbers, as an index written by pandas does"
         )
     else:
-        what = (
+        reason = (
             f"the first column of {location} has no name and numbers or names the rows, as an "
             "index of pandas and row names of R do"
         )
-    warn(f"{what}; it is left out: give it a name of its own if it is a feature")
+    warn(f"{reason}; it is left out: give it a name of its own if it is a feature")

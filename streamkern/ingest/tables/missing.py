@@ -19,7 +19,7 @@ from streamkern.ingest.tables.arrow import (
     compute,
     is_of_kind,
     is_text_type,
-    matches,
+    match_mask,
     plain_cells,
     with_null,
 )
@@ -28,13 +28,16 @@ from streamkern.ingest.tables.numbers import is_number
 
 
 class MissingMarkers:
-    """Texts that mark a missing cell. A text that is a number matches it in any notation.
+    """Texts that mark a missing cell, in columns of text, numbers and dates.
+
+    A marker that is a number also matches other notations of it: "-99" matches "-99.0".
 
     Attributes
     ----------
     texts : tuple of str
+        The markers, stripped.
     unseen : set of str
-        Texts that no cell has matched so far.
+        Markers that no cell has matched so far.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -59,30 +62,34 @@ class MissingMarkers:
             )
             if self._numbers:
                 # Cells that cannot be numbers are null, so that Arrow can parse the others.
-                values = with_null(column, arrow.array(~matches(column, NUMBER)))
+                values = with_null(column, arrow.array(~match_mask(column, NUMBER)))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
-                missing |= self._equal_numbers(as_array(values))
+                missing |= self._match_numbers(as_array(values))
         elif self._numbers and column_kind(column.type) == "number":
             if not is_of_kind(column.type, "boolean", "duration"):
                 if is_of_kind(column.type, "decimal"):
                     column = column.cast(arrow.float64(), safe=False)
-                missing |= self._equal_numbers(as_array(column))
+                missing |= self._match_numbers(as_array(column))
         elif self.texts and column_kind(column.type) == "date":
             for text in self.texts:
-                missing |= self._equal_dates(column, text)
+                missing |= self._match_dates(column, text)
         return missing
 
     def mask_of_array(self, y: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask of the entries of an array of numbers or text that match a marker."""
+        """Return a mask of the entries of an array of numbers or text that match a marker.
+
+        Arrays of other dtypes match nothing: in files without types, targets are text, and in
+        tables with types, `mask_of` has compared them.
+        """
         if not self.texts:
             return np.zeros(y.shape, bool)
         if y.dtype.kind in "iuf":
-            return self._equal_numbers(y)
+            return self._match_numbers(y)
         if y.dtype.kind != "U":
             return np.zeros(y.shape, bool)
         texts: list[str] = y.ravel().tolist()
         marker_of = {text: self._marker_of(text) for text in set(texts)}
-        self._record_seen(mark for mark in marker_of.values() if mark is not None)
+        self._record_seen(marker for marker in marker_of.values() if marker is not None)
         return np.array([marker_of[text] is not None for text in texts], bool).reshape(y.shape)
 
     def warn_unseen(self) -> None:
@@ -95,6 +102,7 @@ class MissingMarkers:
             )
 
     def _marker_of(self, text: str) -> str | None:
+        """Return the marker that a text matches; None if it matches none."""
         text = text.strip()
         if text in self.texts:
             return text
@@ -102,27 +110,29 @@ class MissingMarkers:
             return None
         return next((k for k, value in self._numbers.items() if value == float(text)), None)
 
-    def _equal_numbers(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        equal = np.zeros(values.shape, bool)
+    def _match_numbers(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return a mask of the values that equal a marker, and record these markers as seen."""
+        missing = np.zeros(values.shape, bool)
         for text, value in self._numbers.items():
             with np.errstate(over="ignore"):
                 comparable = values.dtype.type(value) if values.dtype.kind == "f" else value
             is_equal = values == comparable
-            if is_equal.any():
-                self.unseen.discard(text)
-            equal |= is_equal
-        return equal
+            self._record_seen([text] if is_equal.any() else [])
+            missing |= is_equal
+        return missing
 
-    def _equal_dates(self, column: Any, text: str) -> NDArray[np.bool_]:
+    def _match_dates(self, column: Any, text: str) -> NDArray[np.bool_]:
+        """Return a mask (k,) of the dates that equal a marker, and record it as seen."""
         try:
             moment = arrow.scalar(text, arrow.string()).cast(column.type)
-        except (arrow.ArrowException, ValueError):  # no date
+        except (arrow.ArrowException, ValueError):  # the marker is not a date
             return np.zeros(len(column), bool)
-        equal = as_mask(compute.equal(column, moment))
-        self._record_seen([text] if equal.any() else [])
-        return equal
+        is_equal = as_mask(compute.equal(column, moment))
+        self._record_seen([text] if is_equal.any() else [])
+        return is_equal
 
     def _record_seen(self, texts: Iterable[str]) -> None:
+        """Record that cells have matched these markers."""
         self.unseen.difference_update(texts)
 
 
@@ -141,7 +151,7 @@ def missing_in(y: NDArray[Any]) -> NDArray[np.bool_]:
         missing = np.isnan(y)
     elif y.dtype.kind in "mM":
         missing = np.isnat(y)
-    elif y.dtype.kind in "UOST":
+    elif y.dtype.kind in "UOST":  # str, objects, bytes, StringDType
         flat = [k.decode(errors="replace") if isinstance(k, bytes) else k for k in y.ravel()]
         missing = np.array([*map(is_missing, flat)], bool).reshape(y.shape)
     else:

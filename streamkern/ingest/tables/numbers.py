@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.arrow import arrow, compute, matches
+from streamkern.ingest.tables.arrow import arrow, compute, match_mask
 from streamkern.ingest.tables.cells import NUMBER
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-_PADDED = re.compile(r"\s*0[0-9]")
+_ZERO_PADDED = re.compile(r"\s*0[0-9]")
 
 
 def numbers(texts: Iterable[str]) -> list[float]:
@@ -51,9 +51,9 @@ def is_integer(text: str) -> bool:
     return _INTEGER.match(text) is not None
 
 
-def is_padded(text: str) -> bool:
+def is_zero_padded(text: str) -> bool:
     """Return whether a number has unnecessary leading zeros, as codes do."""
-    return "0" in text and _PADDED.match(text) is not None
+    return "0" in text and _ZERO_PADDED.match(text) is not None
 
 
 THOUSANDS = (".", ",", " ", "'")
@@ -99,10 +99,10 @@ class NumberStyle(NamedTuple):
     def column_to_python_notation(self, text: Any) -> Any:
         """Apply `to_python_notation` to each cell of an Arrow text column."""
         if self.thousands:
-            grouped = arrow.array(matches(text, f"^{self._grouped_number}$"))
-            bare = compute.replace_substring_regex(text, self._separator, "")
-            bare = compute.replace_substring(bare, self.decimal, ".")
-            text = compute.if_else(grouped, bare, text)
+            is_grouped = arrow.array(match_mask(text, f"^{self._grouped_number}$"))
+            ungrouped = compute.replace_substring_regex(text, self._separator, "")
+            ungrouped = compute.replace_substring(ungrouped, self.decimal, ".")
+            text = compute.if_else(is_grouped, ungrouped, text)
         if self.decimal == ",":
             text = compute.replace_substring_regex(
                 text, f"^([+-]?[0-9]*),([0-9]+{_EXPONENT})$", r"\1.\2"
@@ -113,8 +113,10 @@ class NumberStyle(NamedTuple):
         """Return a mask (k,) of the cells of an Arrow column with `has_wrong_decimal`."""
         if self.decimal == ".":
             return np.zeros(len(text), bool)
-        pointed = matches(text, NUMBER) & matches(text, r"\.")
-        return pointed & ~matches(text, f"^{self._grouped_number}$") if self.thousands else pointed
+        has_point = match_mask(text, NUMBER) & match_mask(text, r"\.")
+        if not self.thousands:
+            return has_point
+        return has_point & ~match_mask(text, f"^{self._grouped_number}$")
 
     def wrong_decimal_error(self, cell: str, location: str) -> DataError:
         """Return the error for a number that `has_wrong_decimal`. location : the cell or column."""
@@ -136,16 +138,18 @@ class NumberStyle(NamedTuple):
         if self.wrong_decimal_mask(text).any():
             return None
         text = self.column_to_python_notation(text)
-        if not matches(text, NUMBER).all():
+        if not match_mask(text, NUMBER).all():
             return None
         return compute.replace_substring_regex(text, r"^\+", "").cast(arrow.float64())
 
     @property
     def _separator(self) -> str:
+        """Regular expression of a separator of thousands."""
         return f"[{_EQUIVALENT_SEPARATORS.get(self.thousands, self.thousands)}]"
 
     @property
     def _grouped_number(self) -> str:
+        """Regular expression of a number whose digits are in groups of three."""
         point = re.escape(self.decimal)
         return f"[+-]?[1-9][0-9]{{0,2}}({self._separator}[0-9]{{3}})+({point}[0-9]*)?{_EXPONENT}"
 
@@ -167,6 +171,8 @@ def style_remedy(text: str) -> str | None:
 
 
 # Patterns of numbers that are recognised to be refused, so they also match some that are malformed.
+# A number has a sign; groups of three digits, or as in India of two and at last three, or plain
+# digits; a fraction; and an exponent. Each part is optional, but the number begins with a digit.
 _LOOSE_NUMBER = (
     r"(?=[+-]?[.,]?[0-9])[+-]?"
     r"(?:[0-9]{1,3}(?:[.,' ][0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)?"
@@ -201,6 +207,7 @@ _NOTATIONS = [
         (rf"(?=.*[0-9][.,][0-9]){_LOOSE_NUMBER} ?(?:[^\W\d_]|[°µ])[^\d\s]{{0,9}}", "a unit"),
     )
 ]
+# The lookahead excludes ordinal numbers such as "1st".
 _INTEGER_WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9})$")
 
 
@@ -211,11 +218,12 @@ def other_notation(text: str) -> str | None:
     """
     if is_number(text):
         return None
-    # Full-width digits and invisible marks, as web pages and spreadsheets contain them.
+    # Replace full-width digits, remove invisible characters (category Cf): spreadsheets have both.
     plain = unicodedata.normalize("NFKC", text)
     plain = "".join(c for c in plain if unicodedata.category(c) != "Cf").strip()
     if not re.search(r"\d", plain):
         return None
+    # A minus sign, an apostrophe and a decimal point of other scripts.
     plain = plain.replace("\u2212", "-").replace("\u2019", "'").replace("\u066b", ".")
     digits = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in plain)
     if digits != text and is_number(digits):
@@ -224,7 +232,7 @@ def other_notation(text: str) -> str | None:
 
 
 def notation_text(notation: str) -> str:
-    """Return a phrase for a result of `other_notation`, as ``a number with underscores``."""
+    """Return a result of `other_notation` as a phrase, such as "a number with underscores"."""
     return notation if notation in ("a date", "a time", "a month") else f"a number with {notation}"
 
 

@@ -21,12 +21,16 @@ from streamkern.ingest.tables.arrow import (
     column_kind,
     is_list_type,
     is_text_type,
-    matches,
+    match_mask,
     plain_cells,
-    present,
+    value_mask,
 )
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
-from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import (
+    MAX_EXACT,
+    cells_are_rounded,
+    warn_of_rounded_integers,
+)
 from streamkern.ingest.tables.numbers import (
     notation_text,
     other_notation,
@@ -38,23 +42,25 @@ from streamkern.store.statistics import ColumnMoments
 
 _SUMMED_ROWS = 1 << 13  # numbers summed at once
 _MAX_EXAMPLE_WORDS = 1000  # words of a column that are checked for numbers in another notation
+_MAX_WORDS_WITH_UNIT = 40  # distinct words such as "5 kg" up to which they may be categories
 COLUMN_KINDS = ("number", "category", "date")
 FirstCell = tuple[int, str] | None
 """Row number and text of the first cell of a sort; None before there is one."""
 
 
-class Declared(NamedTuple):
+class ColumnDeclarations(NamedTuple):
     """Declarations of the user about columns, by name.
 
-    categorical, numeric : names
+    categorical : names of columns that are words
+    numeric : names of columns that are numbers
     dates : name -> strptime format, or None for ISO 8601
-    dropped : names of columns that are not features
+    dropped_columns : names of columns that are not features
     """
 
     categorical: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()
     dates: Mapping[str, str | None] = MappingProxyType({})
-    dropped: tuple[str, ...] = ()
+    dropped_columns: tuple[str, ...] = ()
 
     def kind(self, name: str) -> str | None:
         """Return the declared kind of a column; None if it has none."""
@@ -66,37 +72,50 @@ class Declared(NamedTuple):
 class Column:
     """Statistics and counts of the cells of one column seen so far, and the kind that they imply.
 
-    typed : whether the table declares types, so that text is never a number
+    Parameters
+    ----------
+    name : name of the column
+    arrow_type : type of the column, text for a CSV
+    declared : the user's declarations
+    n_targets : number of targets of which `words` has sums
+    has_types : whether the table declares types, so that text is never a number
 
     Attributes
     ----------
     kind : "number", "category" or "date"; None if the cells decide
     has_scalars : whether a cell is a single value, not a list or another nested value
-    first, last : smallest and largest number, or day
-    timed : whether a value is not an integer (a date with a time)
-    zoned : whether dates have a time zone
+    zoned : whether dates have a time zone; None if unknown
+    min_value : smallest number, or day
+    max_value : largest number, or day
+    has_fractions : whether a value is not an integer (a date with a time)
+    n_rows : number of cells
+    n_missing : number of cells without a value
     words : the words of the column; None if it cannot be a category
-    n_rows, n_missing : number of cells, and of cells without a value
     """
 
     def __init__(
-        self, name: str, arrow_type: Any, declared: Declared, n_targets: int, typed: bool = False
+        self,
+        name: str,
+        arrow_type: Any,
+        declared: ColumnDeclarations,
+        n_targets: int,
+        has_types: bool = False,
     ) -> None:
-        self.name, self.form = name, declared.dates.get(name)
-        self.declared = declared.kind(name)
+        self.name, self.date_format = name, declared.dates.get(name)
+        self.declared_kind = declared.kind(name)
         kind = column_kind(arrow_type)
-        self.typed = kind if kind in COLUMN_KINDS else None
+        self.type_kind = kind if kind in COLUMN_KINDS else None
         self.has_scalars, self.arrow_type = kind is not None, str(arrow_type)
         self.has_number_lists = (
             is_list_type(arrow_type) and column_kind(arrow_type.value_type) == "number"
         )
-        self.declared_text = typed and is_text_type(arrow_type)
-        self.kind = self.declared or self.typed  # None: the cells decide
-        self._moments, self._unsummed = ColumnMoments(1), np.empty(0)
+        self.is_declared_text = has_types and is_text_type(arrow_type)
+        self.kind = self.declared_kind or self.type_kind  # None: the cells decide
+        self._moments, self._values_to_sum = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
         self.first_wrong_date: tuple[int, str, str] | None = None
         self._n_ones = self._n_zeros = 0
-        self.first, self.last, self.timed = np.inf, -np.inf, False
+        self.min_value, self.max_value, self.has_fractions = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
         self.words = Words(n_targets) if self.kind in (None, "category") else None
         # In a column of text: the number of cells that are numbers or dates, and the first of each.
@@ -105,16 +124,22 @@ class Column:
         self.first_word: FirstCell = None
         self.first_date: FirstCell = None
         self.first_not_a_date: FirstCell = None
-        self.first_padded: FirstCell = None
+        self.first_padded_number: FirstCell = None
         self._warned_of_rounding = False
         self.example_words: dict[str, None] = {}  # the first few, even if not all words are kept
 
     def add(
         self, column: Any, start: RowsInFile, folds: NDArray[np.int64], T: NDArray[np.float64]
     ) -> None:
-        """Add cells; start : their rows, see `row_number`. Raises WrongCellError."""
+        """Add cells; raise WrongCellError for a cell that does not fit the kind of the column.
+
+        column : Arrow column of k cells
+        start : row numbers of the cells within the file, see `row_number`
+        folds : (k,) fold of each row
+        T : (k, t) targets of each row
+        """
         column = plain_cells(column)
-        valid, kind = present(column), column_kind(column.type)
+        valid, kind = value_mask(column), column_kind(column.type)
         if self.kind is None and kind in COLUMN_KINDS and self.n_values == 0:
             self.kind = kind  # after files in which all cells were missing
         self.n_rows += len(valid)
@@ -141,22 +166,22 @@ class Column:
     def _measure_numbers(self, column: Any) -> None:
         """Measure cells that are numbers, and warn once of integers that float64 rounds."""
         self._measure(cells.as_numbers(column))
-        large = max(self.last, -self.first) >= MAX_EXACT
-        if large and not self._warned_of_rounding and cells_are_rounded(column):
+        is_large = max(self.max_value, -self.min_value) >= MAX_EXACT
+        if is_large and not self._warned_of_rounding and cells_are_rounded(column):
             self._warned_of_rounding = True
-            warn_of_rounded(f"column {self.name!r}")
+            warn_of_rounded_integers(f"column {self.name!r}")
 
     def _classify_text(self, column: Any, valid: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells of text that are numbers, and dates if there are no numbers."""
         text = is_text_type(column.type)  # false: a typed file after one of text
         is_number = column_kind(column.type) == "number"
-        numbers = matches(column, cells.NUMBER) if text else valid & is_number
+        numbers = match_mask(column, cells.NUMBER) if text else valid & is_number
         words = valid & ~numbers
         self.n_numbers += int(numbers.sum())
         self.first_number = self.first_number or _first_cell(column, numbers, start)
         self.first_word = self.first_word or _first_cell(column, words, start)
-        if text and self.first_padded is None:
-            self.first_padded = _first_cell(column, matches(column, PADDED), start)
+        if text and self.first_padded_number is None:
+            self.first_padded_number = _first_cell(column, match_mask(column, PADDED), start)
         if self.first_word is None:
             self._measure_numbers(column)
         elif self.n_numbers == 0 and words.any():
@@ -177,10 +202,11 @@ class Column:
             self.first_wrong_date = row, error.text, error.reason or "is none"
 
     def _measure_days(self, column: Any) -> None:
-        days = cells.as_days(column, self.form)
-        cells.check_zone(column, self.form, self.zoned)
-        zoned = cells.is_zoned(column, self.form)
-        self.zoned = self.zoned if zoned is None else zoned
+        """Measure cells that are dates; raise WrongCellError for any other cell."""
+        days = cells.as_days(column, self.date_format)
+        cells.check_zone(column, self.date_format, self.zoned)
+        is_zoned = cells.is_zoned(column, self.date_format)
+        self.zoned = self.zoned if is_zoned is None else is_zoned
         self._measure(days)
 
     def _measure(self, values: NDArray[np.float64]) -> None:
@@ -190,20 +216,20 @@ class Column:
             raise WrongCellError(row, str(values[row]))
         values = values[~np.isnan(values)]
         if len(values):
-            self.first = min(self.first, float(values.min()))
-            self.last = max(self.last, float(values.max()))
-            self.timed = self.timed or bool((values % 1 != 0).any())
+            self.min_value = min(self.min_value, float(values.min()))
+            self.max_value = max(self.max_value, float(values.max()))
+            self.has_fractions = self.has_fractions or bool((values % 1 != 0).any())
             self._n_ones += int((values == 1).sum())
             self._n_zeros += int((values == 0).sum())
         # Summed in pieces of fixed length, so that the result does not depend on the block size.
-        self._unsummed = np.concatenate([self._unsummed, values])
-        complete = len(self._unsummed) - len(self._unsummed) % _SUMMED_ROWS
+        self._values_to_sum = np.concatenate([self._values_to_sum, values])
+        complete = len(self._values_to_sum) - len(self._values_to_sum) % _SUMMED_ROWS
         for start in range(0, complete, _SUMMED_ROWS):
-            self._moments.add(self._unsummed[start : start + _SUMMED_ROWS, None])
-        self._unsummed = self._unsummed[complete:]
+            self._moments.add(self._values_to_sum[start : start + _SUMMED_ROWS, None])
+        self._values_to_sum = self._values_to_sum[complete:]
 
     def moments(self) -> tuple[float, float]:
-        """Return mean and standard deviation of the numbers or days; after all cells were added."""
+        """Return mean and standard deviation of the numbers or days, after the last cell."""
         if self.is_boolean:
             assert self.words is not None
             ones = sum(
@@ -214,8 +240,8 @@ class Column:
             return _bernoulli_moments(float(ones / self.n_values))
         if self._n_ones + self._n_zeros == self.n_values:  # the same bits as for words
             return _bernoulli_moments(self._n_ones / self.n_values)
-        self._moments.add(self._unsummed[:, None])
-        self._unsummed = self._unsummed[:0]
+        self._moments.add(self._values_to_sum[:, None])
+        self._values_to_sum = self._values_to_sum[:0]
         return float(self._moments.mean[0]), float(np.sqrt(self._moments.variance()[0]))
 
     # ------------------------------------------------------------------ after the last cell
@@ -235,8 +261,8 @@ class Column:
             and {text.lower() for text in words.index_of} <= set(cells.BOOLEAN_WORDS)
         )  # fmt: skip
 
-    def decided(self) -> str:
-        """Return "number", "category", "date", or "empty" for a column without values."""
+    def infer_kind(self) -> str:
+        """Return the kind: "number", "category", "date", or "empty" without any value."""
         if self.n_values == 0:
             return "empty"
         if self.kind is not None:
@@ -246,12 +272,13 @@ class Column:
         dates = self.n_dates == self.n_values and self.first_wrong_date is None
         return "date" if dates else "category"
 
-    def ambiguity(self, most_one_hot: int) -> str | None:
+    def describe_ambiguity(self, most_one_hot: int) -> str | None:
         """Return why the column is ambiguous, with a remedy; None if it is not.
 
         most_one_hot : number of distinct words that is accepted however few the rows are
         """
-        kind, name = self.decided(), self.name
+        kind, name = self.infer_kind(), self.name
+        # Cells that no encoding supports.
         if not self.has_scalars:
             problem = f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
             if self.has_number_lists:
@@ -260,21 +287,23 @@ class Column:
                     f"ingest, numpy.stack(X[{name!r}]) in place of a data frame X"
                 )
             return problem
-        if kind == "empty" or self.declared is not None or self.typed == "category":
+        if kind == "empty" or self.declared_kind is not None or self.type_kind == "category":
             return None
-        if self.declared_text and kind == "number" and not self.is_boolean:
+        # Numbers that may be names: those that the table declares as text, and those like "007".
+        if self.is_declared_text and kind == "number" and not self.is_boolean:
             return (
                 f"{name!r} is text, but every cell is a number: decide whether the column is "
                 "numeric or categorical"
             )
-        if self.first_padded is not None and kind == "number" and self.kind is None:
-            row, text = self.first_padded
+        if self.first_padded_number is not None and kind == "number" and self.kind is None:
+            row, text = self.first_padded_number
             return (
                 f"{name!r} holds numbers with zeros before them ({text} in row {row}), as codes "
                 "and names have: call it categorical, or numeric"
             )
         if kind != "category":
             return None
+        # Words that may be numbers or dates, or too many to be categories.
         if self.n_numbers and self.first_number and self.first_word:
             (row, number), (word_row, word) = self.first_number, self.first_word
             notation = other_notation(word)
@@ -286,7 +315,7 @@ class Column:
             )
         assert self.words is not None
         if self.kind is None and (
-            text_ambiguity := self._ambiguity_of_text(list(self.example_words))
+            text_ambiguity := self._describe_text_ambiguity(list(self.example_words))
         ):
             return text_ambiguity
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
@@ -296,8 +325,11 @@ class Column:
             )
         return None
 
-    def _ambiguity_of_text(self, words: list[str]) -> str | None:
-        """Return a remedy for words that are numbers or dates in a notation that is not read."""
+    def _describe_text_ambiguity(self, words: list[str]) -> str | None:
+        """Return why these words may be numbers or dates, with a remedy; None for other words.
+
+        words : examples of the words of the column
+        """
         name = self.name
         if self.first_date and self.first_not_a_date:
             (row, date), (word_row, word) = self.first_date, self.first_not_a_date
@@ -311,6 +343,7 @@ class Column:
         notations = {
             word: notation for word in words if (notation := other_notation(word)) is not None
         }
+        # A third of the words suffices: a column of words has hardly any in such notations.
         if notations and 3 * len(notations) >= len(words):
             word, notation = next(iter(notations.items()))
             if notation == "a time":
@@ -330,7 +363,7 @@ class Column:
                 "with a point and nothing around them"
                 f"{'' if remedy is None else f' (of a CSV {remedy})'}, or call it categorical"
             )
-        if len(words) > 40 and share_a_unit(words):
+        if len(words) > _MAX_WORDS_WITH_UNIT and share_a_unit(words):
             return (
                 f"{name!r} holds numbers like {words[0][:40]!r}, with a unit: write them without, "
                 "or call it categorical"

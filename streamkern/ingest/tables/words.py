@@ -27,15 +27,15 @@ FOLD_STAGE = 1001  # distinct from the random streams of the row order and of th
 def row_folds(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
     """Return the fold (n_rows,) of each of the rows start, start + 1, ..."""
     rows = np.arange(start, start + n_rows, dtype=np.int64)
-    drawn: NDArray[np.uint32] = random_words((seed, 0, FOLD_STAGE), rows, 1)[:, 0]
-    return (drawn % N_FOLDS).astype(np.int64)
+    random_numbers: NDArray[np.uint32] = random_words((seed, 0, FOLD_STAGE), rows, 1)[:, 0]
+    return (random_numbers % N_FOLDS).astype(np.int64)
 
 
 class DistinctCounter:
     """Estimate of the number of distinct texts from the smallest of their hashes.
 
-    Of n hashes uniform on (0, 1), the k-th smallest is about k / n; so n is estimated as (k - 1)
-    divided by it, with relative error 1 / sqrt(k) (Bar-Yossef et al., "Counting distinct elements
+    Of n hashes uniform on (0, 1), the k-th smallest, h_k, is about k / n; so n is estimated as
+    (k - 1) / h_k, with relative error 1 / sqrt(k) (Bar-Yossef et al., "Counting distinct elements
     in a data stream", RANDOM 2002). Neither the order of the texts nor the block size matters.
     """
 
@@ -72,12 +72,13 @@ class Words:
         are too many words
     too_many : whether there are more than `MAX_WORDS` words or `MAX_CHARACTERS` characters
     n_seen, n_missing : number of cells with a word, and without one
-    marks : words that mark a missing cell in a CSV, but are words here; collected even if too many
+    marker_words : words that mark a missing cell in a CSV, but are words here; collected even if
+        there are too many words
     """
 
     def __init__(self, n_targets: int) -> None:
         self.index_of: dict[str, int] = {}
-        self.marks: set[str] = set()
+        self.marker_words: set[str] = set()
         self.too_many = False
         self.n_seen = self.n_missing = 0
         self._characters = 0
@@ -95,7 +96,7 @@ class Words:
         """Add cells as `as_words` returns them, with the fold (k,) and targets (k, t) of each."""
         self.n_missing += int((codes < 0).sum())
         self.n_seen += int((codes >= 0).sum())
-        self.marks.update(text for text in texts if text in MISSING)
+        self.marker_words.update(text for text in texts if text in MISSING)
         if self.too_many:
             self._distinct.add(texts)
             return
@@ -109,8 +110,8 @@ class Words:
             self._sums = np.zeros((1, *self._sums.shape[1:]))
             return
         if self.n_words >= len(self._sums):
-            more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
-            self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
+            n_new = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
+            self._sums = np.concatenate([self._sums, np.zeros((n_new, *self._sums.shape[1:]))])
         index = word_indices(self.index_of, texts, codes)
         with np.errstate(over="ignore"):  # sums that overflow are refused where they are used
             values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
@@ -141,7 +142,8 @@ def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
     whose targets have mean m and variance v, where all targets have M and V, the mean is
     (n V m + v M) / (n V + v); M if there are no rows.
 
-    sums : (n, 1 + 2 t) of each word
+    sums : (n, 1 + 2 t), for each word its number of rows, and the sums and the sums of squares of
+        its t targets
     """
     t = (sums.shape[1] - 1) // 2
     rows, total = sums[:, :1], sums.sum(axis=0)

@@ -139,7 +139,7 @@ def _one_hot(graph: Graph, code: OneHot, encoder: Encoder) -> list[Traced]:
 
 def _target_means(graph: Graph, code: TargetMeans, encoder: Encoder) -> list[Traced]:
     word_index = _word_indices(graph, code, encoder, len(code.known) + 1)
-    table = code.standardised(np.array([code.missing, *code.means, code.unknown]))
+    table = code.standardise(np.array([code.missing, *code.means, code.unknown]))
     means = graph.node("Gather", graph.constant(table, np.float64), word_index.reshape(-1), axis=0)
     return [means, *_missing_number(code, word_index.equals(0))]
 

@@ -19,7 +19,7 @@ from streamkern.ingest.tables.cells import (
     check_zone,
     column_kind,
     is_zoned,
-    present,
+    value_mask,
 )
 
 NAN = float("nan")
@@ -86,8 +86,8 @@ def test_empty_column_has_any_type(kind: Any) -> None:
 def test_days_of_every_unit_equal_pandas(unit: str) -> None:
     dates = pd.Series(pd.date_range("1969-12-30", periods=7, freq="7h"))
     expected = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
-    found = as_days(pa.array(dates).cast(pa.timestamp(unit)), None)
-    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    actual = as_days(pa.array(dates).cast(pa.timestamp(unit)), None)
+    np.testing.assert_allclose(actual, expected, rtol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_as_words_gives_texts_and_codes(cells: Any, words: list[str | None]) -> 
 
 
 def test_nan_is_missing_like_null() -> None:
-    np.testing.assert_array_equal(present(pa.array([1.0, NAN, None])), [True, False, False])
+    np.testing.assert_array_equal(value_mask(pa.array([1.0, NAN, None])), [True, False, False])
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,16 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import FittedEncoder, fit
-from streamkern.ingest.tables.scan import Declared
+from streamkern.ingest.tables.scan import ColumnDeclarations
 from streamkern.ingest.tables.words import N_FOLDS, row_folds
 from streamkern.ingest.targets import TargetConverter
 
 N = 400
-NOTHING = Declared()
+NOTHING = ColumnDeclarations()
 
 
-def table(seed: int = 0) -> pd.DataFrame:
+def example_table(seed: int = 0) -> pd.DataFrame:
+    """Return N rows of numbers, words, dates and booleans; some cells are missing."""
     rng = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {
@@ -49,13 +50,15 @@ def table(seed: int = 0) -> pd.DataFrame:
     return frame
 
 
-def values(seed: int = 0) -> np.ndarray:
+def random_targets(seed: int = 0) -> np.ndarray:
+    """Return N standard normal targets."""
     return np.random.default_rng(seed + 1).normal(size=N)
 
 
-def fitted(
-    frame: Any, y: Any, step: int = N, declared: Declared = NOTHING, targets: str = "auto"
+def fit_table(
+    frame: Any, y: Any, step: int = N, declared: ColumnDeclarations = NOTHING, targets: str = "auto"
 ) -> FittedEncoder:
+    """Return the encoder fitted to a table that is read in blocks of `step` rows."""
     arrow = frame if isinstance(frame, pa.Table) else pa.table(frame)
     y = y[: len(arrow)]
 
@@ -68,43 +71,44 @@ def fitted(
 
 
 def encode(encoder: Encoder, frame: Any) -> np.ndarray:
+    """Return the features of a table as float32."""
     return encoder.encode(frame if isinstance(frame, pa.Table) else pa.table(frame), "t.csv", 0)
 
 
 def test_encoded_numbers_and_words_equal_scikit_learn() -> None:
-    frame = table()[["age", "city"]]
-    encoder = fitted(frame, values()).encoder
+    frame = example_table()[["age", "city"]]
+    encoder = fit_table(frame, random_targets()).encoder
     numbers = make_pipeline(SimpleImputer(add_indicator=True))
     words = OneHotEncoder(sparse_output=False)
-    both = make_column_transformer((numbers, ["age"]), (words, ["city"]))
-    expected = both.fit_transform(frame)
-    there = frame["age"].dropna()
-    expected[:, 0] = (expected[:, 0] - there.mean()) / there.std(ddof=0)
-    found = encode(encoder, frame)
+    transformer = make_column_transformer((numbers, ["age"]), (words, ["city"]))
+    expected = transformer.fit_transform(frame)
+    present_values = frame["age"].dropna()
+    expected[:, 0] = (expected[:, 0] - present_values.mean()) / present_values.std(ddof=0)
+    actual = encode(encoder, frame)
     assert encoder.features == (
         "age", "age is missing", "city=New York, NY", "city=Oslo", "city=Rome", "city is missing",
     )  # fmt: skip
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_date_is_encoded_as_days_and_cycles() -> None:
-    frame = table()[["since"]]
-    encoder = fitted(frame, values()).encoder
+    frame = example_table()[["since"]]
+    encoder = fit_table(frame, random_targets()).encoder
     days = (frame["since"] - pd.Timestamp(0)) / pd.Timedelta(days=1)
     expected = [((days - days.mean()) / days.std(ddof=0)).fillna(0)]
     for length in (365.2425, 7):
         expected += [np.sin(2 * np.pi * days / length), np.cos(2 * np.pi * days / length)]
     expected += [frame["since"].isna()]
-    found = encode(encoder, frame)
+    actual = encode(encoder, frame)
     np.testing.assert_allclose(
-        found, np.nan_to_num(np.stack(expected, axis=1).astype(float)), atol=1e-5
+        actual, np.nan_to_num(np.stack(expected, axis=1).astype(float)), atol=1e-5
     )
     assert encoder.features[1:3] == ("since year sin", "since year cos")
 
 
 def test_cycles_need_two_periods() -> None:
     def features(*texts: str) -> tuple[str, ...]:
-        return fitted(pa.table({"t": list(texts)}), np.arange(len(texts)) / 3).encoder.features
+        return fit_table(pa.table({"t": list(texts)}), np.arange(len(texts)) / 3).encoder.features
 
     assert features("2024-01-01", "2024-01-10") == ("t",)
     assert features("2024-01-01", "2024-01-16")[1:] == ("t week sin", "t week cos")
@@ -115,23 +119,23 @@ def test_cycles_need_two_periods() -> None:
 def test_equal_times_of_day_have_equal_features() -> None:
     times = pd.Timestamp("2013-01-01") + pd.to_timedelta(np.arange(8 * 365) * 3, "h")
     frame = pd.DataFrame({"t": times.tz_localize("UTC")})
-    sine, cosine = encode(fitted(frame, np.arange(len(frame)) / 3).encoder, frame)[:, -2:].T
+    sine, cosine = encode(fit_table(frame, np.arange(len(frame)) / 3).encoder, frame)[:, -2:].T
     assert set(sine) == {-1, -np.float32(np.sqrt(0.5)), 0, np.float32(np.sqrt(0.5)), 1}
     assert set(cosine) == set(sine)
 
 
 @pytest.mark.parametrize("classes", [None, 2, 3])
 def test_target_encoding_equals_scikit_learn(classes: int | None) -> None:
-    frame = table()[["shop"]]
-    y = values() if classes is None else np.arange(N) * 7919 % 101 % classes
-    found = fitted(frame, y)
+    frame = example_table()[["shop"]]
+    y = random_targets() if classes is None else np.arange(N) * 7919 % 101 % classes
+    actual = fit_table(frame, y)
     other = TargetEncoder(smooth="auto").fit(frame, y)
     full = StandardScaler().fit(other.transform(frame))
     np.testing.assert_allclose(
-        encode(found.encoder, frame), full.transform(other.transform(frame)), atol=2e-6
+        encode(actual.encoder, frame), full.transform(other.transform(frame)), atol=2e-6
     )
     # Rows that are trained on: by the others of the folds alone.
-    trained = found.encode(pa.table(frame), "t.csv", 0, 0)
+    trained = actual.encode(pa.table(frame), "t.csv", 0, 0)
     folds = row_folds(5, 0, N)
     for fold in range(N_FOLDS):
         mine = folds == fold
@@ -142,23 +146,23 @@ def test_target_encoding_equals_scikit_learn(classes: int | None) -> None:
 
 
 def test_target_encoding_excludes_own_target() -> None:
-    frame, y = table()[["shop"]], values()
-    before = fitted(frame, y).encode(pa.table(frame), "t.csv", 0, 0)
+    frame, y = example_table()[["shop"]], random_targets()
+    before = fit_table(frame, y).encode(pa.table(frame), "t.csv", 0, 0)
     y = y.copy()
     y[17] += 5
-    after = fitted(frame, y)
+    after = fit_table(frame, y)
     code = after.encoder.codes[0]
     raw = before[17] * 1.0
     scaled = after.encode(pa.table(frame), "t.csv", 0, 0)[17]
     # In the units of the targets: the standardisation is that of all rows, and changes.
-    own = fitted(frame, values()).encoder.codes[0]
+    own = fit_table(frame, random_targets()).encoder.codes[0]
     np.testing.assert_allclose(scaled * code.std + code.mean, raw * own.std + own.mean, atol=1e-6)  # type: ignore[attr-defined]
 
 
 def test_feature_hashing_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "MAX_WORDS", 50)
-    frame = table()[["shop"]]
-    encoder = fitted(frame, values()).encoder
+    frame = example_table()[["shop"]]
+    encoder = fit_table(frame, random_targets()).encoder
     other = FeatureHasher(32, input_type="string").transform([[k] for k in frame["shop"]])
     np.testing.assert_array_equal(encode(encoder, frame), other.toarray())
     assert "hashed" in encoder.lines()[0]
@@ -167,32 +171,34 @@ def test_feature_hashing_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) ->
 @settings(max_examples=15)
 @given(step=st.integers(1, N))
 def test_encoding_does_not_depend_on_blocks(step: int) -> None:
-    frame, y = table(), values()
-    found, full = fitted(frame, y, step), fitted(frame, y)
-    assert found.encoder.digest == full.encoder.digest
+    frame, y = example_table(), random_targets()
+    actual, full = fit_table(frame, y, step), fit_table(frame, y)
+    assert actual.encoder.digest == full.encoder.digest
     arrow = pa.table(frame)
-    parts = [found.encode(arrow[k : k + step], "t", k, k) for k in range(0, N, step)]
+    parts = [actual.encode(arrow[k : k + step], "t", k, k) for k in range(0, N, step)]
     np.testing.assert_array_equal(np.concatenate(parts), full.encode(arrow, "t", 0, 0))
 
 
 def test_encoder_roundtrips_through_json() -> None:
-    encoder = fitted(table(), values()).encoder
-    again = Encoder.from_json(json.loads(json.dumps(encoder.json())), "here")
-    assert again.digest == encoder.digest
-    np.testing.assert_array_equal(encode(again, table(3)), encode(encoder, table(3)))
+    encoder = fit_table(example_table(), random_targets()).encoder
+    restored = Encoder.from_json(json.loads(json.dumps(encoder.json())), "here")
+    assert restored.digest == encoder.digest
+    np.testing.assert_array_equal(
+        encode(restored, example_table(3)), encode(encoder, example_table(3))
+    )
     with pytest.raises(DataError, match="version 2"):
         Encoder.from_json(encoder.json() | {"version": 2}, "here")
 
 
 def test_text_and_typed_cells_are_encoded_equally() -> None:
-    frame = table()
+    frame = example_table()
     text = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d")).astype(object)
     text = text.where(frame.notna(), None)
     cells = {name: [None if k is None else str(k) for k in text[name]] for name in frame}
-    declared = Declared(numeric=("age",))
+    declared = ColumnDeclarations(numeric=("age",))
     typed, read = (
-        fitted(frame, values(), declared=declared),
-        fitted(pa.table(cells), values(), declared=declared),
+        fit_table(frame, random_targets(), declared=declared),
+        fit_table(pa.table(cells), random_targets(), declared=declared),
     )
     assert typed.encoder.digest == read.encoder.digest
     np.testing.assert_array_equal(
@@ -201,32 +207,37 @@ def test_text_and_typed_cells_are_encoded_equally() -> None:
 
 
 def test_unseen_and_missing_cells_are_encoded() -> None:
-    frame = table().assign(member=True)
+    frame = example_table().assign(member=True)
     frame["city"], frame["age"] = frame["city"].fillna("Rome"), frame["age"].fillna(30.0)
-    encoder = fitted(frame, values()).encoder
+    encoder = fit_table(frame, random_targets()).encoder
     new = frame.head(2).copy()
     new["shop"], new["city"], new["age"] = ["nowhere", None], ["Bergen", None], [np.nan, np.nan]
-    found = dict(zip(encoder.features, encode(encoder, new).T.tolist(), strict=True))
-    assert [found[f"city={k}"] for k in ("New York, NY", "Oslo", "Rome")] == [[0, 0]] * 3
-    assert found["age"] == [0, 0]
-    shops = fitted(frame, values()).encoder.codes[2]
-    mean = (values().mean() - values()[0] - shops.mean[0]) / shops.std[0]  # type: ignore[attr-defined]
-    np.testing.assert_allclose(found["shop by target"], mean, rtol=1e-5)
+    actual = dict(zip(encoder.features, encode(encoder, new).T.tolist(), strict=True))
+    assert [actual[f"city={k}"] for k in ("New York, NY", "Oslo", "Rome")] == [[0, 0]] * 3
+    assert actual["age"] == [0, 0]
+    shops = fit_table(frame, random_targets()).encoder.codes[2]
+    mean = (random_targets().mean() - random_targets()[0] - shops.mean[0]) / shops.std[0]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(actual["shop by target"], mean, rtol=1e-5)
 
 
 def test_feature_names_are_unique() -> None:
     arrow = pa.table({"a": ["x", "y", None], "a=x": [1.0, 2.0, 4.0]})
-    assert fitted(arrow, values()).encoder.features == ("a=x", "a=y", "a is missing", "a=x_")
+    assert fit_table(arrow, random_targets()).encoder.features == (
+        "a=x",
+        "a=y",
+        "a is missing",
+        "a=x_",
+    )
 
 
 def test_infinite_constant_and_empty_columns_are_encoded() -> None:
     arrow = pa.table({"a": [1.0, 1.0], "b": [None, None], "c": [1, 2]})
-    encoder = fitted(arrow, values()).encoder
+    encoder = fit_table(arrow, random_targets()).encoder
     assert (encoder.columns, encoder.dropped) == (("a", "c"), ("b",))
     assert encode(encoder, arrow)[:, 0].tolist() == [0, 0]
     for cells in ([1.0, np.inf], ["1", "1e999"]):
         with pytest.raises(DataError, match=r"t\.csv, row 1, column 'a' is 'inf', which is inf"):
-            fitted(pa.table({"a": cells}), values())
+            fit_table(pa.table({"a": cells}), random_targets())
 
 
 @pytest.mark.parametrize(
@@ -254,29 +265,28 @@ def test_infinite_constant_and_empty_columns_are_encoded() -> None:
 def test_ambiguous_column_is_refused_with_remedy(cells: list[Any], message: str) -> None:
     arrow = pa.table({"a": cells, "b": list(range(len(cells)))})
     with pytest.raises(DataError, match=r"it is not clear what to do with a column of t\.csv: .*"):
-        fitted(arrow, values())
+        fit_table(arrow, random_targets())
     for step in (1, 2, N):  # in whatever blocks
         with pytest.raises(DataError, match=message):
-            fitted(arrow, values(), step)
+            fit_table(arrow, random_targets(), step)
     if isinstance(cells[0], str):
-        declared = Declared(categorical=("a",))
-        assert len(fitted(arrow, values(), declared=declared).encoder.codes) == 2
+        declared = ColumnDeclarations(categorical=("a",))
+        assert len(fit_table(arrow, random_targets(), declared=declared).encoder.codes) == 2
 
 
 def test_all_ambiguous_columns_are_reported_at_once() -> None:
     arrow = pa.table({"a": ["1", "x"], "b": ["2", "3"], "c": ["1/2/2024", "3/4/2024"]})
     with pytest.raises(DataError, match=r"2 columns of t\.csv: 'a' mixes .*; 'c' holds dates"):
-        fitted(arrow, values())
-    declared = Declared(categorical=("a",), dates={"c": "%d/%m/%Y"})
-    assert [code.kind for code in fitted(arrow, values(), declared=declared).encoder.codes] == [
-        "one-hot", "number", "date",
-    ]  # fmt: skip
+        fit_table(arrow, random_targets())
+    declared = ColumnDeclarations(categorical=("a",), dates={"c": "%d/%m/%Y"})
+    codes = fit_table(arrow, random_targets(), declared=declared).encoder.codes
+    assert [code.kind for code in codes] == ["one-hot", "number", "date"]
 
 
 @pytest.mark.parametrize(("words", "kind"), [(256, "one-hot"), (257, "hashed")])
 def test_words_with_many_outputs_use_their_own_features(words: int, kind: str) -> None:
     column = pa.table({"shop": [f"s{k % words}" for k in range(600)]})
     y = np.random.default_rng(0).normal(size=(600, 11))
-    assert fitted(column, y).encoder.codes[0].kind == kind
+    assert fit_table(column, y).encoder.codes[0].kind == kind
     labels = np.array([f"c{k % 11}" for k in range(600)])
-    assert fitted(column, labels).encoder.codes[0].kind == kind
+    assert fit_table(column, labels).encoder.codes[0].kind == kind

@@ -159,10 +159,10 @@ TABLES = {
 
 def index_warnings(call: Any, *given: Any, **options: Any) -> list[str]:
     """Return the warnings of a call that are about a column that counts."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as actual:
         warnings.simplefilter("always")
         call(*given, **options)
-    return [str(k.message) for k in found if "counts the rows" in str(k.message)]
+    return [str(k.message) for k in actual if "counts the rows" in str(k.message)]
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ import zarr
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
 from streamkern.estimator.targets import drop_negligible_rows
-from streamkern.ingest.received import convert_received, received_data
+from streamkern.ingest.convert_data import convert_data
+from streamkern.ingest.convert_input import convert_input
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -38,10 +39,12 @@ def regressor(**more: Any) -> KernelRegressor:
 
 @pytest.fixture(scope="module")
 def dense() -> KernelRegressor:
+    """Return the model of the dense rows."""
     return regressor().fit(DENSE, Y)
 
 
 def assert_same_model(model: Any, other: Any) -> None:
+    """Check that two models have the same centers and weights."""
     np.testing.assert_array_equal(model.dual_coef_, other.dual_coef_)
     np.testing.assert_array_equal(model.centers_, other.centers_)
 
@@ -238,13 +241,13 @@ def test_structured_array_fields_keep_values_and_units() -> None:
         table = np.zeros(3, [("day", f"M8[{unit}]"), ("big", "u8"), ("half", ">f2")])
         table["day"] = days
         table["big"], table["half"] = 2**64 - 1, 0.5
-        frame = convert_received(table, "X")
+        frame = convert_input(table, "X")
         assert frame.schema["day"].is_temporal(), unit
         np.testing.assert_array_equal(frame["day"].to_numpy().astype("M8[D]"), table["day"])
         assert frame["big"].to_list() == [2**64 - 1] * 3
         assert frame["half"].to_list() == [0.5] * 3
     with pytest.raises(DataError, match="complex numbers in 'z'"):
-        convert_received(np.zeros(2, [("z", "c8")]), "X")
+        convert_input(np.zeros(2, [("z", "c8")]), "X")
 
 
 def test_zero_weight_rows_are_dropped_in_every_format() -> None:
@@ -265,12 +268,12 @@ def test_integer_sample_weight_beside_a_table_is_refused() -> None:
     for table in (frame, dd.from_pandas(frame, npartitions=2)):
         for number in (1, np.int64(1)):
             with pytest.raises(DataError, match=f"sample_weight={number} .*name of the column"):
-                received_data(table, "y", number)
-        assert received_data(table, "y", "b").weight_column == "b"
+                convert_data(table, "y", number)
+        assert convert_data(table, "y", "b").weight_column == "b"
     with pytest.raises(DataError, match="sample_weight=1 is a whole number"):
-        received_data(frame[["a"]], Y[:, 0], 1)
-    assert set(received_data(frame, "y", 1.0).sample_weight) == {1.0}
-    assert set(received_data(DENSE, Y[:, 0], 1).sample_weight) == {1}
+        convert_data(frame[["a"]], Y[:, 0], 1)
+    assert set(convert_data(frame, "y", 1.0).sample_weight) == {1.0}
+    assert set(convert_data(DENSE, Y[:, 0], 1).sample_weight) == {1}
 
 
 def test_first_nonfinite_row_is_named() -> None:
