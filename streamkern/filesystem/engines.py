@@ -56,7 +56,7 @@ _BOTO_NETWORK_ERRORS = {
 _MAX_POOL_CONNECTIONS = 128
 
 
-def http_outcome(status: int, code: str) -> ErrorKind:
+def http_error_kind(status: int, code: str) -> ErrorKind:
     """Return the meaning of an S3 response.
 
     status : HTTP status
@@ -160,7 +160,7 @@ class ObstoreEngine:
         if _NO_TOKEN_TEXT in text:
             return ErrorKind.REFUSED
         if response is not None:
-            return http_outcome(*response)
+            return http_error_kind(*response)
         if isinstance(error, FileNotFoundError):
             return ErrorKind.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
@@ -261,7 +261,7 @@ class FsspecEngine:
     def error_kind(self, error: Exception) -> ErrorKind:
         response = _error_response(error)
         if response is not None:
-            return http_outcome(*response)
+            return http_error_kind(*response)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
             return ErrorKind.MISSING
         if isinstance(error, FileExistsError):

@@ -141,7 +141,7 @@ class Objects:
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
 
-    def until(self, stopped: threading.Event) -> Self:
+    def with_stop_event(self, stopped: threading.Event) -> Self:
         """Return the same objects, whose requests end with StorageError once `stopped` is set."""
         stoppable = copy.copy(self)
         stoppable._stopped = stopped

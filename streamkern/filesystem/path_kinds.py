@@ -56,7 +56,7 @@ def runs_below(path: Path) -> list[str]:
         return []
 
 
-def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
+def enclosing_store_or_run(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
     """Return the store or the run directory that `url` would lie within, or None."""
     path = local_path(url)
     parents = () if path is None else Path(os.path.abspath(path)).parents
@@ -66,7 +66,7 @@ def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
     return None
 
 
-def no_store(url: str | os.PathLike[str]) -> str:
+def no_store_text(url: str | os.PathLike[str]) -> str:
     """Return the sentence for a path that holds no zarr store, with a remedy."""
     location, kind = redact(url), content_kind(url)
     if kind in _NOT_STORES:
@@ -83,7 +83,7 @@ def no_store(url: str | os.PathLike[str]) -> str:
     )
 
 
-def no_run(url: str | os.PathLike[str], location: str) -> str:
+def no_run_text(url: str | os.PathLike[str], location: str) -> str:
     """Return the sentence for a path that holds no run. place : `url` for messages."""
     kind, path = content_kind(url), local_path(url)
     if kind == "runs" and path is not None:
@@ -111,7 +111,7 @@ def check_output(url: str | os.PathLike[str], noun: str) -> None:
         raise ConfigError(
             f"{noun} cannot be written to the standard output (-)", "give the path of a place"
         )
-    outer = enclosing(url)
+    outer = enclosing_store_or_run(url)
     if outer is not None:
         parent, kind = outer
         container = "store" if kind == "store" else "run directory"

@@ -205,9 +205,9 @@ def _check_store(store: Store, dtype: Any) -> None:
         )
     if spec.mean is None or spec.scale is None:
         raise DataError(f"{store!r} has no statistics to update", "ingest the data again")
-    if dtype is not None and layout.wanted_dtype(dtype) != spec.x_dtype:
+    if dtype is not None and layout.requested_x_dtype(dtype) != spec.x_dtype:
         raise ConfigError(
-            f"{mention(f'dtype={layout.wanted_dtype(dtype).name}')} differs from the dtype of "
+            f"{mention(f'dtype={layout.requested_x_dtype(dtype).name}')} differs from the dtype of "
             f"{store!r}",
             "leave it out, or ingest all rows to a new store",
         )

@@ -1,9 +1,9 @@
-"""Reads training sets in Zarr; `layout` describes them on disk.
+"""Read training sets in Zarr, as `layout` describes them on disk.
 
 A chunk that is missing, truncated or fails its checksum raises `CorruptChunkError` with its key; an
 OSError of the storage passes through unchanged, so that the prefetcher may retry it. A store that
 streamkern did not write ("foreign") is read too: its fingerprint covers only metadata, and integer
-targets become classes 0..max after one pass over y.
+targets become the classes 0..max after one pass over y.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
 from streamkern.store.facts import store_facts, store_html
 from streamkern.store.lazy_arrays import dask_arrays, torch_dataset, xarray_dataset
-from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
+from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended_error
 from streamkern.store.row_block import by_unit
 from streamkern.store.sample_weights import as_weights, warn_of_unused
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
@@ -47,7 +47,7 @@ class Store:
     Attributes
     ----------
     url : str
-        The URL it was opened with (may contain credentials: use `redact` to show it).
+        The URL with which the store was opened. It may hold credentials: `redact` it to show it.
     spec : StoreSpec
     stored : StoredChunks
         The chunks in the storage.
@@ -69,11 +69,11 @@ class Store:
             raise TypeError(
                 f"{self!r} was opened from a zarr Group and cannot be pickled; open it by URL"
             )
-        return _reopened, (self._reopen, self.spec.fingerprint)
+        return _reopen_unchanged, (self._reopen, self.spec.fingerprint)
 
-    def until(self, stopped: threading.Event) -> Store:
+    def with_stop_event(self, stopped: threading.Event) -> Store:
         """Return the same store, whose requests raise StorageError once `stopped` is set."""
-        return Store(self.stored.until(stopped), self._reopen)
+        return Store(self.stored.with_stop_event(stopped), self._reopen)
 
     @property
     def rows(self) -> dict[str, StoredRows]:
@@ -127,13 +127,14 @@ class Store:
         Raises
         ------
         CorruptChunkError
-            Missing, truncated or failing its checksum; names the key, as ``X/c/12/0``.
+            If the chunk is missing or truncated, or its checksum is wrong. The message names the
+            key, such as ``X/c/12/0``.
         NonFiniteError
-            NaN or infinity in X or y; names chunk, row and column.
+            If X or y has NaN or infinity. The message names chunk, row and column.
         DataError
-            A class id outside the classes.
+            If a class id is outside the classes.
         OSError
-            The storage failed; worth a retry.
+            If the storage failed; a retry may succeed.
         """
         return self.read_weighted_chunk(i)[:2]
 
@@ -144,10 +145,13 @@ class Store:
 
         Raises DataError for a weight that is negative or not finite, and otherwise as `read_chunk`.
         """
-        X, *rest = self.stored.read(i)
+        X, *targets_and_weights = self.stored.read(i)
         self._check_finite(X, i, self.stored.x)
-        y = self._checked_targets(rest[0], i) if rest else _no_targets(len(X))
-        return X, y, None if self.stored.w is None else self._checked_weights(rest[1], i)
+        if not targets_and_weights:
+            return X, _no_targets(len(X)), None
+        y, *weights = targets_and_weights
+        w = self._checked_weights(weights[0], i) if weights else None
+        return X, self._checked_targets(y, i), w
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return X and y of the given rows (k,), in their order, repeats allowed.
@@ -159,8 +163,10 @@ class Store:
             raise ConfigError(f"rows is {rows.dtype} {rows.shape}", "give a list of integers")
         rows = rows.astype(np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.spec.n_rows):
-            bad = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
-            raise ConfigError(f"row {bad} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
+            outside = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
+            raise ConfigError(
+                f"row {outside} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}"
+            )
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
         y_shape = () if spec.classes is not None else (spec.n_outputs,)
@@ -187,8 +193,8 @@ class Store:
     def source_rows(self, i: int) -> NDArray[np.uint64]:
         """Return the number of each row of chunk `i` in its source, (rows,) uint64.
 
-        It counts over `spec.files`; in foreign stores it is the position in the store. Raises as
-        `read_chunk`.
+        The numbers count the rows of all `spec.files`; in foreign stores they are the positions in
+        the store. Raises as `read_chunk`.
         """
         if self.stored.row is None:
             return np.arange(*self.chunk_bounds(i), dtype=layout.ROW_NUMBER_DTYPE)
@@ -201,14 +207,14 @@ class Store:
         Foreign stores are compared by their metadata only. Rows appended since follow the rows of
         this store, which are unchanged.
         """
-        now = fingerprints_now(self.stored.contents, self.url)
-        if not now:
+        fingerprints = fingerprints_now(self.stored.contents, self.url)
+        if not fingerprints:
             raise DataError(
                 f"{self!r} was deleted while it was in use",
                 "restore it and resume, or start a new run",
             )
-        if self.spec.fingerprint not in now:
-            raise _changed_error(self, self.spec.fingerprint, now[0])
+        if self.spec.fingerprint not in fingerprints:
+            raise _changed_error(self, self.spec.fingerprint, fingerprints[0])
 
     def codec_names(self) -> list[str]:
         """Return the names of X's codecs, in the order of encoding."""
@@ -225,9 +231,9 @@ class Store:
         Raises
         ------
         CorruptChunkError
-            Names the first chunk that differs.
+            If a chunk differs. The message names the first such chunk.
         DataError
-            The store is foreign: it has no digests to compare with.
+            If the store is foreign: it has no digests to compare with.
         """
         stored = self.stored
         if self.spec.foreign or stored.y is None:
@@ -244,7 +250,7 @@ class Store:
                 )
 
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
-        """Return stored targets as `read_chunk` does; raise for values that are invalid."""
+        """Return stored targets of chunk `i` as `read_chunk` does; raise if they are invalid."""
         if self.spec.classes is None:
             self._check_finite(y, i, self.stored.y)
             y = y.reshape(len(y), -1)
@@ -267,6 +273,7 @@ class Store:
         return as_weights(w, len(w), location, self.chunk_bounds(i)[0])
 
     def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
+        """Raise NonFiniteError for NaN or infinity in chunk `i` of an array."""
         nonfinite = layout.first_nonfinite(block)
         if nonfinite is not None:
             row, column, value = nonfinite
@@ -277,26 +284,31 @@ class Store:
             )
 
 
-def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
-    """Return the store, reopened; DataError if its rows were changed or appended to."""
+def _reopen_unchanged(reopen: Callable[[], Store], fingerprint: str) -> Store:
+    """Reopen a store in another process; raise DataError unless it has the same rows.
+
+    fingerprint : fingerprint of the store that was pickled
+    """
     store = reopen()
     if store.spec.fingerprint != fingerprint:
-        before = {was: n for n, was in store.stored.contents.mark.get("before", [])}
-        if fingerprint in before:
-            raise rows_appended(store.url, before[fingerprint])
+        old_states = store.stored.contents.mark.get("before", [])
+        old_row_counts = {old_fingerprint: n_rows for n_rows, old_fingerprint in old_states}
+        if fingerprint in old_row_counts:
+            raise rows_appended_error(store.url, old_row_counts[fingerprint])
         raise _changed_error(store, fingerprint, store.spec.fingerprint)
     return store
 
 
-def _changed_error(store: Store, was: str, now: str) -> DataError:
+def _changed_error(store: Store, old_fingerprint: str, fingerprint: str) -> DataError:
     return DataError(
-        f"{store!r} was changed while it was in use: its fingerprint was {was[:16]} and is "
-        f"{now[:16]}",
+        f"{store!r} was changed while it was in use: its fingerprint was {old_fingerprint[:16]} "
+        f"and is {fingerprint[:16]}",
         "restore it and resume, or start a new run",
     )
 
 
 def _no_targets(n_rows: int) -> NDArray[Any]:
+    """Return the targets of `n_rows` rows of a store without targets, (n_rows, 0)."""
     return np.empty((n_rows, 0), np.float32)
 
 
@@ -346,10 +358,11 @@ def open_store(
     """
     check_missing(missing)
     inner: Any
+    # The zarr store, the path in it, the URL as text, and a call that another process can make.
     if isinstance(url, zarr.Group):
         text, reopen = str(url.store_path), None
         inner, prefix = url.store, url.path
-    elif not isinstance(url, str | os.PathLike):  # of icechunk
+    elif not isinstance(url, str | os.PathLike):  # an object of icechunk
         inner, prefix = unwrap_icechunk_store(url), ""
         text = f"icechunk+session:///@snapshot={icechunk_snapshot(inner)}"
         reopen = partial(open_store, inner, x=x, y=y, w=w, missing=missing, foreign=foreign)
@@ -379,5 +392,5 @@ def open_store(
         except CorruptChunkError:
             if not reads_left:
                 raise
-    warn_of_unused(contents.unused, contents.spec.n_rows, redact(text))
+    warn_of_unused(contents.unused_weights, contents.spec.n_rows, redact(text))
     return Store(StoredChunks(contents, text, cache), reopen)

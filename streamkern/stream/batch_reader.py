@@ -28,7 +28,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import is_whole_number, to_builtin
 from streamkern.planning.sizes import POSITION_BYTES, ROW_ID_BYTES
 from streamkern.store.row_block import RowBlock
-from streamkern.stream.buffers import WHOLE_SHARE, Buffer, OpenBlock, Share
+from streamkern.stream.buffers import WHOLE_BLOCK, Buffer, OpenBlock, Shard
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.stream.sources.unit_edges import unit_sizes
@@ -81,7 +81,7 @@ class BatchReader:
     retry_s : seconds for which a transient OSError (a time-out, a reset connection) is retried
     in_order : keep the order of the source, without shuffling
     repeat : use the order and the random draws of epoch 0 in every epoch, which then has number 0
-    share : the share of each batch that this rank reads
+    shard : the shard of each batch that this rank reads
     keep_bytes : if the decoded rows of all stores of the source fit into this size, rows stay in
         memory after their first read, for the next replica or epoch; ignored with `client`
     """
@@ -99,7 +99,7 @@ class BatchReader:
         retry_s: float = 60.0,
         in_order: bool = False,
         repeat: bool = False,
-        share: Share = WHOLE_SHARE,
+        shard: Shard = WHOLE_BLOCK,
         keep_bytes: int = 0,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
@@ -110,7 +110,7 @@ class BatchReader:
                 )
         source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
-        self.in_order, self.repeat, self.share = in_order, repeat, share
+        self.in_order, self.repeat, self.shard = in_order, repeat, shard
         self.stats = ReaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
@@ -119,12 +119,12 @@ class BatchReader:
         units_per_block = max(1, block_bytes // (unit_rows * self._row_bytes))
         self.mix_units = max(1, min(units_per_block, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
-        self._buffer_rows = min(share.rows(self.mix_units, unit_rows), source.n_rows)
+        self._buffer_rows = min(shard.rows(self.mix_units, unit_rows), source.n_rows)
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
         reads_wait = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, reads_wait)
         in_memory = client is None and source.decoded_bytes <= keep_bytes
-        self._reader: UnitReader = LocalReader(source.kept() if in_memory else source)
+        self._reader: UnitReader = LocalReader(source.with_unit_cache() if in_memory else source)
         if client is not None:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
@@ -180,7 +180,7 @@ class BatchReader:
         """Return batches of epochs first … stop - 1, from batch `start` of the first one on.
 
         A batch is valid until the next one is requested: it holds views of a block buffer, or of
-        one reused buffer across a block's edge. With a `share`, it is the share of this rank. The
+        one reused buffer across a block's edge. With a `shard`, it is the shard of this rank. The
         next epoch is read ahead while the last block of this one is drained.
 
         Raises
@@ -313,7 +313,7 @@ class BatchReader:
                 )
                 self._buffers.append(iteration.free_buffers[0])
             plan, index = following
-            block = OpenBlock(plan, index, iteration.free_buffers.pop(), self.share)
+            block = OpenBlock(plan, index, iteration.free_buffers.pop(), self.shard)
             iteration.open_blocks.append(block)
             block.futures = [
                 self._pool.submit(self._read_into, block, u, offset, iteration.stopped)

@@ -1,6 +1,6 @@
 """Buffers of shuffle blocks: units arrive in any order, rows leave in the order of the plan.
 
-If several ranks train on the batches, each rank holds its own share of a block. The units of the
+If several ranks train on the batches, each rank holds its own shard of a block. The units of the
 block are assigned so that the ranks get about equally many rows, and each unit is read by one rank.
 A block of few units cannot be divided evenly by units; then each of the R ranks reads all units and
 keeps every R-th row.
@@ -26,8 +26,8 @@ MIN_UNITS_PER_RANK = 8
 
 
 @dataclass(frozen=True)
-class Share:
-    """The share of every block that one of several ranks reads.
+class Shard:
+    """The shard of every block that one of several ranks reads.
 
     rank, size : this rank, and the number of ranks
     """
@@ -37,7 +37,7 @@ class Share:
 
     @property
     def is_whole_block(self) -> bool:
-        """True if the share is the whole block."""
+        """True if the shard is the whole block."""
         return self.size == 1
 
     def divides_units(self, mix_units: int) -> bool:
@@ -61,15 +61,15 @@ class Share:
 
     def rows(self, mix_units: int, unit_rows: int) -> int:
         """Return an upper bound on the rows of a block that this rank holds."""
-        share = -(-mix_units * unit_rows // self.size)
-        return share + unit_rows if self.divides_units(mix_units) else share
+        shard = -(-mix_units * unit_rows // self.size)
+        return shard + unit_rows if self.divides_units(mix_units) else shard
 
 
-WHOLE_SHARE = Share()
+WHOLE_BLOCK = Shard()
 
 
 class Buffer:
-    """Memory for the rows of a block, or of a share of it, and for their shuffled positions.
+    """Memory for the rows of a block, or of a shard of it, and for their shuffled positions.
 
     n_positions : rows of the whole block
     memory : memory of the rows
@@ -88,17 +88,17 @@ class Buffer:
 
 
 class OpenBlock:
-    """One shuffle block, or a share of it, that is being read into a buffer.
+    """One shuffle block, or a shard of it, that is being read into a buffer.
 
     units : the units to read, each with the position of its first row in the unshuffled block
     """
 
-    def __init__(self, plan: EpochPlan, block: int, buffer: Buffer, share: Share) -> None:
-        self.plan, self.block, self.buffer, self.share = plan, block, buffer, share
+    def __init__(self, plan: EpochPlan, block: int, buffer: Buffer, shard: Shard) -> None:
+        self.plan, self.block, self.buffer, self.shard = plan, block, buffer, shard
         self.n_rows = plan.block_rows(block)
         units, offsets = plan.block_units(block)
         own_units = (
-            share.units(np.diff(offsets)) if share.divides_units(plan.mix_units) else slice(None)
+            shard.units(np.diff(offsets)) if shard.divides_units(plan.mix_units) else slice(None)
         )
         self._ends = offsets[1:][own_units]
         self.units = list(
@@ -107,15 +107,15 @@ class OpenBlock:
         self.futures: list[Future[None]] = []
         self._shuffled = False
         # (n_rows + 1,) number of this rank's rows before each position of the shuffled block.
-        self._share_index: np.ndarray | None = None
+        self._shard_index: np.ndarray | None = None
         self._lock = threading.Lock()
 
     def part(self, start: int, stop: int) -> RowBlock:
-        """Return the rows of this share in [start, stop) of the shuffled block."""
-        if not self.share.is_whole_block:
+        """Return the rows of this shard in [start, stop) of the shuffled block."""
+        if not self.shard.is_whole_block:
             self._shuffle()
-            assert self._share_index is not None
-            start, stop = int(self._share_index[start]), int(self._share_index[stop])
+            assert self._shard_index is not None
+            start, stop = int(self._shard_index[start]), int(self._shard_index[stop])
         return self.buffer.part(start, stop)
 
     def _shuffle(self) -> None:
@@ -125,14 +125,14 @@ class OpenBlock:
                 return
             positions = self.buffer.positions[: self.n_rows]
             self.plan.shuffle(self.block, positions)
-            if not self.share.is_whole_block:
-                share_index = np.zeros(self.n_rows + 1, np.int64)
-                if self.share.divides_units(self.plan.mix_units):
+            if not self.shard.is_whole_block:
+                shard_index = np.zeros(self.n_rows + 1, np.int64)
+                if self.shard.divides_units(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        share_index[1 + positions[start:stop]] = 1
+                        shard_index[1 + positions[start:stop]] = 1
                 else:
-                    share_index[1 + self.share.rank :: self.share.size] = 1
-                self._share_index = np.cumsum(share_index, out=share_index)
+                    shard_index[1 + self.shard.rank :: self.shard.size] = 1
+                self._shard_index = np.cumsum(shard_index, out=shard_index)
             self._shuffled = True
 
     def scatter(self, offset: int, block: RowBlock, u: int) -> None:
@@ -141,9 +141,9 @@ class OpenBlock:
         positions = self.buffer.positions[offset : offset + len(block.row_ids)]
         target_rows = self.buffer.rows
         check_unit(block, target_rows, len(positions), u)
-        if self._share_index is not None:
-            is_own = self._share_index[positions + 1] > self._share_index[positions]
-            positions, block = self._share_index[positions[is_own]], block.take(is_own)
+        if self._shard_index is not None:
+            is_own = self._shard_index[positions + 1] > self._shard_index[positions]
+            positions, block = self._shard_index[positions[is_own]], block.take(is_own)
         self.buffer.last_copy.synchronize()
         for target, part in zip(target_rows.arrays, block.arrays, strict=True):
             _scatter(target, positions, part)

@@ -76,23 +76,23 @@ def prepare(
 
 
 class Feed:
-    """The batches of a loader on the device, ready for a step. Use as a context manager.
+    """The batches of a reader on the device, ready for a step. Use as a context manager.
 
-    On a GPU the block buffers of the loader are in pinned memory. The batches are copied from them
+    On a GPU the block buffers of the reader are in pinned memory. The batches are copied from them
     on a stream of its own, so batch i + 1 is uploaded while step i computes, as long as the loop
     does not wait for the device. Intermediate arrays are reused for the next batch.
 
     Parameters
     ----------
     dtype : float32 or float64
-    seed : seed of the random transforms; usually the loader's
+    seed : seed of the random transforms; usually the reader's
     factors : from `weight_factors`, for batches with sample weights
     targets, check : mean and scale to remove from the targets, and their check, see `prepare`
     """
 
     def __init__(
         self,
-        loader: BatchReader,
+        reader: BatchReader,
         backend: Backend,
         *,
         dtype: Any,
@@ -101,7 +101,7 @@ class Feed:
         targets: TargetScale | None = None,
         check: CheckTargets | None = None,
     ) -> None:
-        self.loader, self.backend, self.seed = loader, backend, seed
+        self.reader, self.backend, self.seed = reader, backend, seed
         self._check = check
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -109,8 +109,8 @@ class Feed:
                 f"{mention('dtype', self.dtype)} of the feed is not supported; use float32 or "
                 "float64"
             )
-        source = loader.source
-        loader.use_memory(backend.host_memory)
+        source = reader.source
+        reader.use_memory(backend.host_memory)
         self._arrays = _ReusableArrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs
         self._pipeline = _BatchPipeline(
@@ -129,7 +129,7 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Release the device buffers. The loader belongs to its owner and stays open."""
+        """Release the device buffers. The reader belongs to its owner and stays open."""
         for ring in self._rings.values():
             ring.close()
 
@@ -139,14 +139,14 @@ class Feed:
 
     def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[Batch]:
         """Return batches of epochs first … stop - 1, from batch `start` of the first one on."""
-        return self._iterate(self.loader.epochs(first, stop, start), first, stop, start)
+        return self._iterate(self.reader.epochs(first, stop, start), first, stop, start)
 
     def _iterate(
         self, blocks: Iterator[RowBlock], first: int, stop: int, start: int
     ) -> Iterator[Batch]:
         """Yield the device batches of the host batches `blocks`."""
-        loader = self.loader
-        positions = loader.positions(first, stop, start)
+        reader = self.reader
+        positions = reader.positions(first, stop, start)
         try:
             for block, (epoch, index) in zip(blocks, positions, strict=True):
                 if self._check is not None:
@@ -157,9 +157,9 @@ class Feed:
                 X, y, row_ids = (uploaded[name] for name in ("X", "y", "row_ids"))
                 self._arrays.restart()
                 X, Y, w = self._pipeline.step_arrays(X, y, row_ids, epoch, uploaded.get("w"))
-                n_rows = min(loader.batch_size, loader.source.n_rows - index * loader.batch_size)
-                last = index + 1 == loader.n_batches
-                # A copy: whoever uploads the row numbers reads no memory of the loader.
+                n_rows = min(reader.batch_size, reader.source.n_rows - index * reader.batch_size)
+                last = index + 1 == reader.n_batches
+                # A copy: whoever uploads the row numbers reads no memory of the reader.
                 yield Batch(X, Y, block.row_ids.copy(), w, epoch, index, last, n_rows)
         finally:
             blocks.close()  # type: ignore[attr-defined]  # at once, not when collected

@@ -27,11 +27,11 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int, checked_number
-from streamkern.store.layout import wanted_dtype
+from streamkern.store.layout import requested_x_dtype
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import as_csr, sparse_features
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.buffers import Share
+from streamkern.stream.buffers import Shard
 from streamkern.stream.loader_arguments import check_loader, checked_fields, open_source
 from streamkern.stream.row_maker import RowMaker
 from streamkern.stream.sources.transforms import Transform
@@ -142,7 +142,7 @@ class Loader:
         self.source = as_source(open_source(data, transforms, storage_options))
         self.batch_size = checked_int("batch_size", batch_size)
         self.seed = checked_int("seed", seed, 0)
-        dtype = None if dtype is None else wanted_dtype(dtype)
+        dtype = None if dtype is None else requested_x_dtype(dtype)
         self.drop_last, self.fields = drop_last, checked_fields(fields, self.source)
         n_ranks = checked_int("n_ranks", n_ranks)
         if checked_int("rank", rank, 0) >= n_ranks:
@@ -164,7 +164,7 @@ class Loader:
             "in_flight_bytes": checked_int("in_flight_bytes", in_flight_bytes),
             "keep_bytes": checked_int("keep_bytes", keep_bytes, 0),
             "threads": threads, "retry_s": checked_number("retry_s", retry_s),
-            "share": Share(rank, n_ranks),
+            "shard": Shard(rank, n_ranks),
         }  # fmt: skip
         # The number of the newest iterator: an older one ends, as both would move `position`.
         self.position, self._state_loaded, self._iteration = (0, 0), False, 0

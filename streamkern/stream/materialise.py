@@ -133,7 +133,7 @@ def materialise(
     maker = RowMaker(source, seed, dtype, Backend(threads=1))
     target_row_bytes = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, target_row_bytes)
-    loader = BatchReader(
+    reader = BatchReader(
         source,
         batch_size=min(chunk_rows, source.n_rows),
         seed=seed,
@@ -144,15 +144,15 @@ def materialise(
         keep_bytes=memory // 8 if source.n_rows > stored_rows(source).n_rows else 0,
     )
     # Set once for the whole pool: limits that each thread sets and resets would outlive it.
-    with loader, maker.backend.single_threaded_blas():
-        plan = _content_plan(maker, loader, epoch, shuffle)
+    with reader, maker.backend.single_threaded_blas():
+        plan = _content_plan(maker, reader, epoch, shuffle)
         if not overwrite and _is_finished(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
             row_shape=source.row_shape, x_dtype=maker.dtype,
             n_outputs=source.n_outputs, classes=maker.classes,
-            chunk_rows=loader.batch_size,
+            chunk_rows=reader.batch_size,
             overwrite=overwrite,
             compress=compress,
             n_rows=source.n_rows,
@@ -168,16 +168,16 @@ def materialise(
         )  # fmt: skip
         n_threads = n_writers(out_url, memory // 2, chunk_bytes)
         n_threads = n_threads if threads == "auto" else min(n_threads, int(threads))
-        numbers_of = row_numbers(source, loader.mix_units + n_threads)
-        chunks_from = partial(_chunks_from, maker, loader, epoch, numbers_of)
+        numbers_of = row_numbers(source, reader.mix_units + n_threads)
+        chunks_from = partial(_chunks_from, maker, reader, epoch, numbers_of)
         return fill_store(writer, chunks_from, n_threads, progress)
 
 
 def _content_plan(
-    maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool
+    maker: RowMaker, reader: BatchReader, epoch: int, shuffle: bool
 ) -> dict[str, Any]:
     """Return everything that determines the content of the store."""
-    order = loader.order_key()
+    order = reader.order_key()
     # The memory changes the order of the rows only through the units in a shuffle block.
     order["memory"] = order.pop("mix_units")
     return {
@@ -199,7 +199,7 @@ def _is_finished(
 
 
 def _chunks_from(
-    maker: RowMaker, loader: BatchReader, epoch: int,
+    maker: RowMaker, reader: BatchReader, epoch: int,
     numbers_of: Callable[[np.ndarray], np.ndarray], first: int,
 ) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
     """Yield functions that make chunk `first` and the chunks after it.
@@ -211,8 +211,8 @@ def _chunks_from(
         chunk = maker.make(rows, epoch, f"chunk {i}")
         return chunk._replace(row_ids=numbers_of(rows.row_ids))
 
-    for i, rows in enumerate(loader.epoch(epoch, first), first):
-        yield partial(make_chunk, i, rows.copy())  # the loader reuses its arrays
+    for i, rows in enumerate(reader.epoch(epoch, first), first):
+        yield partial(make_chunk, i, rows.copy())  # the reader reuses its arrays
 
 
 def _checked_settings(

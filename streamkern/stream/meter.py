@@ -72,20 +72,20 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Measures the data flow from a loader to its consumer, from its construction on.
+    """Measures the data flow from a reader to its consumer, from its construction on.
 
     samples : number of samples trained on so far
     """
 
     def __init__(
-        self, loader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
+        self, reader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._loader, self._clock = loader, clock
-        stored = [store.stored for store in stores_in(loader.source)]
+        self._reader, self._clock = reader, clock
+        stored = [store.stored for store in stores_in(reader.source)]
         caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
         self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
         self._counters += [cache.counts for cache in caches]
-        self._first_counts, self._first_retries = self._counts(), loader.stats.retries
+        self._first_counts, self._first_retries = self._counts(), reader.stats.retries
         self._readings = deque([self._reading(samples)])
 
     def flow(self, samples: int) -> Flow:
@@ -100,7 +100,7 @@ class Meter:
         counts = self._counts()
         counts.subtract(self._first_counts)
         requests, hits, misses = (counts[name] for name in ("requests", "hits", "misses"))
-        stats = self._loader.stats
+        stats = self._reader.stats
         return Flow(
             samples_per_s=(now.samples - oldest.samples) / seconds,
             stall_share=min(1.0, (now.stall_s - oldest.stall_s) / seconds),
@@ -120,7 +120,7 @@ class Meter:
         return total
 
     def _reading(self, samples: int) -> _Reading:
-        stats, stored = self._loader.stats, self._counts()["bytes_in"]
+        stats, stored = self._reader.stats, self._counts()["bytes_in"]
         return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, stored)
 
 

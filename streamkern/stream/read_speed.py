@@ -227,14 +227,14 @@ def _measure_batches(source: ZarrSource, seconds: float, bytes_per_s: float) -> 
     """
     block_bytes = int(min(128 << 20, max(1.0, bytes_per_s * seconds / 2)))
     batch_size = min(_BATCH_ROWS, source.n_rows)
-    with BatchReader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:
+    with BatchReader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as reader:
         start_s = time.perf_counter()
-        for _ in loader.epochs(0, 1 << 30):
+        for _ in reader.epochs(0, 1 << 30):
             if time.perf_counter() - start_s > seconds:
                 break
         elapsed = time.perf_counter() - start_s
-        measured = loader.stats.bytes_read / elapsed
-        threads = loader.threads
+        measured = reader.stats.bytes_read / elapsed
+        threads = reader.threads
     return {
         "what": "batches",
         "connections": threads,

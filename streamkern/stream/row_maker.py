@@ -42,7 +42,7 @@ class RowMaker:
 
     def __init__(self, source: BaseSource, seed: int, dtype: Any, backend: Backend) -> None:
         self.source, self.seed, self.backend = source, seed, backend
-        requested = None if dtype is None else layout.wanted_dtype(dtype)
+        requested = None if dtype is None else layout.requested_x_dtype(dtype)
         uses_float64 = np.float64 in (source.dtype, requested)
         self._computed = np.dtype(np.float64 if uses_float64 else np.float32)
         keeps_integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)

@@ -69,7 +69,7 @@ class LocalReader:
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
         cancellable = self._cancellable  # one tuple, so that threads need no lock
         if cancellable[0] is not stopped:  # closing then does not wait for a lost network
-            cancellable = self._cancellable = stopped, self._source.until(stopped)
+            cancellable = self._cancellable = stopped, self._source.with_stop_event(stopped)
         return cancellable[1].read_unit(u, seed, epoch)
 
     def close(self) -> None:

@@ -490,7 +490,7 @@ def test_stopped_reader_does_not_wait_for_silent_server(engine: str) -> None:
         objects = open_objects("s3://b/x", storage_options=options)
         threading.Timer(0.3, stopped.set).start()
         with pytest.raises(StorageError, match="was cancelled because its reader was closed"):
-            objects.until(stopped).get("a")
+            objects.with_stop_event(stopped).get("a")
     assert not waiting._pending_requests
 
 

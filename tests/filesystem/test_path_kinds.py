@@ -13,7 +13,7 @@ import pytest
 import streamkern as sk
 from streamkern.basics.errors import EXIT_USAGE
 from streamkern.cli.main import run_command
-from streamkern.filesystem.path_kinds import content_kind, enclosing
+from streamkern.filesystem.path_kinds import content_kind, enclosing_store_or_run
 from streamkern.train.saved_model import load_model
 
 X = np.random.default_rng(0).normal(size=(60, 3))
@@ -80,6 +80,6 @@ def test_stores_and_run_directories_refuse_other_outputs(sample_paths: Path) -> 
     for name in inside_outputs:
         assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == EXIT_USAGE
     assert sorted(str(path) for path in sample_paths.rglob("*")) == before
-    assert enclosing("data.zarr/X/p.csv") == (sample_paths / "data.zarr", "store")
+    assert enclosing_store_or_run("data.zarr/X/p.csv") == (sample_paths / "data.zarr", "store")
     for allowed in ("project/p.csv", "runs/p.csv"):  # in a foreign folder, and beside runs
         assert run_command(["predict", "runs/first", "rows.npz", allowed]) == 0

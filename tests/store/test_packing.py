@@ -143,5 +143,5 @@ def test_scales_and_fill_values_have_known_synonyms() -> None:
     for name in ("missing_values", "NullValue", "bad_value", "mask_value", "NoDataVal"):
         packing = detect_packing(Array(name, -999), "X")
         assert packing is not None
-        assert packing.gaps == ((f"its {name}", np.int16(-999)),)
+        assert packing.missing_values == ((f"its {name}", np.int16(-999)),)
         assert detect_packing(Array(name, False), "X") is None

@@ -420,7 +420,7 @@ def test_unfinished_store_is_refused_and_resumed(tmp_path: Path) -> None:
         started(tmp_path / "s", 30, plan={"source": 2})
     again = started(tmp_path / "s", 30, plan={"source": 1})
     assert again.resumed
-    assert again.done.tolist() == [True, False, False, True, False]
+    assert again.is_written.tolist() == [True, False, False, True, False]
     store_damage.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
     kept = again.read_back(0)
     assert kept is not None
@@ -549,7 +549,7 @@ def test_writer_refuses_invalid_chunks() -> None:
     for i, block, labels, message in bad:
         with pytest.raises(DataError, match=message):
             writer.write_chunk(i, block, labels)
-    assert not writer.done.any()
+    assert not writer.is_written.any()
 
 
 def test_writer_settings_are_validated_before_writing(tmp_path: Path) -> None:

@@ -485,7 +485,7 @@ def test_transforms_do_not_modify_cached_rows(tmp_path: Path) -> None:
 def test_cached_rows_use_planned_memory(tmp_path: Path) -> None:
     """Check also the last chunk, which is decoded whole."""
     ingest(X, tmp_path / "a.zarr", y=Y, chunk_mb=0.0005)
-    source = ZarrSource(tmp_path / "a.zarr").kept()
+    source = ZarrSource(tmp_path / "a.zarr").with_unit_cache()
     arrays = [a for u in range(source.n_units) for a in source.read_unit(u, 0, 0).contents]
     held = [a if a.base is None else a.base for a in arrays]
     assert sum(a.nbytes for a in held) == source.decoded_bytes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.buffers import MIN_UNITS_PER_RANK, Share
+from streamkern.stream.buffers import MIN_UNITS_PER_RANK, Shard
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -36,9 +36,9 @@ class Counted(ArraySource):
         return super().read_unit(u, seed, epoch)
 
 
-def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
-    """Return the batches of a share in two epochs."""
-    with BatchReader(source, seed=3, share=share, **kwargs) as loader:
+def loaded(source: Source, shard: Shard, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
+    """Return the batches of a shard in two epochs."""
+    with BatchReader(source, seed=3, shard=shard, **kwargs) as loader:
         return copies_of(loader.epochs(0, 2, start))
 
 
@@ -58,8 +58,8 @@ def test_rank_shares_form_the_whole_batch(
     options: dict[str, Any] = {
         "batch_size": batch_size, "block_bytes": mix * unit_rows * row_bytes, "start": start,
     }  # fmt: skip
-    full = loaded(source, Share(), **options)
-    parts = [loaded(source, Share(rank, size), **options) for rank in range(size)]
+    full = loaded(source, Shard(), **options)
+    parts = [loaded(source, Shard(rank, size), **options) for rank in range(size)]
     for batch, *shares in zip(full, *parts, strict=True):
         location = {row: at for at, row in enumerate(batch.row_ids.tolist())}
         places = [[location[row] for row in s.row_ids.tolist()] for s in shares]
@@ -72,12 +72,12 @@ def test_rank_shares_form_the_whole_batch(
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_each_unit_is_read_by_one_rank(size: int) -> None:
-    """Check blocks with enough units; no rank has much more than its share."""
+    """Check blocks with enough units; no rank has much more than its shard."""
     reads: Counter[int] = Counter()
     held = []
     for rank in range(size):
         source = Counted(X, Y, unit_rows=2)
-        batches = loaded(source, Share(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
+        batches = loaded(source, Shard(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
         reads += source.read
         held.append(sum(len(b.row_ids) for b in batches))
     assert set(reads.values()) == {2}  # in two epochs
@@ -90,7 +90,7 @@ def test_few_units_are_read_by_all_ranks() -> None:
     source = Counted(X, Y, unit_rows=101)
     assert source.n_units < MIN_UNITS_PER_RANK * 2
     held = [
-        [len(b.row_ids) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
+        [len(b.row_ids) for b in loaded(source, Shard(rank, 2), batch_size=50)] for rank in range(2)
     ]
     assert held == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]
 
@@ -100,8 +100,8 @@ def test_units_of_any_size_are_distributed_evenly(rows: list[int], size: int) ->
     """Check units of a mixture, whose stores take turns in a block: numbers of units differ by at
     most one."""
     sizes = np.array(rows)
-    dealt = [Share(rank, size).units(sizes) for rank in range(size)]
+    dealt = [Shard(rank, size).units(sizes) for rank in range(size)]
     assert sorted(np.concatenate(dealt).tolist()) == list(range(len(rows)))
     assert max(sizes[units].sum() for units in dealt) <= sizes.sum() / size + sizes.max()
     alike = np.full(len(rows), 7)
-    assert Share(size - 1, size).units(alike).tolist() == list(range(size - 1, len(rows), size))
+    assert Shard(size - 1, size).units(alike).tolist() == list(range(size - 1, len(rows), size))

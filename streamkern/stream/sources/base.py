@@ -159,18 +159,18 @@ class BaseSource(ABC):
         values = 0 if self.classes is not None else self.n_outputs * self.y_dtype.itemsize
         return max(self.row_bytes, values)
 
-    def until(self, stopped: threading.Event) -> BaseSource:
+    def with_stop_event(self, stopped: threading.Event) -> BaseSource:
         """Return the same source, whose stores cancel their requests once `stopped` is set."""
-        return self._with_parts([part.until(stopped) for part in self.parts])
+        return self._with_parts([part.with_stop_event(stopped) for part in self.parts])
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes of the decoded rows that `kept` would keep in memory."""
+        """Bytes of the decoded rows that `with_unit_cache` would keep in memory."""
         return sum(part.decoded_bytes for part in self.parts)
 
-    def kept(self) -> BaseSource:
+    def with_unit_cache(self) -> BaseSource:
         """Return the same source, whose stores keep decoded rows in memory once they are read."""
-        return self._with_parts([part.kept() for part in self.parts])
+        return self._with_parts([part.with_unit_cache() for part in self.parts])
 
     def _with_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
         """Return the same source made from `parts`, which are its own parts in another state."""

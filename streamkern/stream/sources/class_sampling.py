@@ -143,14 +143,14 @@ class BalancedSource(DerivedSource):
         return sample
 
 
-def sampled_by_class(
+def with_class_shares(
     source: BaseSource, shares: Mapping[str, float] | Literal["balanced"] | None
 ) -> BaseSource:
     """Return `source` with class shares, "balanced" or by name, applied below its copies."""
     if shares is None:
         return source
     if isinstance(source, AugmentedSource):
-        return source.with_base(sampled_by_class(source.base, shares))
+        return source.with_base(with_class_shares(source.base, shares))
     return BalancedSource(source, shares)
 
 

@@ -74,7 +74,7 @@ class MixtureSource(BaseSource):
             )
             for k, part in enumerate(members, start=1)
         )
-        _check_alike(self.parts)
+        _check_same_kind(self.parts)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.remote = any(part.remote for part in self.parts)
         self.level = max(part.level for part in self.parts) + 1
@@ -286,7 +286,7 @@ def _check_counts(
         )
 
 
-def _check_alike(sources: Sequence[BaseSource]) -> None:
+def _check_same_kind(sources: Sequence[BaseSource]) -> None:
     """Raise ConfigError if sources differ in shapes or dtypes, or have feed transforms."""
     first = _row_kind(sources[0])
     for number, source in enumerate(sources, start=1):

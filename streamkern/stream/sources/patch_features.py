@@ -314,7 +314,7 @@ def _spans(n: int, grid: int) -> list[slice]:
     return [slice(n * i // grid, max(n * (i + 1) // grid, n * i // grid + 1)) for i in range(grid)]
 
 
-def restored_patches(
+def restore_patches(
     arrays: Mapping[str, npt.NDArray[Any]], numbers: Mapping[str, Any]
 ) -> PatchFeatures:
     """Return patch features from their stored arrays and numbers."""

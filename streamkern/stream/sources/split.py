@@ -135,12 +135,12 @@ def _split_sources(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSo
     return SplitSource(split, held_out=False), SplitSource(split, held_out=True)
 
 
-def n_different(held_out: BaseSource) -> int:
+def n_distinct_rows(held_out: BaseSource) -> int:
     """Return the number of rows set aside, counting equal rows once.
 
     held_out : second result of `split_rows`
     """
-    n_copies = sum(part.n_rows - n_different(part) for part in held_out.parts)
+    n_copies = sum(part.n_rows - n_distinct_rows(part) for part in held_out.parts)
     if isinstance(held_out, SplitSource) and held_out.held_out:
         n_copies += len(held_out.split.moved.copies)
     return held_out.n_rows - n_copies
@@ -188,14 +188,14 @@ def _check_stored(source: BaseSource, setting: str) -> None:
         _check_stored(part, setting)
 
 
-def rows_read(source: BaseSource) -> int:
+def max_rows_read(source: BaseSource) -> int:
     """Return the largest number of rows that a read of `source` decodes and partly discards."""
     largest = 0
     if isinstance(source, SplitSource):
         largest = source.split.largest
     if isinstance(source, BalancedSource):
         largest = source.largest
-    return max([largest, *map(rows_read, source.parts)])
+    return max([largest, *map(max_rows_read, source.parts)])
 
 
 class _Split:
@@ -216,7 +216,11 @@ class _Split:
     def draw(self) -> Draw:
         """Return the rows set aside before equal rows are moved together."""
         return Draw(
-            self.base, self.edges, self.drawn, self.drawn_rows, partial(stored_block, self.base)
+            self.base,
+            self.edges,
+            self.drawn,
+            self.drawn_rows,
+            partial(read_stored_block, self.base),
         )
 
     def move(self, moved: DuplicateMoves) -> None:
@@ -292,7 +296,7 @@ def _in_memory(source: BaseSource) -> bool:
     return is_array and not source.statistics_read
 
 
-def stored_block(source: BaseSource, u: int) -> RowBlock:
+def read_stored_block(source: BaseSource, u: int) -> RowBlock:
     """Return the rows of unit u, before any host transforms."""
     return source.read_stored(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
@@ -340,7 +344,7 @@ class SplitSource(DerivedSource):
 
     def read_stored(self, u: int) -> RowBlock:
         """Return the rows of unit u as stored."""
-        return stored_block(self.base, int(self._units[u])).take(self._index(u))
+        return read_stored_block(self.base, int(self._units[u])).take(self._index(u))
 
     def _index(self, u: int) -> np.ndarray:
         """Return the positions of the rows of unit u in the unit of the base, (k,) ascending."""

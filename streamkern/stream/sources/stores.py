@@ -69,16 +69,16 @@ class ZarrSource(BaseSource):
         self._unit_cache: dict[int, tuple[np.ndarray, ...]] | None = None
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
-    def until(self, stopped: threading.Event) -> ZarrSource:
+    def with_stop_event(self, stopped: threading.Event) -> ZarrSource:
         source = copy.copy(self)
-        source.store = self.store.until(stopped)
+        source.store = self.store.with_stop_event(stopped)
         return source if self.remote else self
 
     @property
     def decoded_bytes(self) -> int:
         return self.n_rows * (self.row_bytes + target_bytes(self))
 
-    def kept(self) -> ZarrSource:
+    def with_unit_cache(self) -> ZarrSource:
         source = copy.copy(self)
         source._unit_cache = {}
         return source

@@ -16,7 +16,7 @@ from streamkern.stream.sources.patch_features import (
     PatchFeatures,
     patch_names,
     patch_size,
-    restored_patches,
+    restore_patches,
 )
 from streamkern.stream.sources.quantile_scores import shape_after
 from tests.traced_memory import traced_memory
@@ -175,7 +175,7 @@ def test_regions_cover_all_positions() -> None:
 
 def test_restored_filters_give_same_features() -> None:
     found = drawn()
-    again = restored_patches(found.arrays(), found.numbers())
+    again = restore_patches(found.arrays(), found.numbers())
     assert again.describe() == found.describe()
     np.testing.assert_array_equal(features(again, X), features(found, X))
     assert repr(found) == "PatchFeatures(n_filters=7, size=3, grid=2)"

@@ -17,7 +17,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
+from streamkern.stream.sources.split import TO_CALIBRATE, n_distinct_rows, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 
@@ -59,7 +59,7 @@ def test_copies_in_an_array_stay_on_one_side(dtype: Any) -> None:
         for unit_rows in (7, None):
             source = ArraySource(X, y, unit_rows=unit_rows)
             _, held_out = check_together(source, share)
-            assert n_different(held_out) == len(names(held_out))
+            assert n_distinct_rows(held_out) == len(names(held_out))
 
 
 def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_each_class_keeps_its_share() -> None:
     block = held_out.read_unit(0, 0, 0)
     origins = held_out.origins(0, 0)
     _, first = np.unique(block.X, axis=0, return_index=True)
-    assert len(np.unique(origins)) == len(first) == n_different(held_out)
+    assert len(np.unique(origins)) == len(first) == n_distinct_rows(held_out)
     for row in range(len(block.X)):
         assert np.array_equal(block.X[row], X[origins[row]])
 
