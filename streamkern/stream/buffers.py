@@ -44,25 +44,26 @@ class Shard:
         """Return whether blocks of `mix_units` units are divided by units, not by rows."""
         return not self.is_whole_block and mix_units >= MIN_UNITS_PER_RANK * self.size
 
-    def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def assigned_units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices of the units of a block that this rank reads, in ascending order.
 
         The units are assigned from the largest to the smallest, each to the rank with the fewest
-        rows so far. Of equal units, each of R ranks gets every R-th.
+        rows so far. Of units of equal size, each of R ranks gets every R-th.
 
-        sizes : (n,) rows of each unit
+        sizes : (n,) rows of each unit of the block
         """
-        totals, indices = [0] * self.size, []
+        rank_rows, indices = [0] * self.size, []
         for k in np.argsort(-sizes, kind="stable").tolist():
-            rank = totals.index(min(totals))
-            totals[rank] += int(sizes[k])
-            indices += [k] if rank == self.rank else []
+            rank = rank_rows.index(min(rank_rows))
+            rank_rows[rank] += int(sizes[k])
+            if rank == self.rank:
+                indices.append(k)
         return np.sort(np.array(indices, np.int64))
 
-    def rows(self, mix_units: int, unit_rows: int) -> int:
+    def max_rows(self, mix_units: int, unit_rows: int) -> int:
         """Return an upper bound on the rows of a block that this rank holds."""
-        shard = -(-mix_units * unit_rows // self.size)
-        return shard + unit_rows if self.divides_units(mix_units) else shard
+        even_rows = -(-mix_units * unit_rows // self.size)
+        return even_rows + unit_rows if self.divides_units(mix_units) else even_rows
 
 
 WHOLE_BLOCK = Shard()
@@ -71,9 +72,10 @@ WHOLE_BLOCK = Shard()
 class Buffer:
     """Memory for the rows of a block, or of a shard of it, and for their shuffled positions.
 
-    n_positions : rows of the whole block
+    n_rows : number of rows to hold
+    n_positions : number of rows of the whole block
     memory : memory of the rows
-    last_copy : event of the last copy from the rows to a device; until then they must not change
+    last_copy : event of the last copy from the rows to a device, before which they must not change
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Buffer:
         self.last_copy: Any = NO_COPIES
 
     def part(self, start: int, stop: int) -> RowBlock:
+        """Return a view of rows start … stop - 1."""
         return self.rows.take(slice(start, stop))
 
 
@@ -97,15 +100,15 @@ class OpenBlock:
         self.plan, self.block, self.buffer, self.shard = plan, block, buffer, shard
         self.n_rows = plan.block_rows(block)
         units, offsets = plan.block_units(block)
-        own_units = (
-            shard.units(np.diff(offsets)) if shard.divides_units(plan.mix_units) else slice(None)
-        )
+        own_units: Any = slice(None)
+        if shard.divides_units(plan.mix_units):
+            own_units = shard.assigned_units(np.diff(offsets))
         self._ends = offsets[1:][own_units]
         self.units = list(
             zip(units[own_units].tolist(), offsets[:-1][own_units].tolist(), strict=True)
         )
         self.futures: list[Future[None]] = []
-        self._shuffled = False
+        self._is_shuffled = False
         # (n_rows + 1,) number of this rank's rows before each position of the shuffled block.
         self._shard_index: np.ndarray | None = None
         self._lock = threading.Lock()
@@ -121,19 +124,20 @@ class OpenBlock:
     def _shuffle(self) -> None:
         """Compute the shuffled positions of all rows, and which of them this rank holds."""
         with self._lock:  # the first unit to arrive does it for all
-            if self._shuffled:
+            if self._is_shuffled:
                 return
             positions = self.buffer.positions[: self.n_rows]
             self.plan.shuffle(self.block, positions)
             if not self.shard.is_whole_block:
-                shard_index = np.zeros(self.n_rows + 1, np.int64)
+                # First 1 after each position that this rank holds, then the sums of these.
+                is_own = np.zeros(self.n_rows + 1, np.int64)
                 if self.shard.divides_units(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        shard_index[1 + positions[start:stop]] = 1
+                        is_own[1 + positions[start:stop]] = 1
                 else:
-                    shard_index[1 + self.shard.rank :: self.shard.size] = 1
-                self._shard_index = np.cumsum(shard_index, out=shard_index)
-            self._shuffled = True
+                    is_own[1 + self.shard.rank :: self.shard.size] = 1
+                self._shard_index = np.cumsum(is_own, out=is_own)
+            self._is_shuffled = True
 
     def scatter(self, offset: int, block: RowBlock, u: int) -> None:
         """Write unit u, which begins at row `offset` of the unshuffled block, in shuffled order."""
@@ -150,7 +154,7 @@ class OpenBlock:
 
 
 def _scatter(target: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> None:
-    """Assign ``target[positions] = rows``, a row as one opaque item: faster for short rows."""
+    """Assign ``target[positions] = rows``, each row as one opaque item: faster if short."""
     row_bytes = target[:1].nbytes
     if row_bytes == 0 or not len(rows):
         return

@@ -25,8 +25,8 @@ from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
 
 CheckTargets = Callable[[np.ndarray, np.ndarray], None]
-"""Function that raises an error if stored targets, (m, c) or (m,), are wrong, given also the row
-numbers (m,)."""
+"""Function of stored targets, (m, c) or (m,), and row numbers (m,); it raises an error if a target
+is wrong."""
 
 
 def transform_dtype(
@@ -58,11 +58,17 @@ def prepare(
     """Return features X (m, d), targets Y (m, c) and sample weights w (m,) on the device.
 
     X and w have `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; float64 values keep
-    float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, computed
-    in float64 for values; if several outputs share a single target, each gets a column of it. w is
-    None without `factors` (from `weight_factors`). The draws of random transforms depend on (seed,
-    epoch, block.row_ids). Cost: one pass per transform; memory: X in `dtype`, and once more inside
-    a transform. `check` is called with the targets as stored.
+    float64. The draws of random transforms depend on (seed, epoch, block.row_ids). Cost: one pass
+    per transform; memory: X in `dtype`, and once more inside a transform.
+
+    Parameters
+    ----------
+    factors : from `weight_factors`; without factors, w is None
+    n_outputs, classes : as in `BaseSource`
+    targets : mean and scale of the outputs; with them Y is (Y - mean) / scale in `dtype`, the
+        targets of a solver, computed in float64 for values. If several outputs share a single
+        target, each gets a column of it.
+    check : called with the targets as stored
     """
     if check is not None:
         check(block.y, block.row_ids)
@@ -137,16 +143,16 @@ class Feed:
         """Return batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
-    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[Batch]:
-        """Return batches of epochs first … stop - 1, from batch `start` of the first one on."""
-        return self._iterate(self.reader.epochs(first, stop, start), first, stop, start)
+    def epochs(self, first_epoch: int, stop: int, start: int = 0) -> Iterator[Batch]:
+        """Return batches of epochs first_epoch … stop - 1, from batch `start` of the first on."""
+        positions = self.reader.positions(first_epoch, stop, start)
+        return self._iterate(self.reader.epochs(first_epoch, stop, start), positions)
 
     def _iterate(
-        self, blocks: Iterator[RowBlock], first: int, stop: int, start: int
+        self, blocks: Iterator[RowBlock], positions: Iterator[tuple[int, int]]
     ) -> Iterator[Batch]:
-        """Yield the device batches of the host batches `blocks`."""
+        """Yield the device batches of the host batches `blocks`, which have these positions."""
         reader = self.reader
-        positions = reader.positions(first, stop, start)
         try:
             for block, (epoch, index) in zip(blocks, positions, strict=True):
                 if self._check is not None:
@@ -158,9 +164,9 @@ class Feed:
                 self._arrays.restart()
                 X, Y, w = self._pipeline.step_arrays(X, y, row_ids, epoch, uploaded.get("w"))
                 n_rows = min(reader.batch_size, reader.source.n_rows - index * reader.batch_size)
-                last = index + 1 == reader.n_batches
-                # A copy: whoever uploads the row numbers reads no memory of the reader.
-                yield Batch(X, Y, block.row_ids.copy(), w, epoch, index, last, n_rows)
+                is_last = index + 1 == reader.n_batches
+                # A copy, because the reader reuses the memory of its row numbers.
+                yield Batch(X, Y, block.row_ids.copy(), w, epoch, index, is_last, n_rows)
         finally:
             blocks.close()  # type: ignore[attr-defined]  # at once, not when collected
 
@@ -177,11 +183,11 @@ class _ReusableArrays:
         self._next = 0
 
     def restart(self) -> None:
-        """Begin a new batch: the arrays of the last one may be overwritten."""
+        """Begin a new batch: the arrays of the previous batch may be overwritten."""
         self._next = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialised C-ordered array; allocate only if the old one is too small."""
+        """Return an uninitialised C-ordered array; allocate only if the old array is too small."""
         size, k = math.prod(shape), self._next
         self._next += 1
         if k == len(self._arrays):

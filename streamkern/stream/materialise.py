@@ -69,8 +69,11 @@ def augment_store(
 
     Parameters
     ----------
-    inputs : one URL or several; `weights` : their shares, see `MixtureSource`
-    transforms : tables as in a run file, ``{"kind": "noise", "sigma": 0.5}``
+    inputs : one URL or several
+    out : URL of the new store
+    copies : number of replicas of each row
+    transforms : tables as in a run file, such as ``{"kind": "noise", "sigma": 0.5}``
+    weights : shares of the inputs in the rows, see `MixtureSource`
     x, y : names of the arrays
     sample_weight : name of the sample weights in stores that streamkern did not write
     foreign : read stores of streamkern as if another program had written them, see `open_store`
@@ -105,31 +108,34 @@ def materialise(
     """Write every virtual row of `source` to a store at `out_url`; return its spec.
 
     Rows and targets are as in one epoch of training; sample weights are kept unchanged. Targets
-    that a transform changes (mix-up) are stored as values. Noise comes from NumPy even if compiled
-    code is installed, whose last bits differ: a call may be resumed with or without it.
+    that a transform changes (mix-up) are stored as values. NumPy draws the noise even if compiled
+    code is installed, whose last bits differ; so a call may be resumed with or without it.
 
     Parameters
     ----------
     seed, epoch : seed and epoch of the order and of every draw
     shuffle : False keeps the rows in the order of the source
     chunk_mb : MiB of X in a chunk
+    compress : compression, as for `StoreWriter`
     dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform.
         Another dtype must hold every value; floats may be rounded to narrower floats.
     overwrite : replace a store made by streamkern; anything else at `out_url` is never deleted
     threads : threads that read, and threads that make chunks; "auto" as for `BatchReader`
     memory : bound on the memory used, in bytes
     progress : called with ("write", rows done, rows in all) after each chunk
+    storage_options : storage options of `out_url`
 
     Raises
     ------
     ConfigError, DataError
-        A setting is invalid, a row cannot be stored, or other files are at `out_url`.
+        If a setting is invalid, a row cannot be stored, or `out_url` holds other files.
     ResumeMismatchError
-        `out_url` has an unfinished store of other data or settings.
+        If `out_url` has an unfinished store of other data or settings.
     """
     seed, epoch = checked_int("seed", seed, 0), checked_int("epoch", epoch, 0)
     source = as_source(source)
     chunk_bytes = _checked_settings(source, out_url, chunk_mb, memory)
+    # Each batch of the reader becomes one chunk; `memory` is divided among the buffers.
     maker = RowMaker(source, seed, dtype, Backend(threads=1))
     target_row_bytes = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, target_row_bytes)
@@ -146,7 +152,7 @@ def materialise(
     # Set once for the whole pool: limits that each thread sets and resets would outlive it.
     with reader, maker.backend.single_threaded_blas():
         plan = _content_plan(maker, reader, epoch, shuffle)
-        if not overwrite and _is_finished(out_url, storage_options, plan, compress):
+        if not overwrite and _is_written_by_same_call(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
@@ -186,13 +192,13 @@ def _content_plan(
     }  # fmt: skip
 
 
-def _is_finished(
+def _is_written_by_same_call(
     url: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
     plan: Mapping[str, Any],
     compress: str,
 ) -> bool:
-    """Return whether the same call has finished before."""
+    """Return whether the same call has written the store before."""
     check_output(url, "stores")
     mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     return mark is not None and is_made_from(mark, plan, compress)
@@ -200,9 +206,9 @@ def _is_finished(
 
 def _chunks_from(
     maker: RowMaker, reader: BatchReader, epoch: int,
-    numbers_of: Callable[[np.ndarray], np.ndarray], first: int,
+    numbers_of: Callable[[np.ndarray], np.ndarray], start: int,
 ) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
-    """Yield functions that make chunk `first` and the chunks after it.
+    """Yield functions that make chunk `start` and the chunks after it.
 
     numbers_of : from `row_numbers`
     """
@@ -211,7 +217,7 @@ def _chunks_from(
         chunk = maker.make(rows, epoch, f"chunk {i}")
         return chunk._replace(row_ids=numbers_of(rows.row_ids))
 
-    for i, rows in enumerate(reader.epoch(epoch, first), first):
+    for i, rows in enumerate(reader.epoch(epoch, start), start):
         yield partial(make_chunk, i, rows.copy())  # the reader reuses its arrays
 
 
@@ -227,7 +233,7 @@ def _checked_settings(
 
 
 def row_numbers(source: BaseSource, n_cached_units: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from virtual rows (k,) to their row numbers, (k,) uint64, for any thread.
+    """Return a function from virtual rows (k,) to their row numbers, (k,) uint64; thread-safe.
 
     n_cached_units : number of units whose row numbers stay in memory, 8 bytes for each row
     """

@@ -123,7 +123,7 @@ def test_threads_delays_and_budgets_change_no_bit() -> None:
     source = AugmentedSource(
         GeneratorSource(slow, 60, (4,), np.uint16, 3, ("a", "b", "c"), block_rows=6), 3
     )
-    source._replicas = 0  # a unit of a replica, as for large bases
+    source._replicas_per_unit = 0  # a unit of a replica, as for large bases
     results = []
     for threads, in_flight in [(1, 1 << 20), (2, 1 << 20), (8, 1 << 20), (8, 1)]:
         with BatchReader(

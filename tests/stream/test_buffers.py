@@ -100,8 +100,10 @@ def test_units_of_any_size_are_distributed_evenly(rows: list[int], size: int) ->
     """Check units of a mixture, whose stores take turns in a block: numbers of units differ by at
     most one."""
     sizes = np.array(rows)
-    dealt = [Shard(rank, size).units(sizes) for rank in range(size)]
+    dealt = [Shard(rank, size).assigned_units(sizes) for rank in range(size)]
     assert sorted(np.concatenate(dealt).tolist()) == list(range(len(rows)))
     assert max(sizes[units].sum() for units in dealt) <= sizes.sum() / size + sizes.max()
     alike = np.full(len(rows), 7)
-    assert Shard(size - 1, size).units(alike).tolist() == list(range(size - 1, len(rows), size))
+    assert Shard(size - 1, size).assigned_units(alike).tolist() == list(
+        range(size - 1, len(rows), size)
+    )

@@ -53,7 +53,7 @@ def augmented(base: Source) -> AugmentedSource:
     """Return a source with host transforms below and above, float transforms in the feed, and units
     of single replicas."""
     made = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
-    made._replicas = 0
+    made._replicas_per_unit = 0
     return made
 
 
