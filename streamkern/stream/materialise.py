@@ -135,11 +135,10 @@ def materialise(
     seed, epoch = checked_int("seed", seed, 0), checked_int("epoch", epoch, 0)
     source = as_source(source)
     chunk_bytes = _checked_settings(source, out_url, chunk_mb, memory)
-    # Each batch of the reader becomes one chunk; `memory` is divided among the buffers.
     maker = RowMaker(source, seed, dtype, Backend(threads=1))
     target_row_bytes = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, target_row_bytes)
-    reader = BatchReader(
+    reader = BatchReader(  # each of its batches becomes one chunk
         source,
         batch_size=min(chunk_rows, source.n_rows),
         seed=seed,

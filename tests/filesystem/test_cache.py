@@ -165,7 +165,7 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     library, cache = Library(n_bytes=n_bytes), Cache(folder, 1 << 30)
     objects = opened(cache, library)
     read(objects, library, keys(2))
-    victim, other = sorted(entries(folder))
+    victim, intact_entry = sorted(entries(folder))
     data, (kind, location, bit) = bytearray(victim.read_bytes()), damage
     if kind == "flip":
         data[location % len(data)] ^= 1 << bit
@@ -176,7 +176,7 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     elif kind == "foreign":
         data = bytearray(b"something that somebody else has put here" * 20)
     else:
-        data = bytearray(other.read_bytes())
+        data = bytearray(intact_entry.read_bytes())
     victim.write_bytes(data)
     read(objects, library, keys(2))
     assert cache.counts.dropped == 1
@@ -197,11 +197,11 @@ def test_foreign_folder_is_refused_as_cache(name: str, tmp_path: Path) -> None:
     """Check that no name alone makes a folder a cache."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
-    before = tree(tmp_path)
-    first = re.escape(name.partition("/")[0])
-    with pytest.raises(ConfigError, match=f"holds '{first}' and is not a cache of streamkern"):
+    files_before = tree(tmp_path)
+    first_name = re.escape(name.partition("/")[0])
+    with pytest.raises(ConfigError, match=f"holds '{first_name}' and is not a cache of streamkern"):
         Cache(tmp_path)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
         for name in ("notes.txt", "0a1b"):
             (folder / name).write_text("mine")
             os.utime(folder / name, (0, 0))
-    before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
+    files_before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
     read(opened(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
     assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
-    after = tree(tmp_path)
-    assert {name: after.get(name) for name in before} == before
+    files_after = tree(tmp_path)
+    assert {name: files_after.get(name) for name in files_before} == files_before
 
 
 def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None:
@@ -241,11 +241,11 @@ def test_store_in_use_keeps_its_entries(tmp_path: Path) -> None:
     objects = opened(cache, library)
     order = random.Random(0)
     for epoch in range(4):
-        before, expected = cache.counts.hits, order.sample(keys(10), 10)
+        hits_before, expected = cache.counts.hits, order.sample(keys(10), 10)
         for key in expected:
             read(objects, library, [key])
         # A half fits, and in any order a half is found.
-        assert cache.counts.hits - before == (5 if epoch else 0)
+        assert cache.counts.hits - hits_before == (5 if epoch else 0)
         assert len(entries(tmp_path)) == 5
     assert bytes_held(tmp_path) <= 5 * ENTRY
 
@@ -261,11 +261,11 @@ def test_idle_stores_are_evicted_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * ENTRY)
     read(opened(cache, newest), newest, keys(2))
     # 9 entries and one more fit. The next one clears a tenth of the limit, in the oldest store.
-    for edition, left in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
+    for edition, n_kept in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
         library = Library(edition)
         objects = opened(Cache(tmp_path, 1), library)
         read(objects, library, keys(3 if edition < "4" else 2))
-        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - left
+        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - n_kept
 
 
 def test_lower_limit_applies_from_next_entry_on(tmp_path: Path) -> None:
@@ -379,10 +379,10 @@ def test_full_disk_ends_caching_but_not_reading(tmp_path: Path) -> None:
 
 
 def run(*arguments: object) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def command(*arguments: object) -> list[str]:
@@ -407,16 +407,16 @@ def share(folder: str, seed: str, idle_s: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("idle_s", [0.0, 3600.0])
 def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
-    n, most, samples = 4, 0, 0
-    shared = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
-    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in shared]
+    n, max_bytes, n_samples = 4, 0, 0
+    commands = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
+    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in commands]
     while any(process.poll() is None for process in processes):
-        most, samples = max(most, bytes_held(tmp_path)), samples + 1
+        max_bytes, n_samples = max(max_bytes, bytes_held(tmp_path)), n_samples + 1
     for process in processes:
         assert (process.communicate()[1], process.returncode) == ("", 0)
-    assert samples > 10
+    assert n_samples > 10
     # An entry that is replaced while it is listed may be seen twice.
-    assert most <= (12 + 2 * n) * ENTRY
+    assert max_bytes <= (12 + 2 * n) * ENTRY
     assert 0 < bytes_held(tmp_path) <= (12 + n) * ENTRY
 
 
@@ -486,19 +486,19 @@ def test_second_epoch_makes_no_s3_requests(s3: S3Server, bucket: str, tmp_path: 
             cache = Cache(tmp_path / "cache", 1 << 30)
             return ZarrSource(url, storage_options=s3.options(proxy.endpoint), cache=cache)
 
-        first = source()
+        first_source = source()
         proxy.log()
-        assert_same(batches(first, 0), batches(plain, 0))
+        assert_same(batches(first_source, 0), batches(plain, 0))
         # The checksums, by which chunks are known as those of this store.
         requested = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
         assert [method for method, _ in requested] == ["GET"] * 20
         assert all("/c/" in path for _, path in requested)
         for epoch in (1, 2):
-            assert_same(batches(first, epoch), batches(plain, epoch))
+            assert_same(batches(first_source, epoch), batches(plain, epoch))
             assert proxy.log() == []
         # Another process reads metadata and checksums alone: a changed store is noticed.
-        again: ZarrSource = pickle.loads(pickle.dumps(source()))
-        assert_same(batches(again, 1), batches(plain, 1))
+        unpickled: ZarrSource = pickle.loads(pickle.dumps(source()))
+        assert_same(batches(unpickled, 1), batches(plain, 1))
         assert not [path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]
         # Another store at the same place.
         ingest(

@@ -42,29 +42,29 @@ def write(repository: Any, X: np.ndarray = X, y: np.ndarray = Y) -> str:
 
 def make(path: Path) -> Any:
     icechunk.set_logs_filter("error")  # it warns of commits by several processes
-    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    created = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     icechunk.set_logs_filter(None)
-    return made
+    return created
 
 
 def rows(store: Any) -> tuple[np.ndarray, np.ndarray]:
-    found, y = open_store(store).read_rows(np.arange(N))
-    return found, y[:, 0]
+    X_read, y = open_store(store).read_rows(np.arange(N))
+    return X_read, y[:, 0]
 
 
 def test_icechunk_tag_branch_and_snapshot_are_read_by_url(tmp_path: Path) -> None:
     repository = make(tmp_path / "repo")
-    first = write(repository, X + 1, Y)
-    repository.create_tag("v1.csv", snapshot_id=first)  # is not an ending
+    first_snapshot = write(repository, X + 1, Y)
+    repository.create_tag("v1.csv", snapshot_id=first_snapshot)  # is not an ending
     second = write(repository)
     location = f"icechunk+file://{tmp_path}/repo"
     for url, shift, snapshot in (
-        (f"{location}@tag=v1.csv", 1, first), (f"{location}@branch=main", 0, second),
+        (f"{location}@tag=v1.csv", 1, first_snapshot), (f"{location}@branch=main", 0, second),
         (location, 0, second), (f"{location}/", 0, second),
-        (f"{location}@snapshot={first}", 1, first),
+        (f"{location}@snapshot={first_snapshot}", 1, first_snapshot),
     ):  # fmt: skip
-        found, y = rows(url)
-        np.testing.assert_array_equal(found, X + np.float32(shift))
+        X_read, y = rows(url)
+        np.testing.assert_array_equal(X_read, X + np.float32(shift))
         np.testing.assert_array_equal(y, Y)
         store = open_store(url)
         assert store.spec.fingerprint == f"icechunk:{snapshot}:X+y"
@@ -92,16 +92,16 @@ def test_icechunk_objects_are_accepted_as_data() -> None:
     snapshot = write(repository)
     session = repository.readonly_session("main")
     group = zarr.open_group(session.store, mode="r")
-    for given in (repository, session, session.store, group):
-        assert ZarrSource(given).fingerprint == f"icechunk:{snapshot}:X+y"
-        np.testing.assert_array_equal(rows(given)[0], X)
+    for opened in (repository, session, session.store, group):
+        assert ZarrSource(opened).fingerprint == f"icechunk:{snapshot}:X+y"
+        np.testing.assert_array_equal(rows(opened)[0], X)
     model = KernelRegressor(n_centers=20, memory="500 MiB").fit(session.store)
     plain = KernelRegressor(n_centers=20, memory="500 MiB").fit(X, Y)
     np.testing.assert_allclose(model.predict(repository), plain.predict(X), atol=1e-4)
     writable = repository.writable_session("main")
-    for given in (writable, writable.store, zarr.open_group(writable.store)):
+    for opened in (writable, writable.store, zarr.open_group(writable.store)):
         with pytest.raises(ConfigError, match="can be written may change while it is read"):
-            open_store(given)
+            open_store(opened)
     with pytest.raises(ConfigError, match="is not supported as data"):
         open_store(icechunk.in_memory_storage())
     assert not any(map(is_icechunk, (X, None, "icechunk", [repository])))
@@ -127,8 +127,10 @@ def test_missing_icechunk_branch_or_array_is_one_sentence(tmp_path: Path) -> Non
         "from streamkern import open_store\n"
         f"open_store({location!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"{MissingDependencyError.__name__}: reading icechunk" in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert f"{MissingDependencyError.__name__}: reading icechunk" in process.stderr
 
 
 def test_missing_icechunk_chunks_need_fill_missing_option(tmp_path: Path) -> None:
@@ -156,8 +158,8 @@ def test_commands_accept_icechunk_urls(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main.run_command(call) == 0, capsys.readouterr().err
     assert np.corrcoef(np.load(out), Y)[0, 1] > 0.9
-    stored, _ = open_store(tmp_path / "s.zarr").read_rows(np.arange(N))
-    assert {tuple(row) for row in stored.tolist()} == {tuple(row) for row in X.tolist()}
+    X_stored, _ = open_store(tmp_path / "s.zarr").read_rows(np.arange(N))
+    assert {tuple(row) for row in X_stored.tolist()} == {tuple(row) for row in X.tolist()}
 
 
 def test_icechunk_on_s3_uses_environment_or_option_credentials(

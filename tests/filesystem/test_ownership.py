@@ -66,11 +66,11 @@ def test_replacing_group_keeps_foreign_files(local: bool, tmp_path: Path) -> Non
     assert "values" not in group
     assert group.attrs[ATTRIBUTE] == MARK
     if local:
-        left = tree(tmp_path / "p")
+        remaining = tree(tmp_path / "p")
     else:
-        left = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
-    assert left.pop("zarr.json")
-    assert left == {name: name.encode() for name in foreign_files}
+        remaining = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
+    assert remaining.pop("zarr.json")
+    assert remaining == {name: name.encode() for name in foreign_files}
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_group_without_mark_is_refused(case: str, tmp_path: Path) -> None:
     else:
         path.mkdir()
         (path / ("zarr.json" if case == "unreadable" else "notes.txt")).write_text("{")
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     with pytest.raises(DataError, match="holds files that streamkern did not write"):
         begin_group(store_at(str(path)), str(path), MARK)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 def test_group_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_group_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_folder_with_unfinished_first_file_is_free(tmp_path: Path) -> None:
     """Check that an unfinished first file does not occupy the folder."""
-    left = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
-    left.parent.mkdir()
-    left.write_text("{")
+    leftover_file = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
+    leftover_file.parent.mkdir()
+    leftover_file.write_text("{")
     predictions(str(tmp_path / "p"))
-    assert not left.exists()
+    assert not leftover_file.exists()
 
 
 def test_remove_group_keeps_foreign_files(tmp_path: Path) -> None:

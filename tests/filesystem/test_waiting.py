@@ -20,11 +20,11 @@ def drawn(until: float) -> list[float]:
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    many = [drawn(time.monotonic() + 1000) for _ in range(400)]
-    most = [max(column) for column in zip(*many, strict=True)]
-    least = [min(column) for column in zip(*many, strict=True)]
+    samples = [drawn(time.monotonic() + 1000) for _ in range(400)]
+    largest = [max(column) for column in zip(*samples, strict=True)]
+    smallest = [min(column) for column in zip(*samples, strict=True)]
     # Of 400 even draws the largest is below 0.95, or the least above 0.05, once in 10⁷ times.
-    for bound, low, high in zip(BOUNDS_S, least, most, strict=True):
+    for bound, low, high in zip(BOUNDS_S, smallest, largest, strict=True):
         assert 0 <= low < 0.05 * bound
         assert 0.95 * bound < high <= bound
 

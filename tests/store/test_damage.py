@@ -125,9 +125,9 @@ def test_every_bit_of_metadata_may_flip(tmp_path: Path) -> None:
 
 
 def swapped(root: Path, a: str, b: str) -> None:
-    one, other = (root / a).read_bytes(), (root / b).read_bytes()
-    (root / a).write_bytes(other)
-    (root / b).write_bytes(one)
+    chunk, other_chunk = (root / a).read_bytes(), (root / b).read_bytes()
+    (root / a).write_bytes(other_chunk)
+    (root / b).write_bytes(chunk)
 
 
 @pytest.mark.parametrize("make", STORES)
@@ -140,9 +140,9 @@ def test_swapped_chunks_are_refused(
     tail = "" if array == "row" or (array == "y" and make is float32_store) else "/0"
     swapped(root, f"{array}/c/0{tail}", f"{array}/c/1{tail}")
     store = open_store(root)
-    read = store.source_rows if array == "row" else store.read_chunk
+    read_rows = store.source_rows if array == "row" else store.read_chunk
     with pytest.raises(CorruptChunkError, match=rf"chunk {array}/c/1{tail} of .*s .*not the chunk"):
-        read(1)
+        read_rows(1)
     if array == "y":
         with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
             store.read_targets(0)
@@ -152,26 +152,26 @@ def test_swapped_remote_chunks_are_refused_and_not_cached(tmp_path: Path) -> Non
     """Check that every read is verified, and that no wrong chunk is cached."""
     url, cache = float32_store(memory_url()), Cache(tmp_path / "cache", 64 << 20)
     memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
-    one, other = memory.cat(f"{root}/X/c/0/0"), memory.cat(f"{root}/X/c/1/0")
-    memory.pipe(f"{root}/X/c/0/0", other)
+    chunk, other_chunk = memory.cat(f"{root}/X/c/0/0"), memory.cat(f"{root}/X/c/1/0")
+    memory.pipe(f"{root}/X/c/0/0", other_chunk)
     for options in ({}, {"cache": cache}):
         with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
             open_store(url, **options).read_chunk(0)
-    memory.pipe(f"{root}/X/c/0/0", one)
+    memory.pipe(f"{root}/X/c/0/0", chunk)
     store = open_store(url, cache=cache)
     assert np.array_equal(store.read_chunk(0)[0], open_store(url).read_chunk(0)[0])
 
 
 def test_swapped_chunks_of_any_zarr_store_are_refused(tmp_path: Path) -> None:
     """Check chunks that are neither files nor objects."""
-    root, held = float32_store(tmp_path / "s"), MemoryStore()
+    root, memory_store = float32_store(tmp_path / "s"), MemoryStore()
     for path in root.rglob("*"):
         if path.is_file():
             key = path.relative_to(root).as_posix()
-            held._store_dict[key] = zarr.buffer.cpu.Buffer.from_bytes(path.read_bytes())
-    group = zarr.open_group(held, mode="r")
+            memory_store._store_dict[key] = zarr.buffer.cpu.Buffer.from_bytes(path.read_bytes())
+    group = zarr.open_group(memory_store, mode="r")
     assert everything(group) == everything(group)
-    held._store_dict["X/c/0/0"] = held._store_dict["X/c/1/0"]
+    memory_store._store_dict["X/c/0/0"] = memory_store._store_dict["X/c/1/0"]
     with pytest.raises(CorruptChunkError, match=r"chunk X/c/0/0 .*not the chunk"):
         open_store(group).read_chunk(0)
 
@@ -242,12 +242,12 @@ def test_ingest_and_centers_verify_stores(tmp_path: Path) -> None:
 def test_slices_of_a_store_equal_its_rows(tmp_path: Path) -> None:
     root = float32_store(tmp_path / "s")
     plain: Any = zarr.open_group(root, mode="r")["X"]
-    read = open_store(root).rows["X"]
+    stored_rows = open_store(root).rows["X"]
     for rows in (
         slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5), slice(7, 3),
         slice(2, 290, 3), slice(None, None, -1), slice(-10, 40, -60),
     ):  # fmt: skip
-        np.testing.assert_array_equal(read[rows], plain[:][rows])
+        np.testing.assert_array_equal(stored_rows[rows], plain[:][rows])
 
 
 def test_class_names_are_escaped_in_terminal(tmp_path: Path) -> None:
@@ -370,9 +370,9 @@ def test_invalid_metadata_with_valid_digests_are_reported(tmp_path: Path) -> Non
     for name, value in [("shape", [-3, 6]), ("shape", "text"), ("codecs", [{"name": "nobody"}])]:
         (root / "X/zarr.json").write_text(json.dumps({**document, name: value}))
         mark: Any = json.loads((root / "zarr.json").read_text())
-        kept = mark["attributes"]["streamkern"]
+        attribute = mark["attributes"]["streamkern"]
         store = zarr.storage.LocalStore(root)
-        mark["attributes"]["streamkern"] = sealed_mark(kept, store, "", str(root))
+        mark["attributes"]["streamkern"] = sealed_mark(attribute, store, "", str(root))
         (root / "zarr.json").write_text(json.dumps(mark))
         with pytest.raises(
             DataError, match=r"the metadata of .*s are unaltered, but cannot be read"

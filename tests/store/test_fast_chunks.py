@@ -44,9 +44,9 @@ def test_chunk_reader_equals_zarr(tmp_path: Path, dtype: str, codecs: list[Any])
             chunk, crc = reader.read(f"a/c/{i}/0", stop - start)
             assert chunk.dtype == array.dtype
             np.testing.assert_array_equal(chunk, array[start:stop])
-            stored = (tmp_path / f"a/c/{i}/0").read_bytes()
+            stored_bytes = (tmp_path / f"a/c/{i}/0").read_bytes()
             checked = bool(codecs) and isinstance(codecs[-1], Crc32cCodec)
-            assert crc == (int.from_bytes(stored[-4:], "little") if checked else None)
+            assert crc == (int.from_bytes(stored_bytes[-4:], "little") if checked else None)
 
 
 @pytest.mark.parametrize("compressed", [False, True])

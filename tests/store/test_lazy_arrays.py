@@ -38,9 +38,9 @@ def test_dask_arrays_equal_rows(store: sk.store.store.Store) -> None:
 
 
 def test_dask_arrays_can_be_pickled(store: sk.store.store.Store) -> None:
-    there = pickle.loads(pickle.dumps(store.to_dask()["X"]))
-    np.testing.assert_array_equal(there[::-1].compute(), FRAME[::-1])
-    np.testing.assert_array_equal(there[4321].compute(), FRAME.loc[4321])
+    unpickled = pickle.loads(pickle.dumps(store.to_dask()["X"]))
+    np.testing.assert_array_equal(unpickled[::-1].compute(), FRAME[::-1])
+    np.testing.assert_array_equal(unpickled[4321].compute(), FRAME.loc[4321])
 
 
 def test_damaged_chunk_raises_in_dask(store: sk.store.store.Store) -> None:

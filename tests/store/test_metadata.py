@@ -35,7 +35,7 @@ def consolidated(location: Any, version: int, *, y: bool = True) -> Any:
 def test_rows_appended_after_consolidation_are_read(tmp_path: Path, version: int) -> None:
     path = tmp_path / "s.zarr"
     group = consolidated(path, version)
-    before = open_store(path).spec.fingerprint
+    old_fingerprint = open_store(path).spec.fingerprint
     group["X"].append(X + 1)
     with pytest.raises(DataError, match=r"y.*shape"):
         open_store(path)  # only X has grown
@@ -44,7 +44,7 @@ def test_rows_appended_after_consolidation_are_read(tmp_path: Path, version: int
     group["y"].append(Y + 1)
     store = open_store(path)
     assert store.spec.n_rows == describe_store(store)["n_rows"] == 120
-    assert store.spec.fingerprint != before
+    assert store.spec.fingerprint != old_fingerprint
     np.testing.assert_array_equal(store.read_rows(np.arange(120))[0], np.concatenate([X, X + 1]))
     assert streamkern.ingest_store(path, tmp_path / "out").n_rows == 120
     stale = zarr.open_group(path, mode="r")

@@ -120,23 +120,23 @@ def test_steps_of_weighted_rows_equal_repeated_rows(name: str) -> None:
         rule | {"leverage": rule["lambda_1"], "mean": 0.0} for rule in case.setup.meta["rules"]
     ]
     case.setup.meta |= {"rules": alone, "batch_size": 80}
-    one, many = case.solver(), case.solver()
-    a, b = one.init(), many.init()
+    weighted_solver, repeated_solver = case.solver(), case.solver()
+    a, b = weighted_solver.init(), repeated_solver.init()
     for t in range(6):
         # Batches of the same total weight: a sum over a pass, too, is that of repeated rows.
         batch, counts = np.arange(20) + 20 * (t % 2), np.roll(COUNTS[:20], 7 * (t % 2))
         repeated = np.repeat(batch, counts)
         w = counts / counts.mean()
-        left = one.step(a, Batch(case.X[batch], case.Y[batch], batch, w))
-        right = many.step(b, Batch(case.X[repeated], case.Y[repeated], repeated))
-        np.testing.assert_allclose(left, right, rtol=1e-9)
+        weighted_loss = weighted_solver.step(a, Batch(case.X[batch], case.Y[batch], batch, w))
+        repeated_loss = repeated_solver.step(b, Batch(case.X[repeated], case.Y[repeated], repeated))
+        np.testing.assert_allclose(weighted_loss, repeated_loss, rtol=1e-9)
         if t % 2:
-            facts, truth = one.end_epoch(a), many.end_epoch(b)
+            facts, truth = weighted_solver.end_epoch(a), repeated_solver.end_epoch(b)
             np.testing.assert_allclose(
                 facts.get("residual", 0), truth.get("residual", 0), rtol=1e-6
             )
-    one.finish(a)
-    many.finish(b)
+    weighted_solver.finish(a)
+    repeated_solver.finish(b)
     assert (a.alpha != 0).all()
     np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
 
@@ -205,10 +205,10 @@ def test_unit_weights_change_nothing(name: str) -> None:
     a, b = plain.init(), with_ones.init()
     for t in range(4):
         batch = case.batch(t)
-        left = plain.step(a, Batch(case.X[batch], case.Y[batch], batch))
+        plain_loss = plain.step(a, Batch(case.X[batch], case.Y[batch], batch))
         ones = np.ones(len(batch))
-        right = with_ones.step(b, Batch(case.X[batch], case.Y[batch], batch, ones))
-        np.testing.assert_array_equal(left, right)
+        weighted_loss = with_ones.step(b, Batch(case.X[batch], case.Y[batch], batch, ones))
+        np.testing.assert_array_equal(plain_loss, weighted_loss)
     for name_, array in plain.arrays(a).items():
         np.testing.assert_array_equal(array, with_ones.arrays(b)[name_])
 
@@ -279,15 +279,17 @@ def test_eigensystem_equals_that_of_repeated_rows() -> None:
 
 def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[Any]:
     factors = weight_factors(source, class_weight)
-    found = []
+    all_batches = []
     with (
         BatchReader(source, batch_size=13, seed=1, threads=threads, block_bytes=600) as loader,
         Feed(loader, Backend(threads=1), dtype=np.float64, seed=1, factors=factors) as feed,
     ):
         for b in feed.epoch(0):
             w = None if b.w is None else b.w.copy()
-            found.append(replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=w))
-    return found
+            all_batches.append(
+                replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=w)
+            )
+    return all_batches
 
 
 def test_weights_have_mean_one_over_an_epoch() -> None:
@@ -299,12 +301,12 @@ def test_weights_have_mean_one_over_an_epoch() -> None:
         MixtureSource([weighted(unit_rows=6), weighted(unit_rows=6)], [2, 1], n_rows=180),
     ]
     for source in sources:
-        found = batches(source)
-        w = np.concatenate([b.w for b in found])
-        rows = np.concatenate([b.X for b in found])
+        all_batches = batches(source)
+        w = np.concatenate([b.w for b in all_batches])
+        rows = np.concatenate([b.X for b in all_batches])
         np.testing.assert_allclose(w.mean(), 1, rtol=1e-12)
-        own = np.float64(weights_of_rows(rows))
-        np.testing.assert_allclose(w / w.sum(), own / own.sum(), rtol=1e-12)
+        row_weights = np.float64(weights_of_rows(rows))
+        np.testing.assert_allclose(w / w.sum(), row_weights / row_weights.sum(), rtol=1e-12)
 
 
 def test_weights_do_not_depend_on_threads() -> None:
@@ -349,11 +351,11 @@ def test_balanced_class_weights_equal_scikit_learn(y: np.ndarray) -> None:
 def test_class_weights_multiply_sample_weights() -> None:
     w = W + 0.5
     source = ArraySource(X, IDS, classes=CLASSES, sample_weight=w)
-    found = batches(source, class_weight={"a": 3.0, "c": 0.0})
+    all_batches = batches(source, class_weight={"a": 3.0, "c": 0.0})
     expected = (w * np.array([3.0, 1.0, 0.0])[IDS]).astype(np.float32)
-    rows = np.concatenate([b.row_ids for b in found])
+    rows = np.concatenate([b.row_ids for b in all_batches])
     np.testing.assert_allclose(
-        np.concatenate([b.w for b in found]), expected[rows] / expected.mean(), rtol=1e-6
+        np.concatenate([b.w for b in all_batches]), expected[rows] / expected.mean(), rtol=1e-6
     )
 
 
@@ -404,9 +406,9 @@ def test_unweighted_store_has_no_weight_array(tmp_path: Path) -> None:
 
 
 def test_altered_weight_is_detected(tmp_path: Path) -> None:
-    first = written(tmp_path)
-    other = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
-    assert other.fingerprint != first.fingerprint
+    spec = written(tmp_path)
+    doubled_spec = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
+    assert doubled_spec.fingerprint != spec.fingerprint
     array: Any = zarr.open_group(str(tmp_path / "s"), mode="r+")["w"]
     array[3] = array[3] + 1
     with pytest.raises(DataError, match=r"w/c/0 of .* not the chunk that was written there"):
@@ -467,16 +469,16 @@ def test_every_format_gives_the_same_store(
     spec = ingest(out_url=tmp_path / "other", chunk_mb=2**-13, **form(tmp_path))
     assert spec.fingerprint == full.fingerprint
     assert content(tmp_path / "other") == content(tmp_path / "s")
-    again = ingest(tmp_path / "other", tmp_path / "again", shuffle=False, chunk_mb=2**-13)
-    assert again.weight_totals == spec.weight_totals
+    reingested = ingest(tmp_path / "other", tmp_path / "again", shuffle=False, chunk_mb=2**-13)
+    assert reingested.weight_totals == spec.weight_totals
 
 
 def test_interrupted_ingest_resumes_with_weights(tmp_path: Path) -> None:
     class StopError(Exception):
         pass
 
-    def stop(phase: str, done: int, rows: int | None) -> None:
-        if phase == "write" and done > 30:
+    def stop(phase: str, n_done: int, rows: int | None) -> None:
+        if phase == "write" and n_done > 30:
             raise StopError
 
     uninterrupted = written(tmp_path)
@@ -538,8 +540,8 @@ def test_foreign_store_names_its_weights(make_zarr: MakeZarr) -> None:
     config = settings(**{"data.train": str(path), "data.sample_weight": "importance"})
     plain = settings(**{"data.train": str(path)})
     small = {"model.n_centers": 20, "data.epochs": 1}
-    with_weights, without = (finished(c.with_overrides(small)) for c in (config, plain))
-    assert not np.array_equal(with_weights.model.weights, without.model.weights)
+    weighted_run, plain_run = (finished(c.with_overrides(small)) for c in (config, plain))
+    assert not np.array_equal(weighted_run.model.weights, plain_run.model.weights)
 
 
 def test_ingest_command_accepts_weights(tmp_path: Path) -> None:
@@ -616,11 +618,13 @@ def test_generator_yields_weights() -> None:
     array = weighted(unit_rows=16)
     totals = np.bincount(IDS, W, minlength=3)
     config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})
-    again = generated(W, totals)
-    again.repeats = True  # as arrays do, which decides about steps
+    generator = generated(W, totals)
+    generator.repeats = True  # as arrays do, which decides about steps
     for make in (lambda s: s, lambda s: AugmentedSource(s, 2, [MixUp(0.3)])):
-        alike = [finished(config, source=make(source)).model.weights for source in (array, again)]
-        np.testing.assert_array_equal(*alike)
+        model_weights = [
+            finished(config, source=make(source)).model.weights for source in (array, generator)
+        ]
+        np.testing.assert_array_equal(*model_weights)
     mixed = MixtureSource([array, generated(W, totals)])
     np.testing.assert_allclose(mixed.totals, 2 * totals)
     values = generated(W, W.sum(), VALUES)
@@ -649,11 +653,11 @@ def test_invalid_generator_totals_are_refused(totals: Any, message: str) -> None
 def test_generator_weights_are_validated() -> None:
     with pytest.raises(DataError, match=r"\(rows 16 to 31\) returned 3 arrays; return \(X, y, w\)"):
         generated(W).read_unit(1, 0, 0)
-    wrong = np.where(np.arange(N) == 18, -1.0, 1.0)
+    negative_weights = np.where(np.arange(N) == 18, -1.0, 1.0)
     with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):
-        generated(wrong, [1, 1, 1]).read_unit(1, 0, 0)
+        generated(negative_weights, [1, 1, 1]).read_unit(1, 0, 0)
     with pytest.raises(DataError, match=r"have shape \(16, 1\)"):
-        generated(wrong[:, None], [1, 1, 1]).read_unit(1, 0, 0)
+        generated(negative_weights[:, None], [1, 1, 1]).read_unit(1, 0, 0)
 
 
 # ------------------------------------------------------------------------------ estimators
@@ -679,8 +683,8 @@ def test_balanced_classifier_equals_balanced_weights() -> None:
     table = dict(zip(balanced.classes_, weights, strict=True))
     by_table = KernelClassifier(class_weight=table, **options).fit(X, y)
     by_row = KernelClassifier(**options).fit(X, y, [table[label] for label in y])
-    for other in (by_table, by_row):
-        np.testing.assert_allclose(other.dual_coef_, balanced.dual_coef_, rtol=1e-3, atol=1e-4)
+    for model in (by_table, by_row):
+        np.testing.assert_allclose(model.dual_coef_, balanced.dual_coef_, rtol=1e-3, atol=1e-4)
     plain = KernelClassifier(**options).fit(X, y)
     rare = y == "rare"
     assert (balanced.predict(X)[rare] == "rare").mean() >= (plain.predict(X)[rare] == "rare").mean()

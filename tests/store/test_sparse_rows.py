@@ -41,11 +41,15 @@ def matrices(draw: st.DrawFn) -> Any:
 def test_packed_rows_roundtrip(X: Any) -> None:
     rows = pack_rows(X)
     back = as_csr(rows, X.shape[1])
-    same = X.copy()
-    same.sum_duplicates()
-    same.eliminate_zeros()
+    canonical = X.copy()
+    canonical.sum_duplicates()
+    canonical.eliminate_zeros()
     assert back.has_sorted_indices
-    for a, b in ((back.indptr, same.indptr), (back.indices, same.indices), (back.data, same.data)):
+    for a, b in (
+        (back.indptr, canonical.indptr),
+        (back.indices, canonical.indices),
+        (back.data, canonical.data),
+    ):
         assert np.array_equal(a, b)
     assert rows.shape[2] <= PackedRows.of_matrix(X).shape[2]
     assert (rows[:, 0] <= sparse_rows.MAX_GAP).all()

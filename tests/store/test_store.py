@@ -334,9 +334,9 @@ def test_storage_faults_remain_oserrors(tmp_path: Path) -> None:
 
 def test_other_content_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for missing in ("nowhere", "empty"):
+    for name in ("nowhere", "empty"):
         with pytest.raises(StoreNotFoundError, match="there is no zarr store at"):
-            open_store(tmp_path / missing)
+            open_store(tmp_path / name)
     (tmp_path / "t.npz").write_bytes(b"PK")
     with pytest.raises(StoreNotFoundError, match=r"t.npz is a file, .* streamkern ingest"):
         open_store(tmp_path / "t.npz")
@@ -352,9 +352,9 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
     store = write(url, *sample(30, (5,), "float32"), storage_options=options)
     shown = [repr(store), str(store.spec), json.dumps(describe_store(store))]
     faults_seen = []
-    for bad in (url + "x", url):
+    for bad_url in (url + "x", url):
         try:
-            open_store(bad, x="nothing", storage_options=options)
+            open_store(bad_url, x="nothing", storage_options=options)
         except DataError as error:
             faults_seen.append(str(error))
     assert len(faults_seen) == 2
@@ -418,43 +418,43 @@ def test_unfinished_store_is_refused_and_resumed(tmp_path: Path) -> None:
         open_store(tmp_path / "s")
     with pytest.raises(ResumeMismatchError, match="source differ"):
         started(tmp_path / "s", 30, plan={"source": 2})
-    again = started(tmp_path / "s", 30, plan={"source": 1})
-    assert again.resumed
-    assert again.is_written.tolist() == [True, False, False, True, False]
+    second_writer = started(tmp_path / "s", 30, plan={"source": 1})
+    assert second_writer.resumed
+    assert second_writer.is_written.tolist() == [True, False, False, True, False]
     store_damage.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
-    kept = again.read_back(0)
-    assert kept is not None
-    np.testing.assert_array_equal(kept[0], X[:7])
-    assert again.read_back(1) is None
-    assert again.read_back(3) is None  # damaged after it was journaled
-    put(again, X, y, 1, 2, 3, 4)
+    block = second_writer.read_back(0)
+    assert block is not None
+    np.testing.assert_array_equal(block[0], X[:7])
+    assert second_writer.read_back(1) is None
+    assert second_writer.read_back(3) is None  # damaged after it was journaled
+    put(second_writer, X, y, 1, 2, 3, 4)
     stats = RunningStatistics(5, 3)
     for i in range(5):
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
-    again.finish(stats.result())
+    second_writer.finish(stats.result())
     assert store_damage.content(tmp_path / "s") == store_damage.content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("done", [False, True])
-def test_replaced_writer_does_not_publish(overwrite: bool, done: bool) -> None:
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_replaced_writer_does_not_publish(overwrite: bool, is_finished: bool) -> None:
     """Check a writer that another one has replaced or resumed, and perhaps finished."""
     url = memory_url()
     X, y = sample(14, (5,), "uint8")
 
-    first = started(url, 14, plan={"seed": 1})
-    put(first, X, y, 0)
+    first_writer = started(url, 14, plan={"seed": 1})
+    put(first_writer, X, y, 0)
     second = started(url, 14, plan={"seed": 1}, overwrite=overwrite)
     assert second.resumed
     put(second, X, y, 0, 1)
-    put(first, X, y, 1)
-    if done:
+    put(first_writer, X, y, 1)
+    if is_finished:
         spec = second.finish()
     with pytest.raises(
         DataError, match="cannot be finished: another writer has since taken it over"
     ):
-        first.finish()
-    if not done:
+        first_writer.finish()
+    if not is_finished:
         spec = second.finish()
     assert open_store(url).spec.fingerprint == spec.fingerprint
     open_store(url).verify()
@@ -464,11 +464,11 @@ def test_writer_replaced_during_sync_does_not_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = sample(7, (5,), "uint8")
-    first = started(tmp_path / "s", 7)
-    put(first, X, y, 0)
+    first_writer = started(tmp_path / "s", 7)
+    put(first_writer, X, y, 0)
     monkeypatch.setattr(ownership, "sync_store", lambda store: started(tmp_path / "s", 7))
     with pytest.raises(DataError, match="another writer has since taken it over"):
-        first.finish()
+        first_writer.finish()
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
 
@@ -476,13 +476,13 @@ def test_writer_replaced_during_sync_does_not_publish(
 def test_store_never_mixes_two_writers(tmp_path: Path) -> None:
     """Check that the first writer, whose plan is gone, cannot publish."""
     X, y = sample(14, (5,), "uint8")
-    first = started(tmp_path / "s", 7, plan={"seed": 1})
-    put(first, X, y, 0)
+    first_writer = started(tmp_path / "s", 7, plan={"seed": 1})
+    put(first_writer, X, y, 0)
     second = started(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
-    before = store_damage.tree(tmp_path / "s")
+    files_before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="let only one call write to it at a time"):
-        first.finish()
-    assert store_damage.tree(tmp_path / "s") == before
+        first_writer.finish()
+    assert store_damage.tree(tmp_path / "s") == files_before
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
     second.write_chunk(0, X[7:], y[7:])
@@ -493,10 +493,10 @@ def test_store_never_mixes_two_writers(tmp_path: Path) -> None:
 def test_store_is_overwritten_only_on_request(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "s", X, y)
-    before = store_damage.tree(tmp_path / "s")
+    files_before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="already holds a store; overwrite=True"):
         write(tmp_path / "s", X, y)
-    assert store_damage.tree(tmp_path / "s") == before
+    assert store_damage.tree(tmp_path / "s") == files_before
     store = write(tmp_path / "s", X[:10, :3].copy(), y[:10], overwrite=True)
     assert store.spec.row_shape == (3,)
     assert not (tmp_path / "s" / "X/c/3").exists()
@@ -509,11 +509,11 @@ def test_foreign_files_are_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "notes" / "thesis.tex").write_text("three years")
     zarr.create_group(LocalStore(tmp_path / "climate")).create_array("t", data=X)
     zarr.create_array(LocalStore(tmp_path / "array"), data=X)
-    before = store_damage.tree(tmp_path)
+    files_before = store_damage.tree(tmp_path)
     for name in ("notes", "climate", "array"):
         with pytest.raises(DataError, match="did not write; choose another place"):
             write(tmp_path / name, X, y, overwrite=True)
-    assert store_damage.tree(tmp_path) == before
+    assert store_damage.tree(tmp_path) == files_before
 
 
 def test_interrupted_overwrite_keeps_no_old_chunks(
@@ -533,20 +533,20 @@ def test_interrupted_overwrite_keeps_no_old_chunks(
         open_store(tmp_path / "s")
     with pytest.raises(ResumeMismatchError, match="source differ"):
         write(tmp_path / "s", X, y, plan={"source": 3})
-    other = X[::-1].copy()
-    store = write(tmp_path / "s", other, y, plan={"source": 2})  # goes on where it was
-    np.testing.assert_array_equal(store.read_chunk(0)[0], other[:7])
+    reversed_X = X[::-1].copy()
+    store = write(tmp_path / "s", reversed_X, y, plan={"source": 2})  # goes on where it was
+    np.testing.assert_array_equal(store.read_chunk(0)[0], reversed_X[:7])
 
 
 def test_writer_refuses_invalid_chunks() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
-    bad: list[tuple[int, Any, Any, str]] = [
+    bad_chunks: list[tuple[int, Any, Any, str]] = [
         (4, X[:7], y[:7], "chunk 4 has 7 rows; give 2"),
         (0, X[:7].astype("f8"), y[:7], "float64"),
         (0, X[:7], y[:7] - 3, "outside its 3 classes"),
     ]
-    for i, block, labels, message in bad:
+    for i, block, labels, message in bad_chunks:
         with pytest.raises(DataError, match=message):
             writer.write_chunk(i, block, labels)
     assert not writer.is_written.any()
@@ -626,12 +626,12 @@ def test_missing_foreign_chunks_raise_by_default(tmp_path: Path) -> None:
         store.read_chunk(1)
     assert any("1 chunks are absent" in text for text in describe_store(store)["warnings"])
     np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)
-    own = write(tmp_path / "own", X, y)
+    own_store = write(tmp_path / "own", X, y)
     store_damage.remove(tmp_path / "own", "X/c/1/0")
     # Ours have every chunk: "fill" changes nothing.
     with pytest.raises(CorruptChunkError, match=r"X/c/1/0 .*missing"):
         open_store(tmp_path / "own", missing="fill").read_chunk(1)
-    assert not own.spec.foreign
+    assert not own_store.spec.foreign
 
 
 def test_foreign_shards_are_read_whole(tmp_path: Path) -> None:

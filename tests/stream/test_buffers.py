@@ -38,8 +38,8 @@ class Counted(ArraySource):
 
 def loaded(source: Source, shard: Shard, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
     """Return the batches of a shard in two epochs."""
-    with BatchReader(source, seed=3, shard=shard, **kwargs) as loader:
-        return copies_of(loader.epochs(0, 2, start))
+    with BatchReader(source, seed=3, shard=shard, **kwargs) as reader:
+        return copies_of(reader.epochs(0, 2, start))
 
 
 @pytest.mark.slow
@@ -74,25 +74,25 @@ def test_rank_shares_form_the_whole_batch(
 def test_each_unit_is_read_by_one_rank(size: int) -> None:
     """Check blocks with enough units; no rank has much more than its shard."""
     reads: Counter[int] = Counter()
-    held = []
+    rows_held = []
     for rank in range(size):
         source = Counted(X, Y, unit_rows=2)
         batches = loaded(source, Shard(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
         reads += source.read
-        held.append(sum(len(b.row_ids) for b in batches))
+        rows_held.append(sum(len(b.row_ids) for b in batches))
     assert set(reads.values()) == {2}  # in two epochs
     assert len(reads) == 102
-    assert max(held) <= 1.1 * sum(held) / size
+    assert max(rows_held) <= 1.1 * sum(rows_held) / size
 
 
 def test_few_units_are_read_by_all_ranks() -> None:
     """Check that every rank keeps as many rows as the others."""
     source = Counted(X, Y, unit_rows=101)
     assert source.n_units < MIN_UNITS_PER_RANK * 2
-    held = [
+    batch_rows = [
         [len(b.row_ids) for b in loaded(source, Shard(rank, 2), batch_size=50)] for rank in range(2)
     ]
-    assert held == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]
+    assert batch_rows == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 6))
@@ -100,10 +100,10 @@ def test_units_of_any_size_are_distributed_evenly(rows: list[int], size: int) ->
     """Check units of a mixture, whose stores take turns in a block: numbers of units differ by at
     most one."""
     sizes = np.array(rows)
-    dealt = [Shard(rank, size).assigned_units(sizes) for rank in range(size)]
-    assert sorted(np.concatenate(dealt).tolist()) == list(range(len(rows)))
-    assert max(sizes[units].sum() for units in dealt) <= sizes.sum() / size + sizes.max()
-    alike = np.full(len(rows), 7)
-    assert Shard(size - 1, size).assigned_units(alike).tolist() == list(
+    assigned = [Shard(rank, size).assigned_units(sizes) for rank in range(size)]
+    assert sorted(np.concatenate(assigned).tolist()) == list(range(len(rows)))
+    assert max(sizes[units].sum() for units in assigned) <= sizes.sum() / size + sizes.max()
+    equal_sizes = np.full(len(rows), 7)
+    assert Shard(size - 1, size).assigned_units(equal_sizes).tolist() == list(
         range(size - 1, len(rows), size)
     )

@@ -66,8 +66,8 @@ def own(tmp_path: Path) -> Iterator[Cluster]:
     """Return a cluster without workers, which the test may destroy."""
     folder = tmp_path / "cluster"
     folder.mkdir()
-    with Cluster(folder) as started:
-        yield started
+    with Cluster(folder) as cluster:
+        yield cluster
 
 
 def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
@@ -75,9 +75,9 @@ def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
     with BatchReader(
         source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}
     ) as loader:
-        found = copies_of(loader.epochs(0, n))
+        batches = copies_of(loader.epochs(0, n))
         assert loader.stats.bytes_in_flight == 0
-    return found
+    return batches
 
 
 def tasks(client: Any) -> int:
@@ -239,17 +239,17 @@ def test_killed_worker_changes_no_batch(client: Any, cluster: Cluster, tmp_path:
 
 def test_results_lost_with_their_worker_are_read_again(client: Any, cluster: Cluster) -> None:
     client.wait_for_workers(2)
-    found = []
+    batches = []
     with BatchReader(
         clusters.source(), batch_size=23, seed=3, block_bytes=5000, client=client
     ) as loader:
         for batch in loader.epochs(0, 2):
-            if len(found) == 4:
+            if len(batches) == 4:
                 pid = next(iter(client.run(clusters.os.getpid).values()))
                 psutil.Process(pid).send_signal(signal.SIGKILL)
                 cluster.worker()
-            found.append(batch.copy())
-    assert_same(found, epochs(clusters.source()))
+            batches.append(batch.copy())
+    assert_same(batches, epochs(clusters.source()))
 
 
 @pytest.mark.slow
@@ -266,11 +266,11 @@ def test_task_with_too_many_worker_deaths_is_retried(
             with BatchReader(
                 clusters.source(fn), batch_size=23, seed=3, block_bytes=5000, client=client
             ) as loader:
-                found = [b.row_ids.copy() for b in loader.epoch(0)]
+                all_row_ids = [b.row_ids.copy() for b in loader.epoch(0)]
                 assert loader.stats.retries >= 1
     assert len(fn.notes("deaths")) == 2
     expected = [b.row_ids for b in epochs(clusters.source(), 1)]
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(all_row_ids, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -375,8 +375,8 @@ def test_worker_errors_are_raised_unchanged(client: Any, tmp_path: Path) -> None
     assert len(fn.notes("failures")) == 1
     (tmp_path / "again").mkdir()
     fn = Misbehaving(tmp_path / "again", Fails(TimeoutError("slow"), times=2), at=30)
-    found = epochs(clusters.source(fn), 1, client=client)  # not mistaken for our own waiting
-    assert_same(found, epochs(clusters.source(), 1))
+    digests = epochs(clusters.source(fn), 1, client=client)  # not mistaken for our own waiting
+    assert_same(digests, epochs(clusters.source(), 1))
     assert len(fn.notes("failures")) == 3
     fn.act.times = 10**9  # type: ignore[attr-defined]
     with pytest.raises(TimeoutError, match="slow"):
@@ -410,7 +410,7 @@ def test_secrets_are_sent_with_the_source_only(own: Cluster, tmp_path: Path) -> 
         client.wait_for_workers(1)
         with pytest.raises(OSError, match="refused") as caught:
             epochs(source, client=client, retry_s=0.1)
-        known = client.run_on_scheduler(
+        scheduler_state = client.run_on_scheduler(
             lambda dask_scheduler: repr(
                 [(t, t.run_spec, t.annotations) for t in dask_scheduler.tasks.values()]
                 + list(dask_scheduler.transition_log)
@@ -418,8 +418,8 @@ def test_secrets_are_sent_with_the_source_only(own: Cluster, tmp_path: Path) -> 
         )
         logs = repr((client.get_worker_logs(), client.get_scheduler_logs()))
     assert b"hunter2" in Recipe(source).data
-    assert "read-" in known
-    for text in (known, logs, own.log(), repr(Recipe(source)), repr(caught.value)):
+    assert "read-" in scheduler_state
+    for text in (scheduler_state, logs, own.log(), repr(Recipe(source)), repr(caught.value)):
         assert "hunter2" not in text
 
 
@@ -459,29 +459,32 @@ def resources() -> tuple[set[threading.Thread], set[Any], set[int]]:
 
 def test_connection_leaves_no_resources(cluster: Cluster) -> None:
     epochs(clusters.source())
-    before = resources()
+    resources_before = resources()
     with connect(cluster.address) as client:
         epochs(clusters.source(), client=client)
-        assert resources()[1] != before[1]
-    after = resources()
-    assert {t.name for t in after[0] - before[0]} <= {"Profile", "Dask-Offload_0"}
-    assert after[1:] == before[1:]
+        assert resources()[1] != resources_before[1]
+    resources_after = resources()
+    assert {t.name for t in resources_after[0] - resources_before[0]} <= {
+        "Profile",
+        "Dask-Offload_0",
+    }
+    assert resources_after[1:] == resources_before[1:]
 
 
 @pytest.mark.parametrize("listening", [False, True])
 def test_missing_scheduler_is_refused(listening: bool, tmp_path: Path) -> None:
-    before = resources()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+    resources_before = resources()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
         if listening:
-            other.listen()
-        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+            listener.listen()
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         with (
             pytest.raises(ConfigError, match=f"no scheduler answers at {address}"),
             connect(address, wait_s=0.5),
         ):
             pass
-    assert resources() == before
+    assert resources() == resources_before
 
 
 @pytest.mark.parametrize("address", ["here", "tcp://host", "http://host:1", "tcp://u:pw@host:1"])

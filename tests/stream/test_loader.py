@@ -49,9 +49,9 @@ def order(loader: Any) -> list[list[int]]:
     return [np.asarray(rows).tolist() for rows in loader]
 
 
-def rows_of(source: Any, **given: Any) -> sk.Loader:
-    given = {"fields": "row_ids", "seed": 3} | given
-    return sk.Loader(source, given.pop("batch_size", 64), **given)
+def rows_of(source: Any, **options: Any) -> sk.Loader:
+    options = {"fields": "row_ids", "seed": 3} | options
+    return sk.Loader(source, options.pop("batch_size", 64), **options)
 
 
 def many_units() -> sk.ArraySource:
@@ -93,9 +93,9 @@ def test_loader_shows_its_source_without_secrets(url: Path) -> None:
 
 def test_delivered_batches_are_not_overwritten(url: Path) -> None:
     with sk.Loader(url, 64) as loader:
-        kept = list(loader)
+        batches = list(loader)
         copies = [(X.copy(), y.copy()) for X, y in sk.Loader(url, 64)]
-    for (X, y), (X_then, y_then) in zip(kept, copies, strict=True):
+    for (X, y), (X_then, y_then) in zip(batches, copies, strict=True):
         np.testing.assert_array_equal(X, X_then)
         np.testing.assert_array_equal(y, y_then)
         X[:] = 0  # may be written to
@@ -117,7 +117,7 @@ def test_unshuffled_order_equals_source() -> None:
     units=st.sampled_from([1, 4, 50]), drop_last=st.booleans(),
 )  # fmt: skip
 def test_state_resumes_with_same_bits(
-    done: int, epoch: int, threads: int, units: int, drop_last: bool
+    n_done: int, epoch: int, threads: int, units: int, drop_last: bool
 ) -> None:
     def made(threads: int) -> sk.Loader:
         block_bytes = units * 20 * (5 * 4 + 8 + 16)
@@ -127,14 +127,14 @@ def test_state_resumes_with_same_bits(
             fields=("X", "y", "row_ids"),
         )  # fmt: skip
 
-    with made(1) as uninterrupted, made(threads) as first, made(2) as second:
+    with made(1) as uninterrupted, made(threads) as interrupted, made(2) as second:
         passes = [list(uninterrupted) for _ in range(epoch + 2)]
-        done = min(done, len(uninterrupted))
+        n_done = min(n_done, len(uninterrupted))
         for _ in range(epoch):
-            list(first)
-        iterator = iter(first)
-        got = [next(iterator) for _ in range(done)]
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            list(interrupted)
+        iterator = iter(interrupted)
+        got = [next(iterator) for _ in range(n_done)]
+        second.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
         assert second.epoch == epoch
         got += list(second)
         assert second.epoch == epoch + 1
@@ -168,10 +168,10 @@ def test_rank_shares_form_the_whole_batch() -> None:
 def test_transforms_equal_those_of_training(url: Path, tmp_path: Path) -> None:
     noisy = sk.AugmentedSource(sk.ZarrSource(url), 2, [sk.GaussianNoise(0.5)])
     sk.materialise_store(noisy, tmp_path / "made.zarr", seed=4, shuffle=False)
-    made = sk.open_store(tmp_path / "made.zarr")
+    store = sk.open_store(tmp_path / "made.zarr")
     loader = sk.Loader(noisy, 300, seed=4, shuffle=False)
-    found = [np.concatenate(parts) for parts in zip(*loader, strict=True)]
-    for ours, theirs in zip(found, made.read_rows(np.arange(2 * N)), strict=True):
+    columns = [np.concatenate(parts) for parts in zip(*loader, strict=True)]
+    for ours, theirs in zip(columns, store.read_rows(np.arange(2 * N)), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
 
@@ -195,26 +195,26 @@ def test_pickled_loader_continues_from_its_position(url: Path) -> None:
     loader = rows_of(url)
     iterator = iter(loader)
     next(iterator)
-    again = pickle.loads(pickle.dumps(loader))
-    assert again.state_dict() == loader.state_dict()
-    again.load_state_dict(loader.state_dict())
-    assert order(again) == list(map(list, (r.tolist() for r in iterator)))
+    unpickled = pickle.loads(pickle.dumps(loader))
+    assert unpickled.state_dict() == loader.state_dict()
+    unpickled.load_state_dict(loader.state_dict())
+    assert order(unpickled) == list(map(list, (r.tolist() for r in iterator)))
     assert copy.copy(loader).epoch == 1
 
 
 def test_state_of_other_rows_or_order_is_refused(url: Path) -> None:
     state = rows_of(url).state_dict()
-    for other, word in (
+    for other_loader, word in (
         (rows_of(many_units()), "other rows"),
         (rows_of(sk.ZarrSource(url, [sk.GaussianNoise(1.0)])), "other rows or transforms"),
         (rows_of(url, seed=4), "seed is 3"),
         (rows_of(url, batch_size=65), "batch_size is 64"),
         (rows_of(url, shuffle=False), "in_order is 0"),
     ):
-        before = other.state_dict()
+        state_before = other_loader.state_dict()
         with pytest.raises(sk.ResumeMismatchError, match=word):
-            other.load_state_dict(state)
-        assert other.state_dict() == before
+            other_loader.load_state_dict(state)
+        assert other_loader.state_dict() == state_before
 
 
 def test_older_iterator_raises() -> None:
@@ -249,8 +249,8 @@ for k, rows in enumerate(loader):
         for _ in range(3)
     ]
     assert codes == [-9, -9, 0]
-    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
-    assert seen == order(rows_of(url))
+    records = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert records == order(rows_of(url))
 
 
 def test_failed_batch_is_not_counted() -> None:
@@ -282,11 +282,11 @@ def test_unused_iterators_change_nothing() -> None:
 def test_sparse_rows_are_converted_to_dtype(tmp_path: Path) -> None:
     rows = sp.random_array((300, 50_000), density=0.001, format="csr", dtype=np.float32, rng=0)
     sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
-    given = {"fields": "X", "shuffle": False}
-    with sk.Loader(tmp_path / "sparse.zarr", 300, dtype="float64", **given) as loader:
-        (found,) = loader
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found.toarray(), rows.toarray())
+    options = {"fields": "X", "shuffle": False}
+    with sk.Loader(tmp_path / "sparse.zarr", 300, dtype="float64", **options) as loader:
+        (batch,) = loader
+    assert batch.dtype == np.float64
+    np.testing.assert_array_equal(batch.toarray(), rows.toarray())
 
 
 def test_batch_may_be_larger_than_the_source() -> None:

@@ -49,16 +49,16 @@ def check(
 def test_s3_store_is_read_by_whole_objects(s3: S3Server, bucket: str) -> None:
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=Y, chunk_mb=50 * 24 / 2**20, storage_options=s3.options())
-    seen: list[ReadRow] = []
+    progress_rows: list[ReadRow] = []
     with FaultProxy(upstream=s3.endpoint) as proxy:
         report = read_speed(
-            url, seconds=0.1, progress=seen.append,
+            url, seconds=0.1, progress=progress_rows.append,
             storage_options=s3.options(proxy.endpoint),
         )  # fmt: skip
         requested = [path for method, path, _ in proxy.log() if "/c/" in path]
     check(report, 50 * 24 + 4, 50 * (24 + 8), [1, 2, 4])
     assert report["url"] == url
-    assert seen == report["rows"]
+    assert progress_rows == report["rows"]
     assert set(requested) >= {f"/{bucket}/train.zarr/X/c/{i}/0" for i in range(8)}
     assert report["chunk_bytes"] == 1200
 
@@ -117,12 +117,12 @@ def rows(objects: list[float], chunks: list[float], batches: float) -> list[Read
             "what": reader, "connections": n, "samples_per_s": speed, "bytes_per_s": 100 * speed,
         }  # fmt: skip
 
-    made = [
+    measurements = [
         row(reader, n, speed)
         for reader, speeds in (("objects", objects), ("chunks", chunks))
         for n, speed in zip((1, 4, 8, 16), speeds, strict=False)
     ]
-    return [*made, row("batches", 5, batches)]
+    return [*measurements, row("batches", 5, batches)]
 
 
 @pytest.mark.parametrize(

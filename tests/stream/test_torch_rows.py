@@ -39,8 +39,8 @@ def _closed() -> Iterator[None]:
         MADE.pop().close()
 
 
-def loader(source: Any = SOURCE, **given: Any) -> sk.Loader:
-    MADE.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | given))
+def loader(source: Any = SOURCE, **options: Any) -> sk.Loader:
+    MADE.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | options))
     return MADE[-1]
 
 
@@ -95,19 +95,19 @@ def test_order_equals_that_of_loader(
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_state_of_main_process_resumes_with_workers(epochs: list[Any], workers: int) -> None:
-    first = loader().to_torch()
-    iterator = iter(DataLoader(first, batch_size=None))
+    first_dataset = loader().to_torch()
+    iterator = iter(DataLoader(first_dataset, batch_size=None))
     for _ in range(5):
         next(iterator)
     dataset = loader().to_torch()
-    dataset.load_state_dict(first.state_dict())
+    dataset.load_state_dict(first_dataset.state_dict())
     data = DataLoader(dataset, batch_size=None, num_workers=workers)
     assert [order(data), order(data)] == [epochs[0][5:], epochs[1]]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("done", [0, 5, 16])
-def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: int) -> None:
+@pytest.mark.parametrize("n_done", [0, 5, 16])
+def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, n_done: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata")
 
     def made() -> Any:
@@ -115,22 +115,24 @@ def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: int
             loader().to_torch(), batch_size=None, num_workers=workers
         )
 
-    first, second = made(), made()
-    iterator = iter(first)
-    got = [next(iterator).tolist() for _ in range(done)]
-    second.load_state_dict(first.state_dict())
-    rest = order(second)
-    assert got + rest == epochs[0]
-    assert order(second) == epochs[1]
+    first_loader, second_loader = made(), made()
+    iterator = iter(first_loader)
+    got = [next(iterator).tolist() for _ in range(n_done)]
+    second_loader.load_state_dict(first_loader.state_dict())
+    remaining = order(second_loader)
+    assert got + remaining == epochs[0]
+    assert order(second_loader) == epochs[1]
 
 
 def test_number_of_workers_may_change_between_passes(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
     for workers, epoch in ((2, 0), (3, 1), (0, 2)):
         assert order(DataLoader(dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
-    again = loader().to_torch()
+    second_dataset = loader().to_torch()
     for workers, epoch in ((0, 0), (2, 1), (1, 2)):
-        assert order(DataLoader(again, batch_size=None, num_workers=workers)) == epochs[epoch]
+        assert (
+            order(DataLoader(second_dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
+        )
 
 
 def _late(worker: int) -> None:
@@ -139,9 +141,9 @@ def _late(worker: int) -> None:
 
 def test_late_worker_belongs_to_its_pass(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
-    given = {"batch_size": None, "num_workers": 3, "worker_init_fn": _late}
-    next(iter(DataLoader(dataset, **given)))  # abandoned before the last worker has begun
-    assert order(DataLoader(dataset, **given)) == epochs[1]
+    options = {"batch_size": None, "num_workers": 3, "worker_init_fn": _late}
+    next(iter(DataLoader(dataset, **options)))  # abandoned before the last worker has begun
+    assert order(DataLoader(dataset, **options)) == epochs[1]
 
 
 def test_state_loaded_into_the_loader_is_used(epochs: list[Any]) -> None:

@@ -47,8 +47,8 @@ def rows_of_pass(source: BaseSource, turn: int) -> np.ndarray:
         start, stop = source.unit_bounds(u)
         np.testing.assert_array_equal(block.row_ids, np.arange(start, stop))
         numbers.append(block.X[:, 0].astype(int))
-    found: np.ndarray = np.concatenate(numbers)
-    return found
+    all_numbers: np.ndarray = np.concatenate(numbers)
+    return all_numbers
 
 
 @settings(max_examples=25, deadline=None)
@@ -139,13 +139,13 @@ def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
 def test_held_out_rows_keep_class_frequencies() -> None:
     labels = np.repeat([0, 1], [360, 40])
     source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
-    left, held_out = split_rows(source, 0.25, seed=0)
-    held = {int(x) for block in held_out.blocks() for x in block.X[:, 0]}
-    assert len(held) == 100
-    assert np.bincount(labels[sorted(held)]).tolist() == [90, 10]
-    rows = rows_of_pass(left, 0)
+    train, held_out = split_rows(source, 0.25, seed=0)
+    held_out_rows = {int(x) for block in held_out.blocks() for x in block.X[:, 0]}
+    assert len(held_out_rows) == 100
+    assert np.bincount(labels[sorted(held_out_rows)]).tolist() == [90, 10]
+    rows = rows_of_pass(train, 0)
     assert len(rows) == 600
-    assert not held & set(rows.tolist())
+    assert not held_out_rows & set(rows.tolist())
     np.testing.assert_allclose(np.bincount(labels[rows]), [300, 300], atol=4)
 
 
@@ -184,9 +184,9 @@ def test_tune_uses_class_sampling(shares: Any, tmp_path: Any) -> None:
         data = {"train": str(tmp_path / "s"), "epochs": 1}
         data |= {"class_sampling": sampling} if sampling else {}
         config = streamkern.RunConfig.from_tables({"data": data, "model": {"n_centers": 50}})
-        found = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
-        assert found.config.data.class_sampling == sampling
-        [searched] = [row for row in found.table if row["bandwidth"] == 1.0]
+        result = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
+        assert result.config.data.class_sampling == sampling
+        [searched] = [row for row in result.table if row["bandwidth"] == 1.0]
         errors.append(searched["held_out_mse"])
     # The best for rows as they come are the shares in which they come.
     assert errors[0] < errors[1]
@@ -204,8 +204,8 @@ def test_run_file_accepts_class_sampling(tmp_path: Any) -> None:
         "run": {"run_dir": str(tmp_path / "run")},
     }
     run = streamkern.RunConfig.from_tables(config)
-    first = streamkern.train_model(run)
-    again = streamkern.load(str(tmp_path / "run"))
-    assert again.class_sampling == {"rare": 1.0, "often": 3.0}
-    np.testing.assert_allclose(again.intercept_, [0.75, 0.25])
-    assert first is not None
+    trained = streamkern.train_model(run)
+    loaded = streamkern.load(str(tmp_path / "run"))
+    assert loaded.class_sampling == {"rare": 1.0, "often": 3.0}
+    np.testing.assert_allclose(loaded.intercept_, [0.75, 0.25])
+    assert trained is not None

@@ -35,10 +35,10 @@ from tests.streams import everything
 CLASSES = ("a", "b", "c")
 
 
-def labelled(n: int, which: int, unit_rows: int, transforms: Any = ()) -> ArraySource:
+def labelled(n: int, number: int, unit_rows: int, transforms: Any = ()) -> ArraySource:
     """Return n rows that contain the number of their source (column 0) and their number in it
     (column 1)."""
-    X = np.stack([np.full(n, which), np.arange(n)], axis=1).astype(np.float32)
+    X = np.stack([np.full(n, number), np.arange(n)], axis=1).astype(np.float32)
     return ArraySource(X, np.arange(n) % 3, transforms, classes=CLASSES, unit_rows=unit_rows)
 
 
@@ -96,19 +96,19 @@ def test_rows_are_used_equally_often(n: int, unit: int, units: int, n_passes: in
     size = min(n, unit)
     mixture = MixtureSource([source], [1.0], n_rows=units * size)
     per_pass = -(-n // size)
-    used: Counter[int] = Counter(dict.fromkeys(range(n), 0))
+    uses: Counter[int] = Counter(dict.fromkeys(range(n), 0))
     for location in range(n_passes * per_pass):
         epoch, u = divmod(location, units)
-        used.update(mixture.read_unit(u, 0, epoch).X[:, 1].astype(int).tolist())
-    assert set(used) == set(range(n))
-    assert max(used.values()) - min(used.values()) <= 1
-    assert sum(used.values()) == n_passes * per_pass * size
+        uses.update(mixture.read_unit(u, 0, epoch).X[:, 1].astype(int).tolist())
+    assert set(uses) == set(range(n))
+    assert max(uses.values()) - min(uses.values()) <= 1
+    assert sum(uses.values()) == n_passes * per_pass * size
 
 
 def test_epoch_continues_where_previous_one_stopped() -> None:
     mixture = MixtureSource([labelled(20, 0, 5), labelled(50, 1, 5)], [1, 1], n_rows=30)
-    first = np.concatenate([seen(mixture, epoch)[:15, 1] for epoch in range(4)])
-    assert first.tolist() == [*range(20)] * 3
+    first_rows = np.concatenate([seen(mixture, epoch)[:15, 1] for epoch in range(4)])
+    assert first_rows.tolist() == [*range(20)] * 3
     second = np.concatenate([seen(mixture, epoch)[15:, 1] for epoch in range(4)])
     assert second.tolist() == [*range(50), *range(10)]
 
@@ -119,10 +119,10 @@ def test_units_of_any_size_are_filled_in_turn() -> None:
     source = ArraySource(da.from_array(X, chunks=((2, 7, 3, 8), 2)), np.arange(20) % 3, unit_rows=2)
     mixture = MixtureSource([source], [1.0], n_rows=32)
     assert unit_sizes(mixture).tolist() == [8] * 4
-    used: Counter[int] = Counter()
+    uses: Counter[int] = Counter()
     for epoch in range(5):
-        used.update(seen(mixture, epoch)[:, 1].tolist())
-    assert sorted(used.values()) == [8] * 20  # 5 passes of 32 places
+        uses.update(seen(mixture, epoch)[:, 1].tolist())
+    assert sorted(uses.values()) == [8] * 20  # 5 passes of 32 places
 
 
 def test_host_transforms_are_drawn_per_pass_and_source() -> None:
@@ -160,11 +160,11 @@ def test_copies_inherit_strata() -> None:
     assert nested.strata.tolist() == [0, 0, 1, 1] * 3
 
 
-def big(which: int) -> GeneratorSource:
+def big(number: int) -> GeneratorSource:
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.full((stop - start, 1), which, np.float32), np.zeros(stop - start)
+        return np.full((stop - start, 1), number, np.float32), np.zeros(stop - start)
 
-    return GeneratorSource(fn, 2 << 20, (1,), np.float32, 1, name=f"big {which}")
+    return GeneratorSource(fn, 2 << 20, (1,), np.float32, 1, name=f"big {number}")
 
 
 # --------------------------------------------------------------------- what it says of itself
@@ -202,8 +202,8 @@ def test_description_fingerprint_and_pickle_roundtrip() -> None:
     }
     assert len(prints) == 3
     assert MixtureSource([big(0), big(1)]).fingerprint.startswith("meta:")
-    again = pickle.loads(pickle.dumps(mixture))
-    np.testing.assert_array_equal(seen(again, 2, seed=4), seen(mixture, 2, seed=4))
+    unpickled = pickle.loads(pickle.dumps(mixture))
+    np.testing.assert_array_equal(seen(unpickled, 2, seed=4), seen(mixture, 2, seed=4))
 
 
 @pytest.mark.parametrize(
@@ -306,6 +306,8 @@ def test_resume_requires_equal_weights(stores: list[str], tmp_path: Path) -> Non
     train(run_settings(**overrides, **{"data.weights": [1, 2]})).model.backend.close()
     with pytest.raises(ResumeMismatchError, match=r"data.weights: was \[1.0, 2.0\], now \[1.0, 3"):
         train(run_settings(**overrides, **{"data.weights": [1, 3]}))
-    moved = [str(Path(url).rename(tmp_path / f"moved{k}.zarr")) for k, url in enumerate(stores)]
-    again = run_settings(**{**overrides, "data.train": moved, "data.weights": [1, 2]})
-    train(again).model.backend.close()  # the same contents elsewhere
+    moved_urls = [
+        str(Path(url).rename(tmp_path / f"moved{k}.zarr")) for k, url in enumerate(stores)
+    ]
+    moved_settings = run_settings(**{**overrides, "data.train": moved_urls, "data.weights": [1, 2]})
+    train(moved_settings).model.backend.close()  # the same contents elsewhere

@@ -52,16 +52,18 @@ def test_mixtures_have_origins_of_their_parts(weights: tuple[int, int] | None, e
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_stores_of_augmented_rows_have_origins(tmp_path: Path, shuffle: bool) -> None:
-    plain, once, twice = (str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice"))
+    plain, copied_once, copied_twice = (
+        str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice")
+    )
     materialise(rows(60), plain, shuffle=shuffle)
     assert not ZarrSource(plain).hides_copies
     noise = [GaussianNoise(0.05)]
-    materialise(AugmentedSource(ZarrSource(plain), 3, noise), once, shuffle=shuffle)
-    assert ZarrSource(once).store.spec.n_origins == 60
-    assert ZarrSource(once).hides_copies
-    check(ZarrSource(once))
-    materialise(AugmentedSource(ZarrSource(once), 2), twice, shuffle=shuffle)
-    check(ZarrSource(twice))
+    materialise(AugmentedSource(ZarrSource(plain), 3, noise), copied_once, shuffle=shuffle)
+    assert ZarrSource(copied_once).store.spec.n_origins == 60
+    assert ZarrSource(copied_once).hides_copies
+    check(ZarrSource(copied_once))
+    materialise(AugmentedSource(ZarrSource(copied_once), 2), copied_twice, shuffle=shuffle)
+    check(ZarrSource(copied_twice))
 
 
 @pytest.fixture
@@ -78,13 +80,13 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
 def test_copies_of_rows_are_found_in_a_store(
     copied: ZarrSource, n: int, copies: int, r: int
 ) -> None:
-    found = choose_copies(copied, n, copies, 10, 0, 1, 100)
-    assert found is not None
-    assert found.shape == (r, min(n, 60))
-    assert len(np.unique(found)) == found.size
-    first = np.rint([read_rows(copied, each, 0).X[:, 0] for each in found])
-    assert (first == first[0]).all()
-    assert len(np.unique(first[0])) == found.shape[1]
+    chosen_rows = choose_copies(copied, n, copies, 10, 0, 1, 100)
+    assert chosen_rows is not None
+    assert chosen_rows.shape == (r, min(n, 60))
+    assert len(np.unique(chosen_rows)) == chosen_rows.size
+    features = np.rint([read_rows(copied, rows, 0).X[:, 0] for rows in chosen_rows])
+    assert (features == features[0]).all()
+    assert len(np.unique(features[0])) == chosen_rows.shape[1]
 
 
 def test_partial_store_may_have_too_few_copies(copied: ZarrSource) -> None:

@@ -57,9 +57,9 @@ def test_row_shapes_accept_same_axes_and_flat_rows(axes: Any, desired: Any) -> N
             check_row_shape("X has", axes, "the data has", desired)
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
-    turned, labels = X.reshape(80, *other), (Y > 0).astype(int)
+@pytest.mark.parametrize("other_shape", OTHERS)
+def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) -> None:
+    turned, labels = X.reshape(80, *other_shape), (Y > 0).astype(int)
     regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
     classifier = KernelClassifier(solver="direct", random_state=0).fit(X, labels)
     warm = KernelRegressor(solver="block", warm_start=True, centers=X[:20].reshape(20, -1)).fit(
@@ -84,11 +84,11 @@ def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
             entry_point()
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHERS)
 def test_runs_refuse_images_of_other_axes(
-    model: Path, other: tuple[int, ...], tmp_path: Path
+    model: Path, other_shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    turned = X.reshape(80, *other)
+    turned = X.reshape(80, *other_shape)
     np.save(tmp_path / "Z.npy", turned[:20])
     file = {"model.centers": str(tmp_path / "Z.npy")}
     run(tmp_path / "start", settings={"solver.name": "block"})
@@ -102,7 +102,7 @@ def test_runs_refuse_images_of_other_axes(
         lambda: run(test=ArraySource(turned, Y)),
         lambda: run(centers=turned[:20]),
         lambda: run(settings=file),
-        lambda: run(shape=other, settings=start),
+        lambda: run(shape=other_shape, settings=start),
     ]
     with loaded.backend:
         for entry_point in entry_points:
@@ -111,16 +111,16 @@ def test_runs_refuse_images_of_other_axes(
     assert not (tmp_path / "out.npy").exists()
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHERS)
 @pytest.mark.parametrize("kind", ["npz", "zarr"])
 def test_commands_refuse_images_of_other_axes(
-    model: Path, kind: str, other: tuple[int, ...], tmp_path: Path, capsys: Any
+    model: Path, kind: str, other_shape: tuple[int, ...], tmp_path: Path, capsys: Any
 ) -> None:
     data = tmp_path / f"turned.{kind}"
     if kind == "npz":
-        np.savez(data, X=X.reshape(80, *other), y=Y)
+        np.savez(data, X=X.reshape(80, *other_shape), y=Y)
     else:
-        ingest(X.reshape(80, *other), data, y=Y)
+        ingest(X.reshape(80, *other_shape), data, y=Y)
     for message in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
         assert main.run_command([str(word) for word in message]) == 2
         assert "transpose or reshape its axes" in capsys.readouterr().err
@@ -130,11 +130,11 @@ def test_commands_refuse_images_of_other_axes(
 @pytest.mark.parametrize("scale", ["feature", "global", "none"])
 @pytest.mark.parametrize(("trained", "given"), [(SHAPE, (48,)), ((48,), SHAPE)])
 def test_flat_rows_and_images_have_equal_predictions(
-    scale: str, trained: tuple[int, ...], given: tuple[int, ...]
+    scale: str, train_shape: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> None:
     """Check also as many rows as pixels in a line."""
-    model = run(shape=trained, settings={"data.scale": scale}).model
+    model = run(shape=train_shape, settings={"data.scale": scale}).model
     for n in (4, 48, 80):
-        expected = model.values(X[:n].reshape(n, *trained))
-        np.testing.assert_array_equal(model.predict(source(given, n)), expected)
-        np.testing.assert_array_equal(model.values(X[:n].reshape(n, *given)), expected)
+        expected = model.values(X[:n].reshape(n, *train_shape))
+        np.testing.assert_array_equal(model.predict(source(new_shape, n)), expected)
+        np.testing.assert_array_equal(model.values(X[:n].reshape(n, *new_shape)), expected)

@@ -34,10 +34,12 @@ from tests.strategies import seeds, splits
 class Data:
     """A source as transforms see it."""
 
-    def __init__(self, X: np.ndarray, known: bool = True) -> None:
+    def __init__(self, X: np.ndarray, has_statistics: bool = True) -> None:
         self.row_shape = X.shape[1:]
         flat = X.reshape(len(X), -1).astype(np.float64)
-        self._moments = (flat.mean(), flat.std(), flat.mean(0), flat.std(0)) if known else None
+        self._moments = (
+            (flat.mean(), flat.std(), flat.mean(0), flat.std(0)) if has_statistics else None
+        )
 
     def statistics(self) -> Any:
         return self._moments or (None, None, None, None)
@@ -76,13 +78,13 @@ def test_scale_equals_float64_reference(batch: Any, mode: str) -> None:
         deviation = exact.std(0)
         deviation[2] = 1
         exact = (exact - exact.mean(0)) / deviation
-    before = X.copy()
-    scaled, same = run(Scale(mode).bind(Data(X)), X, Y, rows)
+    X_before = X.copy()
+    scaled, unchanged_Y = run(Scale(mode).bind(Data(X)), X, Y, rows)
     assert scaled.dtype == np.float32
     # float32 subtraction and division round once each, at values up to 15.
     np.testing.assert_allclose(scaled, exact, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(X, before)
-    assert same is Y
+    np.testing.assert_array_equal(X, X_before)
+    assert unchanged_Y is Y
 
 
 def test_scaling_is_equal_for_float32_and_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +123,12 @@ def test_invalid_transform_settings_are_refused(make: Any, message: str) -> None
 def test_noise_adds_normals_of_each_row(batch: Any, dtype: Any) -> None:
     X, Y, rows = batch
     X = X.astype(dtype)
-    before = X.copy()
+    X_before = X.copy()
     noisy, _ = run(GaussianNoise(0.5), X, Y, rows)
     assert noisy.dtype == dtype
-    expected = before + 0.5 * twin(rows, dtype).normal((6,)).astype(np.float64)
+    expected = X_before + 0.5 * twin(rows, dtype).normal((6,)).astype(np.float64)
     np.testing.assert_allclose(noisy, expected, rtol=2 * np.finfo(dtype).eps)
-    np.testing.assert_array_equal(X, before)
+    np.testing.assert_array_equal(X, X_before)
     assert run(GaussianNoise(0.0), X, Y, rows)[0] is X
 
 
@@ -140,16 +142,16 @@ def test_mixup_mixes_features_and_targets_equally(alpha: float) -> None:
     np.testing.assert_allclose(targets.sum(1), 1, atol=1e-15)
     assert ((targets > 0).sum(1) <= 2).all()
     np.testing.assert_allclose(mixed, targets @ X, atol=1e-14)
-    others = targets - np.diag(np.diag(targets))
-    partners = others.argmax(1)[others.max(1) > 0]
+    off_diagonal = targets - np.diag(np.diag(targets))
+    partners = off_diagonal.argmax(1)[off_diagonal.max(1) > 0]
     assert len(partners) > n - 20
     assert len(np.unique(partners)) == len(partners)
     # The law: the weights are inverse-CDF draws, and those follow the exact Beta.
     weights = np.interp(twin(rows, np.float64).uniform(), *quantiles(alpha))
-    has_partner = others.max(1) > 0
+    has_partner = off_diagonal.max(1) > 0
     np.testing.assert_allclose(np.diag(targets)[has_partner], weights[has_partner], atol=1e-12)
-    many = np.interp(twin(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
-    assert stats.kstest(many, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
+    samples = np.interp(twin(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
+    assert stats.kstest(samples, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
 def quantiles(alpha: float) -> tuple[np.ndarray, np.ndarray]:
@@ -164,15 +166,15 @@ def test_crop_picks_a_window_of_the_padded_image(dtype: Any) -> None:
     rows = np.arange(300) + 11
     cropped, _ = run(RandomCrop(2), images, np.zeros(300), rows)
     assert cropped.dtype == dtype
-    seen = set()
+    draws_seen = set()
     for image, crop in zip(images, cropped, strict=True):
         padded = np.zeros((9, 8, 2), dtype)
         padded[2:7, 2:6] = image
         windows = sliding_window_view(padded, (5, 4), axis=(0, 1))  # (5, 5, ch, h, w)
         hits = (windows == np.moveaxis(crop, -1, 0)).all(axis=(2, 3, 4))
         assert hits.sum() == 1
-        seen.add(tuple(np.argwhere(hits)[0].tolist()))
-    assert len(seen) == 25
+        draws_seen.add(tuple(np.argwhere(hits)[0].tolist()))
+    assert len(draws_seen) == 25
     np.testing.assert_array_equal(run(RandomCrop(0), images, np.zeros(300), rows)[0], images)
 
 
@@ -206,8 +208,8 @@ def test_equal_transforms_draw_differently(batch: Any) -> None:
     twice, *_ = apply_transforms(
         np, [noise, noise], X, Y, rows=rows, seed=3, epoch=1, stage=(9,), dtype=np.float32
     )
-    once, _ = run(noise, X, Y, rows)
-    assert np.abs((twice - once) - (once - X)).max() > 0.1
+    whole, _ = run(noise, X, Y, rows)
+    assert np.abs((twice - whole) - (whole - X)).max() > 0.1
 
 
 @host_transform
@@ -257,8 +259,8 @@ def test_transforms_roundtrip_through_descriptions() -> None:
     text = json.dumps([describe_transform(t) for t in (scale, invert)])
     assert "invert" in text
     assert "sha256:" in text
-    other = Scale("feature").bind(Data(np.arange(6.0).reshape(2, 3) + 1))
-    assert describe_transform(other) != describe_transform(scale)
+    other_scale = Scale("feature").bind(Data(np.arange(6.0).reshape(2, 3) + 1))
+    assert describe_transform(other_scale) != describe_transform(scale)
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,13 @@ def test_invalid_source_is_refused_before_reading(changes: dict[str, Any], messa
 
 
 def test_missing_attribute_is_named_by_every_entry_point(tmp_path: Path) -> None:
-    broken = given()
-    del broken.statistics
+    broken_source = given()
+    del broken_source.statistics
     entry_points: list[Callable[[], object]] = [
-        lambda: AugmentedSource(broken, 2),
-        lambda: MixtureSource([array_source(), broken]),
-        lambda: materialise(broken, tmp_path / "a.zarr"),
-        lambda: KernelRegressor().fit(broken),
+        lambda: AugmentedSource(broken_source, 2),
+        lambda: MixtureSource([array_source(), broken_source]),
+        lambda: materialise(broken_source, tmp_path / "a.zarr"),
+        lambda: KernelRegressor().fit(broken_source),
     ]
     for entry_point in entry_points:
         with pytest.raises(
@@ -163,8 +163,8 @@ def test_function_that_is_not_pure_is_refused() -> None:
         rng = streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop), np.float64)
         return rng.uniform((2,)), np.zeros(stop - start)
 
-    again = GeneratorSource(remedied, 10, (2,), np.float64, 1)
-    assert np.array_equal(again.read_unit(0, 0, 0).X, again.read_unit(0, 0, 0).X)
+    repaired = GeneratorSource(remedied, 10, (2,), np.float64, 1)
+    assert np.array_equal(repaired.read_unit(0, 0, 0).X, repaired.read_unit(0, 0, 0).X)
 
 
 def test_error_in_user_function_names_the_block() -> None:
