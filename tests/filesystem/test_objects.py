@@ -210,6 +210,7 @@ def test_raw_files_are_ingested_despite_faults(
 
 
 def make_store(s3: S3Server, bucket: str, rows: int = 300, **options: Any) -> str:
+    """Write a store of three classes to the bucket; return its URL."""
     rng = np.random.default_rng(0)
     url = f"s3://{bucket}/train.zarr"
     ingest_store(
@@ -430,6 +431,7 @@ def test_repr_and_errors_hide_secrets(s3: S3Server, bucket: str) -> None:
 
 
 def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
+    """Return the settings of a run whose store and run directory are in the bucket."""
     return RunConfig.from_tables(
         {
             "data": {

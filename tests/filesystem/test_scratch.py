@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {"chunk_mb": 2**-6, "memory": 1 << 18}
 
 
 def table(folder: Path, n: int = 3000) -> Path:
+    """Write a file of n rows and their targets; return its path."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 255, (n, 64), dtype=np.uint8)
     np.savez(folder / "data.npz", X=X, y=np.arange(n) % 10)
@@ -45,6 +46,7 @@ def table(folder: Path, n: int = 3000) -> Path:
 
 
 def foreign_files(folder: Path) -> dict[str, bytes]:
+    """Put files of another program into a folder; return the content of all its files."""
     (folder / "sub").mkdir(parents=True)
     for name in ("notes.txt", "state.json", "scratch.json", "0.rows", "000000000000.rows"):
         (folder / name).write_text(f"{name} of mine")
@@ -216,6 +218,7 @@ def stopped_ingest(folder: Path) -> tuple[Path, Path]:
 
 
 def keys(document: Any, *parent_keys: str) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each key of nested dictionaries."""
     for name, value in document.items():
         yield (*parent_keys, name)
         if isinstance(value, dict):
@@ -223,6 +226,7 @@ def keys(document: Any, *parent_keys: str) -> Iterator[tuple[str, ...]]:
 
 
 def document_without(document: Any, path: tuple[str, ...]) -> Any:
+    """Return nested dictionaries without the key at a path."""
     name, *inner_keys = path
     if not inner_keys:
         return {key: value for key, value in document.items() if key != name}

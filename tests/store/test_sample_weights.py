@@ -55,7 +55,8 @@ CLASSES = ("a", "b", "c")
 PLAIN_FINGERPRINT = "d199b6146d8be239841fe4718e50720e3faae5e95e7f11061265f193019ff250"
 
 
-def weighted(**options: Any) -> ArraySource:
+def weighted_source(**options: Any) -> ArraySource:
+    """Return the rows with class ids and weights."""
     return ArraySource(X, IDS, classes=CLASSES, sample_weight=W, **options)
 
 
@@ -294,11 +295,13 @@ def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[
 
 def test_weights_have_mean_one_over_an_epoch() -> None:
     sources: list[Source] = [
-        weighted(unit_rows=7),
+        weighted_source(unit_rows=7),
         ArraySource(X, VALUES, sample_weight=W, unit_rows=7),
-        AugmentedSource(weighted(unit_rows=7), 3, []),
-        MixtureSource([weighted(unit_rows=7), weighted(unit_rows=20)]),
-        MixtureSource([weighted(unit_rows=6), weighted(unit_rows=6)], [2, 1], n_rows=180),
+        AugmentedSource(weighted_source(unit_rows=7), 3, []),
+        MixtureSource([weighted_source(unit_rows=7), weighted_source(unit_rows=20)]),
+        MixtureSource(
+            [weighted_source(unit_rows=6), weighted_source(unit_rows=6)], [2, 1], n_rows=180
+        ),
     ]
     for source in sources:
         all_batches = batches(source)
@@ -310,7 +313,9 @@ def test_weights_have_mean_one_over_an_epoch() -> None:
 
 
 def test_weights_do_not_depend_on_threads() -> None:
-    one, four = (batches(weighted(unit_rows=7), threads=k, class_weight="balanced") for k in (1, 4))
+    one, four = (
+        batches(weighted_source(unit_rows=7), threads=k, class_weight="balanced") for k in (1, 4)
+    )
     for a, b in zip(one, four, strict=True):
         assert a.w.tobytes() == b.w.tobytes()
         assert a.X.tobytes() == b.X.tobytes()
@@ -329,7 +334,7 @@ def test_mixup_mixes_weights_like_targets() -> None:
 
 
 def test_sample_keeps_weights_of_its_rows() -> None:
-    block = sample_rows(weighted(unit_rows=7), 25, 3)
+    block = sample_rows(weighted_source(unit_rows=7), 25, 3)
     np.testing.assert_array_equal(block.w, weights_of_rows(block.X))
 
 
@@ -372,7 +377,8 @@ def test_invalid_weights_are_refused(w: Any) -> None:
 # ---------------------------------------------------------------------------------- stores
 
 
-def written(tmp_path: Path, **options: Any) -> Any:
+def write_store(tmp_path: Path, **options: Any) -> Any:
+    """Ingest the rows with their weights; return the spec of the store."""
     return ingest(
         X, tmp_path / "s", y=options.pop("y", IDS), sample_weight=W, chunk_mb=2**-13, **options
     )
@@ -380,7 +386,7 @@ def written(tmp_path: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("y", [IDS, VALUES], ids=["classes", "values"])
 def test_store_keeps_weights_with_rows(tmp_path: Path, y: np.ndarray) -> None:
-    spec = written(tmp_path, y=y)
+    spec = write_store(tmp_path, y=y)
     store = open_store(tmp_path / "s")
     store.verify()
     assert store.n_chunks > 3
@@ -406,7 +412,7 @@ def test_unweighted_store_has_no_weight_array(tmp_path: Path) -> None:
 
 
 def test_altered_weight_is_detected(tmp_path: Path) -> None:
-    spec = written(tmp_path)
+    spec = write_store(tmp_path)
     doubled_spec = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
     assert doubled_spec.fingerprint != spec.fingerprint
     array: Any = zarr.open_group(str(tmp_path / "s"), mode="r+")["w"]
@@ -416,6 +422,7 @@ def test_altered_weight_is_detected(tmp_path: Path) -> None:
 
 
 def csv(path: Path) -> dict[str, Any]:
+    """Write the rows as CSV; return the arguments that ingest them with weights."""
     table = np.column_stack([X, W, IDS])
     fmt = ["%.9g"] * 4 + ["%d"]
     np.savetxt(path / "d.csv", table, fmt, ",", header="p,q,r,weight,y", comments="")
@@ -423,6 +430,7 @@ def csv(path: Path) -> dict[str, Any]:
 
 
 def parquet(path: Path) -> dict[str, Any]:
+    """Write the rows as Parquet, where the weights have the column 2."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet as files
 
@@ -432,40 +440,45 @@ def parquet(path: Path) -> dict[str, Any]:
 
 
 def npy(path: Path) -> dict[str, Any]:
+    """Write the rows to three files."""
     for name, array in (("X", X), ("y", IDS), ("w", W)):
         np.save(path / f"{name}.npy", array)
     return {"inputs": path / "X.npy", "y": path / "y.npy", "sample_weight": path / "w.npy"}
 
 
 def npz(path: Path) -> dict[str, Any]:
+    """Write the rows to one file."""
     np.savez(path / "d.npz", X=X, y=IDS, importance=W)
     return {"inputs": path / "d.npz", "sample_weight": "importance"}
 
 
 def hdf5(path: Path) -> dict[str, Any]:
+    """Write the rows to an HDF5 file."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(path / "d.h5", "w") as file:
         file["X"], file["y"], file["importance"] = X, IDS, W
     return {"inputs": path / "d.h5", "sample_weight": "importance"}
 
 
-def foreign(path: Path) -> dict[str, Any]:
+def write_foreign(path: Path) -> dict[str, Any]:
+    """Write the rows to a group of zarr."""
     group = zarr.create_group(str(path / "d.zarr"))
     for name, array in (("X", X), ("y", IDS), ("importance", W)):
         group.create_array(name, data=array)
     return {"inputs": path / "d.zarr", "sample_weight": "importance"}
 
 
-def blocks(path: Path) -> dict[str, Any]:
+def lazy_blocks(path: Path) -> dict[str, Any]:
+    """Return the rows as blocks in memory."""
     return {"inputs": [(X[k : k + 25], IDS[k : k + 25], W[k : k + 25]) for k in (0, 25, 50)]}
 
 
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, foreign, blocks])
+@pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, write_foreign, lazy_blocks])
 def test_every_format_gives_the_same_store(
     tmp_path: Path, form: Callable[[Path], dict[str, Any]]
 ) -> None:
-    full = written(tmp_path)
+    full = write_store(tmp_path)
     spec = ingest(out_url=tmp_path / "other", chunk_mb=2**-13, **form(tmp_path))
     assert spec.fingerprint == full.fingerprint
     assert content(tmp_path / "other") == content(tmp_path / "s")
@@ -481,7 +494,7 @@ def test_interrupted_ingest_resumes_with_weights(tmp_path: Path) -> None:
         if phase == "write" and n_done > 30:
             raise StopError
 
-    uninterrupted = written(tmp_path)
+    uninterrupted = write_store(tmp_path)
     settings_: dict[str, Any] = {"y": IDS, "chunk_mb": 2**-13}
     with pytest.raises(StopError):
         ingest(X, tmp_path / "cut", sample_weight=W, progress=stop, **settings_)
@@ -517,7 +530,7 @@ def test_missing_or_reused_weight_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_materialised_store_keeps_weights(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_store(tmp_path)
     source = AugmentedSource(ZarrSource(tmp_path / "s"), 2, [MixUp(1.0)])
     spec = materialise(source, tmp_path / "m", chunk_mb=2**-13)
     assert spec.weight_totals is not None
@@ -545,7 +558,7 @@ def test_foreign_store_names_its_weights(make_zarr: MakeZarr) -> None:
 
 
 def test_ingest_command_accepts_weights(tmp_path: Path) -> None:
-    full = written(tmp_path)
+    full = write_store(tmp_path)
     table, out = csv(tmp_path)["inputs"], tmp_path / "out"
     chosen = ("--sample-weight", "weight", "--chunk-mb", str(2**-13))
     assert run_command(["ingest", str(table), str(out), *chosen]) == 0
@@ -555,7 +568,7 @@ def test_ingest_command_accepts_weights(tmp_path: Path) -> None:
 
 def test_mixture_of_weighted_and_unweighted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="source 2 of the mixture has weighted False and"):
-        MixtureSource([weighted(), ArraySource(X, IDS, classes=CLASSES)])
+        MixtureSource([weighted_source(), ArraySource(X, IDS, classes=CLASSES)])
 
 
 # ------------------------------------------------------------------------------------ runs
@@ -581,7 +594,7 @@ def test_resumed_weighted_run_has_same_bits(method: str, tmp_path: Path) -> None
 
 
 def test_evaluation_uses_sample_weights_only(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_store(tmp_path)
     config = settings(tmp_path / "run", **{"data.train": str(tmp_path / "s"), "data.epochs": 1})
     config = config.with_overrides({"model.n_centers": 20, "data.class_weight": {"0": 5.0}})
     finished(config)
@@ -599,7 +612,9 @@ def test_evaluation_uses_sample_weights_only(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ generators
 
 
-def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -> GeneratorSource:
+def generator_source(
+    w: Any = None, totals: Any = None, y: Any = IDS, **options: Any
+) -> GeneratorSource:
     """Return the rows of X, y and w, made in units of 16."""
 
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
@@ -615,21 +630,21 @@ def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -
 def test_generator_yields_weights() -> None:
     """Check that its run has the bits of a run on arrays, also with augmentation and class
     weights."""
-    array = weighted(unit_rows=16)
+    array = weighted_source(unit_rows=16)
     totals = np.bincount(IDS, W, minlength=3)
     config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})
-    generator = generated(W, totals)
+    generator = generator_source(W, totals)
     generator.repeats = True  # as arrays do, which decides about steps
     for make in (lambda s: s, lambda s: AugmentedSource(s, 2, [MixUp(0.3)])):
         model_weights = [
             finished(config, source=make(source)).model.weights for source in (array, generator)
         ]
         np.testing.assert_array_equal(*model_weights)
-    mixed = MixtureSource([array, generated(W, totals)])
+    mixed = MixtureSource([array, generator_source(W, totals)])
     np.testing.assert_allclose(mixed.totals, 2 * totals)
-    values = generated(W, W.sum(), VALUES)
+    values = generator_source(W, W.sum(), VALUES)
     assert values.describe()["weight_totals"] == [W.sum()]
-    assert "weight_totals" not in generated().describe()
+    assert "weight_totals" not in generator_source().describe()
     block = sample_rows(values, 30, 0)
     np.testing.assert_array_equal(block.w, np.float32(W)[block.row_ids])
 
@@ -647,17 +662,17 @@ def test_generator_yields_weights() -> None:
 )
 def test_invalid_generator_totals_are_refused(totals: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        generated(W, totals)
+        generator_source(W, totals)
 
 
 def test_generator_weights_are_validated() -> None:
     with pytest.raises(DataError, match=r"\(rows 16 to 31\) returned 3 arrays; return \(X, y, w\)"):
-        generated(W).read_unit(1, 0, 0)
+        generator_source(W).read_unit(1, 0, 0)
     negative_weights = np.where(np.arange(N) == 18, -1.0, 1.0)
     with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):
-        generated(negative_weights, [1, 1, 1]).read_unit(1, 0, 0)
+        generator_source(negative_weights, [1, 1, 1]).read_unit(1, 0, 0)
     with pytest.raises(DataError, match=r"have shape \(16, 1\)"):
-        generated(negative_weights[:, None], [1, 1, 1]).read_unit(1, 0, 0)
+        generator_source(negative_weights[:, None], [1, 1, 1]).read_unit(1, 0, 0)
 
 
 # ------------------------------------------------------------------------------ estimators
@@ -697,7 +712,7 @@ def test_estimator_refuses_invalid_weights(w: np.ndarray) -> None:
 
 
 def test_unsupported_weightings_are_refused(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_store(tmp_path)
     with pytest.raises(ConfigError, match="own targets and weights; leave sample_weight out"):
         KernelClassifier().fit(tmp_path / "s", sample_weight=W)
     with pytest.raises(ConfigError, match="class_weight cannot be used with partial_fit"):

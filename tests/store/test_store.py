@@ -41,6 +41,7 @@ DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
 def sample(
     n: int, row_shape: tuple[int, ...], dtype: str, c: int = 3, seed: int = 0
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return n random rows of a dtype and their class ids below c."""
     rng = np.random.default_rng(seed)
     X = rng.normal(100.0, 30.0, (n, *row_shape)).clip(0, 250).astype(dtype)
     return X, rng.integers(0, c, n)
@@ -49,6 +50,7 @@ def sample(
 def write(
     url: Any, X: NDArray[Any], y: NDArray[Any], chunk_rows: int = 7, **settings: Any
 ) -> Store:
+    """Write a store of these rows, in chunks of `chunk_rows`, and open it."""
     c = 3 if y.ndim == 1 else y.shape[1]
     classes = ["a", "b", "c"] if y.ndim == 1 else None
     stats = RunningStatistics(int(np.prod(X.shape[1:])), 3 if y.ndim == 1 else None)
@@ -64,12 +66,13 @@ def write(
     return open_store(url, storage_options=settings.get("storage_options"))
 
 
-def started(url: Any, n_rows: int, **settings: Any) -> StoreWriter:
+def start_writer(url: Any, n_rows: int, **settings: Any) -> StoreWriter:
     """Return a writer of rows (5,) of uint8 and three classes, in chunks of seven rows."""
     return StoreWriter(url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=n_rows, **settings)
 
 
-def put(writer: StoreWriter, X: NDArray[Any], y: NDArray[Any], *chunks: int) -> None:
+def write_chunks(writer: StoreWriter, X: NDArray[Any], y: NDArray[Any], *chunks: int) -> None:
+    """Write the chunks with these numbers."""
     for i in chunks:
         writer.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
 
@@ -237,7 +240,7 @@ def test_damage_raises_and_names_the_key(
 ) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), dtype))
     if by_zarr:
-        plain = _Raiser(LocalStore(tmp_path / "s", read_only=True))
+        plain = _FailingStore(LocalStore(tmp_path / "s", read_only=True))
         store = open_store(zarr.open_group(plain, mode="r"))
     match damage:
         case "flip":
@@ -279,18 +282,18 @@ def test_nonfinite_values_and_invalid_ids_name_chunk_and_row(tmp_path: Path) -> 
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
 
-    def altered(array: str, location: Any, value: float) -> Store:
+    def alter_value(array: str, location: Any, value: float) -> Store:
         zarr.open_group(tmp_path / "s", mode="r+")[array][location] = value
         bit_flips.reseal(tmp_path / "s")
         return open_store(tmp_path / "s")
 
-    store = altered("X", (9, 3), np.nan)
+    store = alter_value("X", (9, 3), np.nan)
     with pytest.raises(NonFiniteError, match=r"nan in X/c/1/0 \(chunk 1\).*row 9, column 3"):
         store.read_chunk(1)
-    store = altered("X", (9, 3), -np.inf)
+    store = alter_value("X", (9, 3), -np.inf)
     with pytest.raises(NonFiniteError, match="-inf"):
         store.read_rows(np.array([10]))
-    store = altered("y", 20, 3)
+    store = alter_value("y", 20, 3)
     with pytest.raises(DataError, match="class id 3 in y/c/2, row 20"):
         store.read_chunk(2)
 
@@ -304,7 +307,7 @@ def test_large_finite_values_are_not_infinite(dtype: str) -> None:
     np.testing.assert_array_equal(open_store(writer.url).read_chunk(0)[0], X)
 
 
-class _Raiser(StrictStore):
+class _FailingStore(StrictStore):
     """Fails on chunks only, as storage does on a bad day."""
 
     def __init__(self, inner: Any, error: Exception | None = None) -> None:
@@ -316,8 +319,8 @@ class _Raiser(StrictStore):
             raise self._error
         return await self._store.get(key, prototype, byte_range)
 
-    def with_read_only(self, read_only: bool = False) -> _Raiser:
-        return _Raiser(self._store.with_read_only(read_only), self._error)
+    def with_read_only(self, read_only: bool = False) -> _FailingStore:
+        return _FailingStore(self._store.with_read_only(read_only), self._error)
 
 
 def test_storage_faults_remain_oserrors(tmp_path: Path) -> None:
@@ -325,10 +328,12 @@ def test_storage_faults_remain_oserrors(tmp_path: Path) -> None:
     inner = LocalStore(tmp_path / "s", read_only=True)
     timeout = TimeoutError("no answer in 15 s")
     with pytest.raises(TimeoutError) as caught:
-        open_store(zarr.open_group(_Raiser(inner, timeout), mode="r")).read_chunk(0)
+        open_store(zarr.open_group(_FailingStore(inner, timeout), mode="r")).read_chunk(0)
     assert caught.value is timeout
     with pytest.raises(OSError, match=r"reading crc/c/0/0 failed: RuntimeError: 503") as wrapped:
-        open_store(zarr.open_group(_Raiser(inner, RuntimeError("503")), mode="r")).read_chunk(0)
+        open_store(zarr.open_group(_FailingStore(inner, RuntimeError("503")), mode="r")).read_chunk(
+            0
+        )
     assert not isinstance(wrapped.value, CorruptChunkError)
 
 
@@ -410,15 +415,15 @@ def test_unfinished_store_is_refused_and_resumed(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "whole", X, y)
 
-    writer = started(tmp_path / "s", 30, plan={"source": 1})
-    put(writer, X, y, 0, 3)
+    writer = start_writer(tmp_path / "s", 30, plan={"source": 1})
+    write_chunks(writer, X, y, 0, 3)
     with pytest.raises(DataError, match="chunk 1 of 5 was not written"):
         writer.finish()
     with pytest.raises(DataError, match="unfinished store; run the same ingest again"):
         open_store(tmp_path / "s")
     with pytest.raises(ResumeMismatchError, match="source differ"):
-        started(tmp_path / "s", 30, plan={"source": 2})
-    second_writer = started(tmp_path / "s", 30, plan={"source": 1})
+        start_writer(tmp_path / "s", 30, plan={"source": 2})
+    second_writer = start_writer(tmp_path / "s", 30, plan={"source": 1})
     assert second_writer.resumed
     assert second_writer.is_written.tolist() == [True, False, False, True, False]
     store_damage.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
@@ -427,7 +432,7 @@ def test_unfinished_store_is_refused_and_resumed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(block[0], X[:7])
     assert second_writer.read_back(1) is None
     assert second_writer.read_back(3) is None  # damaged after it was journaled
-    put(second_writer, X, y, 1, 2, 3, 4)
+    write_chunks(second_writer, X, y, 1, 2, 3, 4)
     stats = RunningStatistics(5, 3)
     for i in range(5):
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
@@ -442,12 +447,12 @@ def test_replaced_writer_does_not_publish(overwrite: bool, is_finished: bool) ->
     url = memory_url()
     X, y = sample(14, (5,), "uint8")
 
-    first_writer = started(url, 14, plan={"seed": 1})
-    put(first_writer, X, y, 0)
-    second = started(url, 14, plan={"seed": 1}, overwrite=overwrite)
+    first_writer = start_writer(url, 14, plan={"seed": 1})
+    write_chunks(first_writer, X, y, 0)
+    second = start_writer(url, 14, plan={"seed": 1}, overwrite=overwrite)
     assert second.resumed
-    put(second, X, y, 0, 1)
-    put(first_writer, X, y, 1)
+    write_chunks(second, X, y, 0, 1)
+    write_chunks(first_writer, X, y, 1)
     if is_finished:
         spec = second.finish()
     with pytest.raises(
@@ -464,9 +469,9 @@ def test_writer_replaced_during_sync_does_not_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = sample(7, (5,), "uint8")
-    first_writer = started(tmp_path / "s", 7)
-    put(first_writer, X, y, 0)
-    monkeypatch.setattr(ownership, "sync_store", lambda store: started(tmp_path / "s", 7))
+    first_writer = start_writer(tmp_path / "s", 7)
+    write_chunks(first_writer, X, y, 0)
+    monkeypatch.setattr(ownership, "sync_store", lambda store: start_writer(tmp_path / "s", 7))
     with pytest.raises(DataError, match="another writer has since taken it over"):
         first_writer.finish()
     with pytest.raises(DataError, match="unfinished store"):
@@ -476,9 +481,9 @@ def test_writer_replaced_during_sync_does_not_publish(
 def test_store_never_mixes_two_writers(tmp_path: Path) -> None:
     """Check that the first writer, whose plan is gone, cannot publish."""
     X, y = sample(14, (5,), "uint8")
-    first_writer = started(tmp_path / "s", 7, plan={"seed": 1})
-    put(first_writer, X, y, 0)
-    second = started(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
+    first_writer = start_writer(tmp_path / "s", 7, plan={"seed": 1})
+    write_chunks(first_writer, X, y, 0)
+    second = start_writer(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
     files_before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="let only one call write to it at a time"):
         first_writer.finish()
@@ -582,7 +587,8 @@ def test_full_disk_error_names_url_and_remedy(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- foreign
 
 
-def foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Path:
+def write_foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Path:
+    """Write X and y to a group of zarr, as another program would."""
     group = zarr.create_group(LocalStore(path), zarr_format=settings.pop("zarr_format", 3))
     chunks = settings.pop("chunks", 7)
     group.create_array("X", data=X, chunks=(chunks, *X.shape[1:]), **settings)
@@ -593,7 +599,9 @@ def foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Pa
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
     X, y = sample(30, (5,), "float32")
-    store = open_store(foreign(tmp_path / "f", X, y + 1, zarr_format=zarr_format), missing="fill")
+    store = open_store(
+        write_foreign(tmp_path / "f", X, y + 1, zarr_format=zarr_format), missing="fill"
+    )
     assert store.spec.classes == ("0", "1", "2", "3")
     assert store.spec.class_counts == tuple(np.bincount(y + 1).tolist())
     assert store.spec.mean is None
@@ -607,19 +615,19 @@ def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
 def test_foreign_targets_are_read(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     values = np.linspace(0, 1, 30)
-    store = open_store(foreign(tmp_path / "one", X, values))
+    store = open_store(write_foreign(tmp_path / "one", X, values))
     assert (store.spec.n_outputs, store.spec.classes) == (1, None)
     assert store.read_chunk(0)[1].shape == (7, 1)
     matrix = np.stack([values, -values], axis=1).astype("f4")
-    assert open_store(foreign(tmp_path / "two", X, matrix)).spec.n_outputs == 2
+    assert open_store(write_foreign(tmp_path / "two", X, matrix)).spec.n_outputs == 2
     with pytest.raises(DataError, match="holds the integer -1"):
-        open_store(foreign(tmp_path / "minus", X, y - 1))
+        open_store(write_foreign(tmp_path / "minus", X, y - 1))
 
 
 def test_missing_foreign_chunks_raise_by_default(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     X[7:14] = 0.0  # zarr leaves this chunk out
-    path = foreign(tmp_path / "f", X, y + 0.5)
+    path = write_foreign(tmp_path / "f", X, y + 0.5)
     assert not (path / "X/c/1").exists()
     store = open_store(path)
     with pytest.raises(CorruptChunkError, match=r"X/c/1/0 is missing.*missing='fill'"):
@@ -636,7 +644,7 @@ def test_missing_foreign_chunks_raise_by_default(tmp_path: Path) -> None:
 
 def test_foreign_shards_are_read_whole(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
-    store = open_store(foreign(tmp_path / "f", X, y + 0.5, chunks=2, shards=(8, 5)))
+    store = open_store(write_foreign(tmp_path / "f", X, y + 0.5, chunks=2, shards=(8, 5)))
     assert store.spec.chunk_rows == 8
     np.testing.assert_array_equal(store.read_chunk(3)[0], X[24:])
     assert store.stored.absent_chunks() == 0

@@ -45,7 +45,7 @@ def array_source(unit_rows: int = 8) -> ArraySource:
     return ArraySource(X, Y, unit_rows=unit_rows)
 
 
-def small_blocks(source: Source, n_units: int) -> int:
+def block_bytes_of(source: Source, n_units: int) -> int:
     """Return the block_bytes that hold n_units of `source`."""
     rows = int(unit_sizes(source).max())
     return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
@@ -87,7 +87,7 @@ def test_batches_follow_the_plan(
         batch_size=batch_size,
         seed=7,
         threads=threads,
-        block_bytes=small_blocks(source, mix),
+        block_bytes=block_bytes_of(source, mix),
     ) as reader:
         assert reader.mix_units == min(mix, source.n_units)
         batches = copies_of(reader.epoch(epoch))
@@ -105,7 +105,7 @@ def test_batches_follow_the_plan(
 def test_resuming_anywhere_gives_the_rest(batch_size: int) -> None:
     source = array_source()
     with BatchReader(
-        source, batch_size=batch_size, seed=1, block_bytes=small_blocks(source, 3)
+        source, batch_size=batch_size, seed=1, block_bytes=block_bytes_of(source, 3)
     ) as reader:
         uninterrupted = copies_of(reader.epochs(2, 4))
         assert_same(uninterrupted, copies_of(reader.epoch(2)) + copies_of(reader.epoch(3)))
@@ -134,7 +134,7 @@ def test_threads_delays_and_budgets_change_no_bit() -> None:
             seed=1,
             threads=threads,
             in_flight_bytes=in_flight,
-            block_bytes=small_blocks(source, 4),
+            block_bytes=block_bytes_of(source, 4),
         ) as reader:
             assert reader.threads == (1 if in_flight == 1 else threads)
             results.append(copies_of(reader.epochs(0, 2)))
@@ -156,15 +156,16 @@ def test_order_key_names_all_that_determines_the_order() -> None:
 # --------------------------------------------------------------------------------- resources
 
 
-def our_threads() -> list[threading.Thread]:
+def reader_threads() -> list[threading.Thread]:
+    """Return the threads that read ahead."""
     return [t for t in threading.enumerate() if t.name.startswith("streamkern-prefetch")]
 
 
 def test_close_ends_all_threads() -> None:
     with BatchReader(array_source(), batch_size=10, seed=0, threads=4) as reader:
         next(reader.epoch(0))
-        assert our_threads()
-    assert not our_threads()
+        assert reader_threads()
+    assert not reader_threads()
     reader.close()
     with pytest.raises(RunError, match="closed"):
         next(reader.epoch(0))
@@ -176,9 +177,9 @@ def test_deleted_reader_leaves_no_thread() -> None:
     del reader
     gc.collect()
     give_up = time.monotonic() + 10
-    while our_threads() and time.monotonic() < give_up:
+    while reader_threads() and time.monotonic() < give_up:
         time.sleep(0.01)
-    assert not our_threads()
+    assert not reader_threads()
 
 
 def test_abandoned_iterator_stops_reading() -> None:
@@ -218,7 +219,8 @@ def test_iterator_ends_when_another_starts_or_reader_closes() -> None:
         next(second)
 
 
-def chunked(path: Path, n_rows: int) -> ZarrSource:
+def chunked_source(path: Path, n_rows: int) -> ZarrSource:
+    """Write images of two transforms to a store; return its source."""
     rng = np.random.default_rng(0)
     group = zarr.create_group(str(path))
     images = rng.integers(0, 60, (n_rows, 16, 16, 3)).astype(np.uint8)
@@ -228,13 +230,14 @@ def chunked(path: Path, n_rows: int) -> ZarrSource:
 
 
 def traced_peak(run: Callable[[], None]) -> int:
+    """Return the largest memory that a call allocates, in bytes."""
     gc.collect()
     with traced_memory() as traced:
         run()
     return traced.peak
 
 
-def promised_bytes(reader: BatchReader) -> int:
+def planned_bytes(reader: BatchReader) -> int:
     """Return the planned bytes: two block buffers, the straddle buffer, the units in flight, and 64
     bytes a unit for the plan.
 
@@ -250,18 +253,20 @@ def promised_bytes(reader: BatchReader) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_memory_is_bounded_and_independent_of_n(tmp_path: Path, threads: int) -> None:
-    with BatchReader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as reader:
+    with BatchReader(
+        chunked_source(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0
+    ) as reader:
         copies_of(
             reader.epoch(0)
         )  # imports of Dask and zarr that come late are not ours to promise
     promises = []
     for n_rows in (9_000, 27_000):
-        source = chunked(tmp_path / f"{n_rows}.zarr", n_rows)
+        source = chunked_source(tmp_path / f"{n_rows}.zarr", n_rows)
         with BatchReader(
             source, batch_size=700, seed=0, threads=threads, block_bytes=4 << 20
         ) as reader:
             peak = traced_peak(lambda reader=reader: [None for _ in reader.epoch(0)])
-            promises.append(promised_bytes(reader))
+            promises.append(planned_bytes(reader))
             # Below: buffers and at least one read are always there, so the promise is not idle.
             assert 0.5 * promises[-1] < peak <= promises[-1]
     assert promises[1] - promises[0] == 64 * 12  # the plan of 12 units more
@@ -369,7 +374,7 @@ def test_first_failure_in_plan_order_is_raised_at_its_batch() -> None:
     notes = set()
     for threads in (1, 4):
         with BatchReader(
-            source, batch_size=4, seed=2, threads=threads, block_bytes=small_blocks(source, 3)
+            source, batch_size=4, seed=2, threads=threads, block_bytes=block_bytes_of(source, 3)
         ) as reader:
             seen_ids: list[np.ndarray] = []
             with pytest.raises(KeyError) as caught:

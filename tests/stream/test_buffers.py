@@ -24,7 +24,7 @@ IMAGES = np.random.default_rng(2).integers(0, 256, (203, 1, 3, 1)).astype(np.uin
 Y = np.random.default_rng(1).normal(size=(203, 2))
 
 
-class Counted(ArraySource):
+class CountingSource(ArraySource):
     """Counts what is read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class Counted(ArraySource):
         return super().read_unit(u, seed, epoch)
 
 
-def loaded(source: Source, shard: Shard, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
+def read_batches(source: Source, shard: Shard, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
     """Return the batches of a shard in two epochs."""
     with BatchReader(source, seed=3, shard=shard, **kwargs) as reader:
         return copies_of(reader.epochs(0, 2, start))
@@ -58,13 +58,13 @@ def test_rank_shares_form_the_whole_batch(
     options: dict[str, Any] = {
         "batch_size": batch_size, "block_bytes": mix * unit_rows * row_bytes, "start": start,
     }  # fmt: skip
-    full = loaded(source, Shard(), **options)
-    parts = [loaded(source, Shard(rank, size), **options) for rank in range(size)]
-    for batch, *shares in zip(full, *parts, strict=True):
+    full = read_batches(source, Shard(), **options)
+    parts = [read_batches(source, Shard(rank, size), **options) for rank in range(size)]
+    for batch, *shards in zip(full, *parts, strict=True):
         location = {row: at for at, row in enumerate(batch.row_ids.tolist())}
-        places = [[location[row] for row in s.row_ids.tolist()] for s in shares]
+        places = [[location[row] for row in s.row_ids.tolist()] for s in shards]
         assert sorted(at for part in places for at in part) == list(range(len(batch.row_ids)))
-        for s, at in zip(shares, places, strict=True):
+        for s, at in zip(shards, places, strict=True):
             assert at == sorted(at)
             np.testing.assert_array_equal(s.X, batch.X[at])
             np.testing.assert_array_equal(s.y, batch.y[at])
@@ -76,8 +76,8 @@ def test_each_unit_is_read_by_one_rank(size: int) -> None:
     reads: Counter[int] = Counter()
     rows_held = []
     for rank in range(size):
-        source = Counted(X, Y, unit_rows=2)
-        batches = loaded(source, Shard(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
+        source = CountingSource(X, Y, unit_rows=2)
+        batches = read_batches(source, Shard(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
         reads += source.read
         rows_held.append(sum(len(b.row_ids) for b in batches))
     assert set(reads.values()) == {2}  # in two epochs
@@ -87,10 +87,11 @@ def test_each_unit_is_read_by_one_rank(size: int) -> None:
 
 def test_few_units_are_read_by_all_ranks() -> None:
     """Check that every rank keeps as many rows as the others."""
-    source = Counted(X, Y, unit_rows=101)
+    source = CountingSource(X, Y, unit_rows=101)
     assert source.n_units < MIN_UNITS_PER_RANK * 2
     batch_rows = [
-        [len(b.row_ids) for b in loaded(source, Shard(rank, 2), batch_size=50)] for rank in range(2)
+        [len(b.row_ids) for b in read_batches(source, Shard(rank, 2), batch_size=50)]
+        for rank in range(2)
     ]
     assert batch_rows == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]
 

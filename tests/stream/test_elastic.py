@@ -43,13 +43,14 @@ LABELS = np.random.default_rng(1).integers(0, 3, ROWS)
 
 
 def zarr_store(folder: Path) -> Path:
+    """Write the images as another program would; return the path."""
     group = zarr.create_group(str(folder / "images.zarr"))
     group.create_array("X", data=IMAGES, chunks=(7, 6, 6, 1))
     group.create_array("y", data=LABELS, chunks=(7,))
     return folder / "images.zarr"
 
 
-def augmented(base: Source) -> AugmentedSource:
+def augmented_source(base: Source) -> AugmentedSource:
     """Return a source with host transforms below and above, float transforms in the feed, and units
     of single replicas."""
     copies = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
@@ -59,8 +60,8 @@ def augmented(base: Source) -> AugmentedSource:
 
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "zarr": lambda path: ZarrSource(path, [RandomFlip()]),
-    "augmented": lambda path: augmented(ZarrSource(path)),
-    "arrays": lambda path: augmented(
+    "augmented": lambda path: augmented_source(ZarrSource(path)),
+    "arrays": lambda path: augmented_source(
         ArraySource(IMAGES, LABELS, classes=("a", "b", "c"), unit_rows=11)
     ),
     "generator": lambda path: clusters.source(n_rows=ROWS, transforms=[GaussianNoise(0.2)]),
@@ -104,13 +105,14 @@ class Reader:
             Feed(loader, self.backend, dtype=np.float32, seed=5) as feed,
         ):
             host = loader.epochs(epoch, EPOCHS, start)
-            hashes = [digest(*b.arrays) for b in limited(host, n)]
+            hashes = [digest(*b.arrays) for b in take_first(host, n)]
             fed = feed.epochs(epoch, EPOCHS, start)
-            digests = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in limited(fed, n)]
+            digests = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in take_first(fed, n)]
         return [a + b for a, b in zip(hashes, digests, strict=True)]
 
 
-def limited(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
+def take_first(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
+    """Yield the first n batches, or all of them."""
     for i, batch in enumerate(batches):
         if i == n:
             break
@@ -118,6 +120,7 @@ def limited(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
 
 
 def digest(*parts: Any) -> str:
+    """Return a SHA-256 of arrays and other values."""
     whole_digest = hashlib.sha256()
     for part in parts:
         a = np.ascontiguousarray(part)

@@ -30,6 +30,7 @@ def backend() -> Any:
 
 
 def copies_of(batches: Any) -> list[Batch]:
+    """Return batches whose arrays are not reused."""
     return [
         replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=None) for b in batches
     ]
@@ -38,6 +39,7 @@ def copies_of(batches: Any) -> list[Batch]:
 def collect(
     source: Source, backend: Backend, batch_size: int = 20, dtype: Any = np.float32
 ) -> list[Batch]:
+    """Return copies of the batches of an epoch."""
     with (
         BatchReader(source, batch_size=batch_size, seed=1) as reader,
         Feed(reader, backend, dtype=dtype, seed=1) as feed,
@@ -72,13 +74,14 @@ def test_transforms_equal_their_formulas(backend: Backend) -> None:
         np.testing.assert_allclose(b.X, exact[b.row_ids].reshape(-1, 40), rtol=1e-6, atol=1e-6)
 
 
-def everything() -> Source:
+def augmented_images() -> Source:
+    """Return three replicas of the images with transforms of all kinds."""
     transforms = [RandomCrop(1), Scale("feature"), GaussianNoise(0.3)]
     return AugmentedSource(ArraySource(IMAGES, LABELS), 3, transforms)
 
 
 def test_prepare_equals_rows_of_the_feed(backend: Backend) -> None:
-    source = everything()
+    source = augmented_images()
     batches = collect(source, backend)
     rows = np.concatenate([b.row_ids for b in batches])
     X = np.concatenate([b.X for b in batches])[np.argsort(rows)]

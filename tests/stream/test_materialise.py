@@ -46,11 +46,12 @@ from tests.streams import epoch_rows, everything
 
 
 def contents(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Return X and y of all rows of a store."""
     parts = [store.read_chunk(i) for i in range(store.n_chunks)]
     return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-def order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+def expected_order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Return the virtual rows of each batch of an epoch, from the plan alone."""
     with BatchReader(source, batch_size=batch_size, seed=seed) as loader:
         mix_units = loader.mix_units
@@ -92,7 +93,7 @@ def test_materialised_rows_equal_an_epoch(
         np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
         seed=seed, epoch=epoch, stage=(Stage.FEED_TRANSFORM,),
     )  # fmt: skip
-    rows = np.concatenate(order(source, 31, seed, epoch))
+    rows = np.concatenate(expected_order(source, 31, seed, epoch))
     assert not np.array_equal(rows, np.arange(len(rows)))
     store_rows = contents(open_store(tmp_path / "a.zarr"))
     np.testing.assert_array_equal(store_rows[0], X[rows])
@@ -124,7 +125,7 @@ def test_mixed_targets_become_values(tmp_path: Path) -> None:
     X, y = everything(source, 3)
     store_rows = contents(open_store(tmp_path / "a.zarr"))
     start = 0
-    for rows in order(source, 31, 3, 0):
+    for rows in expected_order(source, 31, 3, 0):
         part = slice(start, start + len(rows))
         (scale, _) = source.feed_transforms
         scaled, Y = scale(
@@ -204,6 +205,7 @@ def test_single_store_is_shuffled_without_changes(tmp_path: Path) -> None:
 
 
 def numbers_of(store: Store) -> np.ndarray:
+    """Return the row numbers of a store."""
     return np.concatenate([store.source_rows(i) for i in range(store.n_chunks)]).astype(np.int64)
 
 
@@ -308,7 +310,7 @@ def test_killed_materialisation_resumes(
     assert tree(out) == complete_store
 
 
-def interrupted(out: Path, n_rows: int = 400, source: Source | None = None) -> None:
+def interrupt(out: Path, n_rows: int = 400, source: Source | None = None) -> None:
     """Start to write a store, and raise an exception in the progress callback."""
 
     def stop(stage: str, n_done: int, total: int | None) -> None:
@@ -321,7 +323,7 @@ def interrupted(out: Path, n_rows: int = 400, source: Source | None = None) -> N
 
 def test_holes_and_damage_are_repaired(tmp_path: Path, complete_store: dict[str, bytes]) -> None:
     out = tmp_path / "out.zarr"
-    interrupted(out)
+    interrupt(out)
     journal: Any = zarr.open_array(out / "digests", mode="r+")
     journal[2] = 0  # a hole before the end
     (out / f"X/c/9/0/0/.0.{0:032x}.streamkern").write_bytes(b"what a kill left")
@@ -348,7 +350,7 @@ def test_changed_settings_are_refused_by_name(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     out = tmp_path / "out.zarr"
-    interrupted(out, after=0)
+    interrupt(out, after=0)
     settings = {"seed": 5, "chunk_mb": CHUNK_MB, **changed}
     with pytest.raises(ResumeMismatchError, match=rf"\(.*{named}.* differ\)"):
         materialise(augmented(*NOISY), out, **settings)
@@ -359,7 +361,7 @@ def test_changed_settings_are_refused_by_name(
 def test_memory_that_changes_the_order_is_refused(tmp_path: Path) -> None:
     """Check a memory for 8 units where the shuffle block has 9."""
     out, source = tmp_path / "out.zarr", base(transforms=NOISY)
-    interrupted(out, after=0, source=source)
+    interrupt(out, after=0, source=source)
     with pytest.raises(ResumeMismatchError, match=r"\(memory differ\)"):
         materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=32 * int(CHUNK_MB * 2**20))
     materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=1 << 29)
@@ -484,14 +486,14 @@ def test_overflowing_values_are_refused(tmp_path: Path) -> None:
 
 
 @host_transform
-def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
+def raise_error(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
     raise ValueError("no such luck")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda out: materialise(augmented(broken), out), "no such luck"),
+        (lambda out: materialise(augmented(raise_error), out), "no such luck"),
         (lambda out: materialise(base(), out, chunk_mb=0), "chunk_mb=0"),
         (lambda out: materialise(base(), out, seed=-1), "seed=-1"),
         (lambda out: materialise(base(), out, epoch=-1), "epoch=-1"),

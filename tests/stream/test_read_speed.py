@@ -32,11 +32,11 @@ def check(
 ) -> None:
     """Check that every row has the counts of the same objects, which are chunks of 50 rows."""
     assert json.loads(json.dumps(report)) == report
-    *rows, batches = report["rows"]
-    assert [(r["what"], r["connections"]) for r in rows] == [
+    *measurement_rows, batches = report["rows"]
+    assert [(r["what"], r["connections"]) for r in measurement_rows] == [
         (reader, n) for reader in ("objects", "chunks") for n in counts
     ]
-    for row in rows:
+    for row in measurement_rows:
         size = object_bytes if row["what"] == "objects" else chunk_bytes
         assert row["bytes_per_s"] / row["requests_per_s"] == pytest.approx(size)
         assert row["samples_per_s"] / row["requests_per_s"] == pytest.approx(50)
@@ -108,7 +108,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
         read_speed(store, seconds=0.1)
 
 
-def rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
+def measurement_rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
     """Return samples/s at 1, 4, 8, ... connections for rows of 100 bytes, and then those of the
     loader."""
 
@@ -146,6 +146,6 @@ def rows(objects: list[float], chunks: list[float], batches: float) -> list[Read
 def test_conclusion_names_the_bottleneck(
     objects: list[float], chunks: list[float], message: str
 ) -> None:
-    text = conclusion(rows(objects, chunks, max(objects) / 2), 8 << 20)
+    text = conclusion(measurement_rows(objects, chunks, max(objects) / 2), 8 << 20)
     assert text.startswith(message)
     assert f"with 5 readers, {max(objects) / 2:,.0f} samples/s arrive (50% of the best)" in text

@@ -26,7 +26,7 @@ LOGS = TargetScale(
 )
 
 
-def inside(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.ndarray:
+def as_solver_targets(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.ndarray:
     """Return the targets as a solver gets them."""
     rows = np.arange(len(Y))
     block = RowBlock(np.zeros((len(Y), 1)), Y, None, rows)
@@ -63,7 +63,7 @@ def test_large_outputs_stay_finite() -> None:
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_scaling_roundtrips(targets: TargetScale, dtype: type) -> None:
     Y = np.abs(np.random.default_rng(0).standard_normal((50, 2))) * [100, 0.1]
-    F = inside(targets, Y, dtype)
+    F = as_solver_targets(targets, Y, dtype)
     assert F.dtype == dtype
     gain = 1.0 if targets.gain is None else targets.gain
     predictions = targets.in_target_units(np, F, np.float64)
@@ -89,7 +89,7 @@ def test_slopes_equal_finite_differences(targets: TargetScale) -> None:
 def test_squared_errors_equal_those_of_solver(targets: TargetScale) -> None:
     rng = np.random.default_rng(2)
     F, Y = rng.standard_normal((10, 2)), rng.random((10, 2))
-    expected = ((F - inside(targets, Y)) * targets.scale) ** 2
+    expected = ((F - as_solver_targets(targets, Y)) * targets.scale) ** 2
     errors = targets.squared_errors(targets.in_target_units(np, F, np.float64), Y)
     np.testing.assert_allclose(errors, expected, rtol=1e-9)
 
@@ -102,7 +102,7 @@ def test_log_scale_predictions_are_bounded() -> None:
     limit = bounded.gain * bounded.unit * np.expm1(bounded.most)
     F = np.array([[1e3, 1e3], [-1e3, -1e3]])
     np.testing.assert_allclose(bounded.in_target_units(np, F, np.float64), [limit, -limit])
-    small_predictions = inside(LOGS, np.array([[1e-3, 1e-4]]))
+    small_predictions = as_solver_targets(LOGS, np.array([[1e-3, 1e-4]]))
     np.testing.assert_array_equal(
         bounded.in_target_units(np, small_predictions, np.float64),
         LOGS.in_target_units(np, small_predictions, np.float64),

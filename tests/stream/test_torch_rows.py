@@ -28,23 +28,25 @@ SOURCE = sk.ArraySource(
 )  # fmt: skip
 
 
-MADE: list[sk.Loader] = []
+OPEN_LOADERS: list[sk.Loader] = []
 
 
 @pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
+def _close_loaders() -> Iterator[None]:
     """Close the loaders of a test: classes of datasets wait for the garbage collector."""
     yield
-    while MADE:
-        MADE.pop().close()
+    while OPEN_LOADERS:
+        OPEN_LOADERS.pop().close()
 
 
 def loader(source: Any = SOURCE, **options: Any) -> sk.Loader:
-    MADE.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | options))
-    return MADE[-1]
+    """Return a loader, which is closed at the end of the test."""
+    OPEN_LOADERS.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | options))
+    return OPEN_LOADERS[-1]
 
 
 def order(batches: Any) -> list[list[int]]:
+    """Return the row numbers of each batch."""
     return [batch.tolist() for batch in batches]
 
 
@@ -70,7 +72,7 @@ def test_to_torch_of_store_equals_its_loader(tmp_path: Path) -> None:
     store = sk.open_store(tmp_path / "rows.zarr")
     options: dict[str, Any] = {"seed": 3, "fields": ("X", "row_ids"), "drop_last": True}
     data = store.to_torch(64, **options)
-    MADE.append(data.loader)
+    OPEN_LOADERS.append(data.loader)
     assert len(data) == N // 64
     for (X, ids), (ours, numbers) in zip(data, loader(store, **options), strict=True):
         np.testing.assert_array_equal(X.numpy(), ours)
@@ -110,12 +112,12 @@ def test_state_of_main_process_resumes_with_workers(epochs: list[Any], workers: 
 def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, n_done: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata")
 
-    def made() -> Any:
+    def make_data_loader() -> Any:
         return stateful.StatefulDataLoader(
             loader().to_torch(), batch_size=None, num_workers=workers
         )
 
-    first_loader, second_loader = made(), made()
+    first_loader, second_loader = make_data_loader(), make_data_loader()
     iterator = iter(first_loader)
     got = [next(iterator).tolist() for _ in range(n_done)]
     second_loader.load_state_dict(first_loader.state_dict())
@@ -135,13 +137,13 @@ def test_number_of_workers_may_change_between_passes(epochs: list[Any]) -> None:
         )
 
 
-def _late(worker: int) -> None:
+def _start_late(worker: int) -> None:
     time.sleep(3.0 * (worker == 2))
 
 
 def test_late_worker_belongs_to_its_pass(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
-    options = {"batch_size": None, "num_workers": 3, "worker_init_fn": _late}
+    options = {"batch_size": None, "num_workers": 3, "worker_init_fn": _start_late}
     next(iter(DataLoader(dataset, **options)))  # abandoned before the last worker has begun
     assert order(DataLoader(dataset, **options)) == epochs[1]
 

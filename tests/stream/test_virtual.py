@@ -53,7 +53,7 @@ def case_of(name: str, precision: str, options: SolverConfig) -> Case:
     return make_case(op, solver, options=options, **changes)
 
 
-def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, Solver]:
+def solver_on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, Solver]:
     """Return a virtual device and the solver of `case` on it."""
     backend = VirtualBackend(seed)
     arrays = {key: backend.asarray(a) for key, a in case.setup.arrays.items()}
@@ -61,7 +61,7 @@ def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, So
     return backend, case.solver(Setup(arrays, case.setup.meta), op)
 
 
-def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
+def take_steps(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
     """Queue steps on uploaded batches; a pass ends after the fourth."""
     for t in steps:
         ids = case.batch(t)
@@ -81,15 +81,15 @@ def test_steps_need_no_allocation_transfer_or_wait(name: str, precision: str) ->
     case = case_of(name, precision, options)
     plain = case.solver()
     state = plain.init()
-    take(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))
+    take_steps(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))
     for seed in range(3):
-        backend, solver = on_device(case, precision, seed)
+        backend, solver = solver_on_device(case, precision, seed)
         rings = [backend.uploader() for _ in "XY"]
         upload = [ring.upload for ring in rings]
         first_state = solver.init()
-        take(case, solver, first_state, upload, range(WARM))
+        take_steps(case, solver, first_state, upload, range(WARM))
         backend.device.counts = counts = Counts()
-        take(case, solver, first_state, upload, range(WARM, WARM + STEADY))
+        take_steps(case, solver, first_state, upload, range(WARM, WARM + STEADY))
         assert counts == Counts(sent=2 * STEADY, pageable=2 * STEADY)
         for name_, a in plain.arrays(state).items():
             np.testing.assert_array_equal(backend.to_host(solver.arrays(first_state)[name_]), a)
@@ -150,7 +150,7 @@ def test_batch_is_uploaded_once_and_transformed_in_place(dtype: Any, classes: bo
 # --- memory -------------------------------------------------------------------------------------
 
 
-class Measured(VirtualBackend):
+class MeasuredBackend(VirtualBackend):
     """A backend whose tiles are large beside the problem, and which records the memory during
     training."""
 
@@ -195,10 +195,10 @@ def test_device_memory_stays_within_plan(
 ) -> None:
     """Check a whole run with evaluations: the peak is within the plan, and training within its
     share."""
-    backends: list[Measured] = []
+    backends: list[MeasuredBackend] = []
 
-    def get_backend(*settings: Any) -> Measured:
-        backends.append(Measured())
+    def get_backend(*settings: Any) -> MeasuredBackend:
+        backends.append(MeasuredBackend())
         return backends[-1]
 
     monkeypatch.setattr(opening, "get_backend", get_backend)
@@ -337,7 +337,9 @@ def test_memory_is_not_freed_during_the_copy_from_it() -> None:
 NUMBERS = np.arange(1, 401, dtype=np.float32)[:, None] + np.arange(3, dtype=np.float32) / 4
 
 
-def fed(backend: VirtualBackend, batch_size: int, block_rows: int, threads: int = 3) -> list[bool]:
+def read_fed_batches(
+    backend: VirtualBackend, batch_size: int, block_rows: int, threads: int = 3
+) -> list[bool]:
     """Return whether each batch of three epochs had the rows of its numbers on the device.
 
     The second epoch is left in the middle. Blocks have two units; a row takes 12 bytes, its target
@@ -376,7 +378,7 @@ def test_batches_are_copied_from_the_blocks(
     memory, and no block is overwritten before the last copy from it."""
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
-        assert all(fed(backend, batch_size, block_rows))
+        assert all(read_fed_batches(backend, batch_size, block_rows))
         assert backend.device.counts.pageable == 0
 
 
@@ -393,7 +395,7 @@ def test_a_block_that_is_free_too_early_is_noticed(batch_size: int, block_rows: 
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
         backend.host_memory = Hasty(backend.transfers())
-        comparisons += fed(backend, batch_size, block_rows)
+        comparisons += read_fed_batches(backend, batch_size, block_rows)
     assert not all(comparisons)
 
 
@@ -408,7 +410,7 @@ def test_blocks_that_cannot_be_pinned_are_copied_all_the_same() -> None:
     with pytest.warns(
         UserWarning, match=r"could not pin 480 bytes .* \(cudaErr.*\)$"
     ) as warnings_seen:
-        assert all(fed(backend, 14, 40))
+        assert all(read_fed_batches(backend, 14, 40))
     assert len(warnings_seen) == 1
     assert backend.device.counts.pageable == backend.device.counts.sent > 0
 

@@ -27,7 +27,7 @@ from tests.runs import Array, finished, settings
 from tests.streams import everything
 
 NAMES = ("a", "b", "c", "d")
-MOVED = ("c", "a", "d", "b")
+REORDERED = ("c", "a", "d", "b")
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((130, 4)).astype(np.float32)
 LABELS = np.array(["no", "yes"])[(X[:, 0] > X[:, 1]).astype(int)]
@@ -42,6 +42,7 @@ def store(path: Path, names: tuple[str, ...] = NAMES, y: Any = Y, name: str = "s
 
 
 def write(columns: dict[str, Any], url: Path, y: Any = "target", **options: Any) -> Path:
+    """Ingest a table with these columns to `url`; return it."""
     table = url.with_suffix(".parquet")
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
     ingest(table, url, y=y, chunk_mb=500 / 2**20, **options)
@@ -53,7 +54,7 @@ def frame_of(names: tuple[str, ...] = NAMES) -> Any:
     return pyarrow.table({k: X[:, NAMES.index(k)] for k in names})
 
 
-def close(actual: Array, expected: Array) -> None:
+def assert_close(actual: Array, expected: Array) -> None:
     """Check that labels are equal, and values up to float32's sqrt(eps) at centers."""
     if expected.dtype.kind == "f":
         np.testing.assert_allclose(actual.reshape(-1), expected.reshape(-1), atol=5e-3)
@@ -63,8 +64,8 @@ def close(actual: Array, expected: Array) -> None:
 
 def test_columns_are_reordered_by_name(tmp_path: Path) -> None:
     """Check that columns in another order are matched by name."""
-    plain, reordered = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
-    assert (plain.columns, reordered.columns) == (NAMES, MOVED)
+    plain, reordered = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, REORDERED, name="m"))
+    assert (plain.columns, reordered.columns) == (NAMES, REORDERED)
     source = align_columns(reordered, NAMES, "it")
     assert source.columns == NAMES  # type: ignore[attr-defined]
     np.testing.assert_array_equal(everything(source)[0], everything(plain)[0])
@@ -81,9 +82,9 @@ def test_reordered_resampled_rows_stay_resampled(tmp_path: Path) -> None:
     """Check that each replica is a pass of its own, and that the rows below them occur once."""
     base = ZarrSource(store(tmp_path, y=LABELS))
     plain = BalancedSource(base, {"no": 1, "yes": 9})
-    reordered = align_columns(plain, MOVED, "it")
+    reordered = align_columns(plain, REORDERED, "it")
     ours, theirs = (everything(AugmentedSource(source, 2))[0] for source in (reordered, plain))
-    order = [NAMES.index(name) for name in MOVED]
+    order = [NAMES.index(name) for name in REORDERED]
     np.testing.assert_array_equal(ours, theirs[:, order])
     assert not np.array_equal(ours[: len(X)], ours[len(X) :])
     mixed = MixtureSource([reordered, AugmentedSource(base, 2)])
@@ -102,11 +103,11 @@ def test_other_column_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"it lacks 'e' and has 'd' besides"):
         align_columns(source, ("a", "b", "c", "e"), "it")
     with pytest.raises(ConfigError, match="after its transforms"):
-        align_columns(AugmentedSource(source, 1, [Scale("feature")]), MOVED, "it")
+        align_columns(AugmentedSource(source, 1, [Scale("feature")]), REORDERED, "it")
 
 
 def test_stores_of_different_column_order_are_mixed_by_name(tmp_path: Path) -> None:
-    stores = [store(tmp_path), store(tmp_path, MOVED, name="m")]
+    stores = [store(tmp_path), store(tmp_path, REORDERED, name="m")]
     mixed = open_stores([str(url) for url in stores])
     assert isinstance(mixed, MixtureSource)
     assert mixed.columns == NAMES
@@ -123,7 +124,7 @@ def test_stores_of_different_column_order_are_mixed_by_name(tmp_path: Path) -> N
 
 def test_test_data_is_reordered_like_training_data(tmp_path: Path) -> None:
     """Check test data with columns in another order."""
-    train, test = store(tmp_path), store(tmp_path, MOVED, name="m")
+    train, test = store(tmp_path), store(tmp_path, REORDERED, name="m")
     options = {"model.n_centers": 40, "data.epochs": 1}
     by_name, in_own_order = (
         finished(settings(**options), source=ZarrSource(train), test=ZarrSource(url)).metrics
@@ -138,7 +139,7 @@ def test_test_data_is_reordered_like_training_data(tmp_path: Path) -> None:
 def test_centers_of_a_store_are_matched_by_name(tmp_path: Path) -> None:
     """Check centers whose columns are in another order."""
     train = store(tmp_path)
-    reordered = store(tmp_path, MOVED, name="m")
+    reordered = store(tmp_path, REORDERED, name="m")
     with_extra_column = write(dict.fromkeys("abce", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
     options = {"model.n_centers": "auto", "data.epochs": 1}
     Z = [
@@ -158,16 +159,16 @@ def test_estimators_match_columns_by_name(make: Any, tmp_path: Path) -> None:
     """Check a store and a DataFrame with the same names; scikit-learn refuses a frame in another
     order."""
     y = Y if make is KernelRegressor else LABELS
-    train, reordered = store(tmp_path, y=y), store(tmp_path, MOVED, y, "m")
+    train, reordered = store(tmp_path, y=y), store(tmp_path, REORDERED, y, "m")
     frame = frame_of()
     fitted = make(**SMALL).fit(train)
     assert fitted.feature_names_in_.tolist() == list(NAMES)
     expected = fitted.predict(frame)
     for url in (train, reordered):  # in the order of the files
-        close(fitted.predict(url), expected)
+        assert_close(fitted.predict(url), expected)
     assert fitted.score(reordered) == pytest.approx(fitted.score(train), abs=1e-6)
     with pytest.raises(ValueError, match="same order"):
-        fitted.predict(frame_of(MOVED))
+        fitted.predict(frame_of(REORDERED))
     by_frame = make(**SMALL).fit(frame, y)
     np.testing.assert_allclose(by_frame.score(reordered), by_frame.score(frame, y), atol=1e-5)
     write(dict.fromkeys("abce", X[:, 0]) | {"target": y}, tmp_path / "w.zarr")
@@ -177,7 +178,7 @@ def test_estimators_match_columns_by_name(make: Any, tmp_path: Path) -> None:
 
 def test_partial_fit_matches_columns_by_name(tmp_path: Path) -> None:
     """Check blocks of rows whose columns are in another order."""
-    train, reordered = store(tmp_path), store(tmp_path, MOVED, name="m")
+    train, reordered = store(tmp_path), store(tmp_path, REORDERED, name="m")
     by_name = KernelRegressor(**SMALL).partial_fit(train).partial_fit(reordered)
     expected = KernelRegressor(**SMALL).partial_fit(train).partial_fit(train)
     np.testing.assert_array_equal(by_name.dual_coef_, expected.dual_coef_)
@@ -187,13 +188,13 @@ def test_data_without_names_are_matched_by_position(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(ZarrSource(store(tmp_path)))
     frame = frame_of()
     expected = fitted.predict(frame)
-    close(fitted.predict(ArraySource(X)), expected)
+    assert_close(fitted.predict(ArraySource(X)), expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the user has named nothing
-        close(fitted.predict(X), expected)
-        close(fitted.predict(X.tolist()), expected)
+        assert_close(fitted.predict(X), expected)
+        assert_close(fitted.predict(X.tolist()), expected)
         fitted.score(X, Y)
-        fitted.score(store(tmp_path, MOVED, name="m"))
+        fitted.score(store(tmp_path, REORDERED, name="m"))
     for rows, message in (
         (X[:, :3], "3 features, but .* expecting 4"),
         (X[0], "must have rows and columns"),
@@ -222,7 +223,7 @@ def test_targets_are_matched_by_name(tmp_path: Path) -> None:
     assert fitted.score(reordered) == pytest.approx(fitted.score(train), abs=1e-6)
     with pytest.raises(DataError, match=r"y of X lacks 'u' and has 'w' besides.*with y="):
         fitted.score(unrelated)
-    close(fitted.predict(unrelated), fitted.predict(train))  # which has no need of them
+    assert_close(fitted.predict(unrelated), fitted.predict(train))  # which has no need of them
     steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, reordered)]
     np.testing.assert_array_equal(steps[0].dual_coef_, steps[1].dual_coef_)
     mixed = open_stores([str(train), str(reordered)])
@@ -252,7 +253,7 @@ def test_target_mean_is_exact_in_any_column_order(tmp_path: Path) -> None:
         ZarrSource(two_targets(tmp_path, names, name))
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
     )
-    names = align_columns(train, MOVED, "it")
+    names = align_columns(train, REORDERED, "it")
     targets = align_columns(reordered, NAMES, "it", ("u", "v"))
     expected = np.stack([Y, 10 + 3 * X[:, 2]], axis=1).astype(np.float64)
     for source in (names, targets, MixtureSource([train, reordered])):

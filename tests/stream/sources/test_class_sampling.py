@@ -27,23 +27,23 @@ from streamkern.stream.sources.unit_edges import unit_sizes
 NAMES = ("a", "b", "c", "d")
 
 
-def numbered(labels: np.ndarray, units: int = 1, **more: Any) -> BaseSource:
+def numbered_source(labels: np.ndarray, units: int = 1, **options: Any) -> BaseSource:
     """Return rows whose X is their number, in about as many units."""
     parts = [
-        ArraySource(rows[:, None].astype(np.float32), labels[rows], classes=NAMES, **more)
+        ArraySource(rows[:, None].astype(np.float32), labels[rows], classes=NAMES, **options)
         for rows in np.array_split(np.arange(len(labels)), units)
         if len(rows)
     ]
     return parts[0] if len(parts) == 1 else MixtureSource(parts)
 
 
-def rows_of_pass(source: BaseSource, turn: int) -> np.ndarray:
+def rows_of_pass(source: BaseSource, pass_number: int) -> np.ndarray:
     """Return the row numbers (n,) of a pass, after comparing them with the other facts of the
     source."""
     numbers = []
     for u in range(source.n_units):
-        block = source.read_unit(u, 0, turn)
-        np.testing.assert_array_equal(source.read_targets(u, 0, turn), block.y)
+        block = source.read_unit(u, 0, pass_number)
+        np.testing.assert_array_equal(source.read_targets(u, 0, pass_number), block.y)
         start, stop = source.unit_bounds(u)
         np.testing.assert_array_equal(block.row_ids, np.arange(start, stop))
         numbers.append(block.X[:, 0].astype(int))
@@ -68,7 +68,7 @@ def test_classes_have_their_shares_and_rows_equal_counts(
     present = [k for k in range(4) if counts[k]]
     # Classes without rows may be named.
     shares = {name: float(rng.uniform(0.2, 5)) for name in NAMES} if weighted else None
-    base = numbered(labels, units)
+    base = numbered_source(labels, units)
     source = BalancedSource(base) if shares is None else BalancedSource(base, shares)
     n, expected = len(labels), np.zeros(4)
     for k in present:
@@ -80,8 +80,8 @@ def test_classes_have_their_shares_and_rows_equal_counts(
     assert sizes.min() >= 1
     assert sizes.max() <= 1.5 * unit_sizes(base).max() + 1
     passes, often = 20, np.zeros(n)
-    for turn in range(passes):
-        rows = rows_of_pass(source, turn)
+    for pass_number in range(passes):
+        rows = rows_of_pass(source, pass_number)
         # A group of units has a whole number of rows, and each of its units cuts one of each class.
         off = np.abs(np.bincount(labels[rows], minlength=4) - expected)
         assert off.max() <= 1 + 2 * base.n_units
@@ -138,7 +138,7 @@ def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
 
 def test_held_out_rows_keep_class_frequencies() -> None:
     labels = np.repeat([0, 1], [360, 40])
-    source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
+    source = AugmentedSource(BalancedSource(numbered_source(labels, 2)), 2)
     train, held_out = split_rows(source, 0.25, seed=0)
     held_out_rows = {int(x) for block in held_out.blocks() for x in block.X[:, 0]}
     assert len(held_out_rows) == 100

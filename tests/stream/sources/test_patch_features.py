@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 N, H, W, C, FILTERS = 80, 9, 12, 2, 7
 
 
-def smooth(n: int, shape: tuple[int, int, int] = (H, W, C), seed: int = 0) -> Images:
+def smooth_images(n: int, shape: tuple[int, int, int] = (H, W, C), seed: int = 0) -> Images:
     """Return images with similar neighbouring pixels, and a contrast and a brightness for each."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, *shape)).cumsum(axis=1).cumsum(axis=2)
@@ -34,14 +34,18 @@ def smooth(n: int, shape: tuple[int, int, int] = (H, W, C), seed: int = 0) -> Im
     return X * rng.uniform(0.5, 2, (n, 1, 1, 1)) + rng.normal(size=(n, 1, 1, 1))
 
 
-X = smooth(N)
+X = smooth_images(N)
 
 
-def drawn(grid: int = 2, size: int = 3, n_filters: int = FILTERS, **changes: Any) -> PatchFeatures:
+def draw_features(
+    grid: int = 2, size: int = 3, n_filters: int = FILTERS, **changes: Any
+) -> PatchFeatures:
+    """Return features whose filters are drawn from X, with `changes` of their fields."""
     return replace(PatchFeatures.of_sample(X, n_filters, size, grid, 0), **changes)
 
 
 def features(patches: PatchFeatures, images: npt.NDArray[Any], **options: Any) -> npt.NDArray[Any]:
+    """Return the features of images."""
     rng = RowRandom(np, 0, 0, 0, np.arange(len(images)), images.dtype, **options)
     out, Y = patches(images, np.zeros(len(images)), rng)
     assert len(Y) == len(out)
@@ -49,7 +53,7 @@ def features(patches: PatchFeatures, images: npt.NDArray[Any], **options: Any) -
     return np.asarray(out)
 
 
-def by_correlation(patches: PatchFeatures, image: Images) -> Images:
+def reference_features(patches: PatchFeatures, image: Images) -> Images:
     """Return the features of an image (h, w, c), by correlations and a mean over each region."""
     s, c = patches.size, image.shape[2]
     area, ones = s * s * c, np.ones((s, s))
@@ -78,8 +82,8 @@ def by_correlation(patches: PatchFeatures, image: Images) -> Images:
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_features_equal_correlations(grid: int, size: int) -> None:
     filters = 1 if size == 1 else FILTERS
-    patches, new_images = drawn(grid, size, filters), smooth(5, seed=1)
-    expected = np.array([by_correlation(patches, image) for image in new_images])
+    patches, new_images = draw_features(grid, size, filters), smooth_images(5, seed=1)
+    expected = np.array([reference_features(patches, image) for image in new_images])
     np.testing.assert_allclose(features(patches, new_images), expected, rtol=1e-9, atol=1e-11)
     got = features(patches, new_images.astype(np.float32))
     assert got.dtype == np.float32
@@ -89,7 +93,7 @@ def test_features_equal_correlations(grid: int, size: int) -> None:
 
 def test_filters_are_whitened_patches_of_sample() -> None:
     """Check that the filters are W (p - m) / |W (p - m)| with W W (C + e I) = I, times W again."""
-    images = smooth(6, (5, 5, 1), seed=2)
+    images = smooth_images(6, (5, 5, 1), seed=2)
     places = [(k, i, j) for k in range(6) for i in range(3) for j in range(3)]
     patches = np.array([images[k, i : i + 3, j : j + 3].ravel() for k, i, j in places])
     variance = patches.var(axis=1)
@@ -115,18 +119,18 @@ def test_filters_are_whitened_patches_of_sample() -> None:
 
 
 def test_features_are_centered_and_scaled() -> None:
-    got = features(drawn(), X)
+    got = features(draw_features(), X)
     np.testing.assert_allclose(got.mean(axis=0), 0, atol=1e-5)
     assert (got.std(axis=0) < 1.0001).all()
     assert got.std() > 0.95
 
 
 def test_features_ignore_brightness_and_accept_flat_images() -> None:
-    patches = drawn()
+    patches = draw_features()
     np.testing.assert_allclose(features(patches, X + 3.0), features(patches, X), atol=1e-9)
     flat = features(patches, np.full((1, H, W, C), 5.0))
     assert np.isfinite(flat).all()
-    np.testing.assert_allclose(flat, by_correlation(patches, np.full((H, W, C), 5.0))[None])
+    np.testing.assert_allclose(flat, reference_features(patches, np.full((H, W, C), 5.0))[None])
 
 
 def test_filters_depend_on_seed_and_rows_only() -> None:
@@ -137,7 +141,7 @@ def test_filters_depend_on_seed_and_rows_only() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_row_has_same_bits_in_every_batch(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    patches, new_images = drawn(n_filters=40), smooth(37, seed=3).astype(dtype)
+    patches, new_images = draw_features(n_filters=40), smooth_images(37, seed=3).astype(dtype)
     full = features(patches, new_images)
     for rows in (slice(0, 1), slice(5, 6), slice(3, 20)):
         np.testing.assert_array_equal(features(patches, new_images[rows]), full[rows])
@@ -154,8 +158,8 @@ def test_row_has_same_bits_in_every_batch(dtype: Any, monkeypatch: pytest.Monkey
 def test_tile_uses_planned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     shape = (24, 24, 3)
-    patches = PatchFeatures.of_sample(smooth(20, shape), 64, 5, 2, 0)
-    new_images = smooth(60, shape).astype(np.float32)
+    patches = PatchFeatures.of_sample(smooth_images(20, shape), 64, 5, 2, 0)
+    new_images = smooth_images(60, shape).astype(np.float32)
     monkeypatch.setattr(patch_features, "TILE_BYTES", 8 << 20)
     with traced_memory() as traced:
         features(patches, new_images)
@@ -169,14 +173,14 @@ def test_tile_uses_planned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_regions_cover_all_positions() -> None:
-    patches = drawn(3, H)  # a single row of four positions
-    got = features(patches, smooth(4, seed=4))
+    patches = draw_features(3, H)  # a single row of four positions
+    got = features(patches, smooth_images(4, seed=4))
     np.testing.assert_array_equal(got[:, : 3 * FILTERS], got[:, 3 * FILTERS : 6 * FILTERS])
     assert np.isfinite(got).all()
 
 
 def test_restored_filters_give_same_features() -> None:
-    patches = drawn()
+    patches = draw_features()
     restored = restore_patches(patches.arrays(), patches.numbers())
     assert restored.describe() == patches.describe()
     np.testing.assert_array_equal(features(restored, X), features(patches, X))
@@ -184,7 +188,7 @@ def test_restored_filters_give_same_features() -> None:
 
 
 def test_patch_names_follow_feature_order() -> None:
-    names = patch_names(drawn(1, n_filters=2))
+    names = patch_names(draw_features(1, n_filters=2))
     assert names == ["+patch 0 at 0,0", "+patch 1 at 0,0", "-patch 0 at 0,0", "-patch 1 at 0,0"]
 
 

@@ -29,7 +29,7 @@ Y = np.zeros((4000, 1), np.float32)
 ROWS = np.arange(4000) * 3
 
 
-def noisy(X: np.ndarray, noise: GaussianNoise, stored_dtype: Any = np.uint8) -> np.ndarray:
+def add_noise(X: np.ndarray, noise: GaussianNoise, stored_dtype: Any = np.uint8) -> np.ndarray:
     """Put X behind noise, and behind a transform that prevents earlier scaling."""
     source = ArraySource(X.astype(stored_dtype), transforms=[noise])
     transformed, _, _ = apply_transforms(
@@ -45,7 +45,7 @@ def test_rounded_noise_equals_rounded_clipped_normals(stored_dtype: Any, largest
         .choice([0, 3, 128, largest - 2, largest], (500, 12))
         .astype(np.float32)
     )
-    rounded = noisy(X, GaussianNoise(5.0, round=True), stored_dtype)
+    rounded = add_noise(X, GaussianNoise(5.0, round=True), stored_dtype)
     normal = RowRandom(np, 1, 2, (9, 0), ROWS[:500]).normal((12,)).astype(np.float64)
     # Of a number that is this near to a half float32 may decide.
     clear = np.abs((5 * normal) % 1 - 0.5) > 2 * largest * np.finfo(np.float32).eps
@@ -54,7 +54,7 @@ def test_rounded_noise_equals_rounded_clipped_normals(stored_dtype: Any, largest
     np.testing.assert_array_equal(rounded[clear], expected[clear])
     np.testing.assert_array_equal(rounded, rounded.astype(stored_dtype))
     np.testing.assert_array_equal(
-        noisy(X[7:9], GaussianNoise(0.0, round=True), stored_dtype), X[7:9]
+        add_noise(X[7:9], GaussianNoise(0.0, round=True), stored_dtype), X[7:9]
     )
 
 
@@ -62,7 +62,9 @@ def test_rounded_noise_equals_rounded_clipped_normals(stored_dtype: Any, largest
 def test_rounding_adds_a_twelfth_to_variance(sigma: float) -> None:
     """Check noise far from the limits of the range, which follows the rounded normal
     distribution."""
-    noise = noisy(np.full((4000, 40), 128.0, np.float32), GaussianNoise(sigma, round=True)) - 128
+    noise = (
+        add_noise(np.full((4000, 40), 128.0, np.float32), GaussianNoise(sigma, round=True)) - 128
+    )
     steps = np.arange(-40, 41)
     law = np.diff(stats.norm.cdf(np.r_[steps - 0.5, 40.5] / sigma))
     counts = np.histogram(noise, np.r_[steps - 0.5, 40.5])[0]
@@ -77,7 +79,9 @@ def test_rounding_adds_a_twelfth_to_variance(sigma: float) -> None:
 
 @pytest.mark.parametrize(("pixel", "inwards"), [(0, 1), (255, -1)])
 def test_clipping_halves_noise_at_the_limits(pixel: int, inwards: int) -> None:
-    noisy_pixels = noisy(np.full((4000, 40), pixel, np.float32), GaussianNoise(16.0, round=True))
+    noisy_pixels = add_noise(
+        np.full((4000, 40), pixel, np.float32), GaussianNoise(16.0, round=True)
+    )
     shifts = (noisy_pixels.astype(np.float64) - pixel) * inwards
     assert shifts.mean() == pytest.approx(16 / np.sqrt(2 * np.pi), rel=0.01)
     assert shifts.std() == pytest.approx(16 * np.sqrt(0.5 - 0.5 / np.pi), rel=0.01)
@@ -94,11 +98,11 @@ def test_noise_settings_record_rounding() -> None:
 
 def test_every_transform_reports_if_integers_stay() -> None:
     @keeps_integers
-    def inverted(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def invert(X: Any, Y: Any, rng: RowRandom) -> Any:
         return 255 - X, Y
 
     stay = [GaussianNoise(1.0, round=True), GaussianNoise(0.0), RandomCrop(1), RandomFlip()]
-    assert integers_stay([*stay, Scale("none"), inverted])
+    assert integers_stay([*stay, Scale("none"), invert])
     for transform in (GaussianNoise(1.0), MixUp(1.0), Scale("global"), lambda X, Y, rng: (X, Y)):
         assert not integers_stay([transform])
         assert not integers_stay([*stay, transform])

@@ -33,7 +33,7 @@ def table(
     return X[rows], rng.integers(0, 2, n)[rows]
 
 
-def names(source: BaseSource) -> Counter[int]:
+def count_rows(source: BaseSource) -> Counter[int]:
     """Return how often each row occurs, by its first feature."""
     block = concatenate_blocks([source.read_unit(u, 0, 0) for u in range(source.n_units)])
     assert len(block.X) == source.n_rows
@@ -43,14 +43,14 @@ def names(source: BaseSource) -> Counter[int]:
 def check_together(source: BaseSource, share: float, replicas: int = 1) -> tuple[Any, Any]:
     """Check that no row is on both sides, that all are on one, and about the share aside."""
     train, held_out = split_rows(source, share, 5)
-    train_names, held_out_names = names(train), names(held_out)
+    train_names, held_out_names = count_rows(train), count_rows(held_out)
     assert not set(train_names) & set(held_out_names)
-    assert train_names + Counter({k: replicas * v for k, v in held_out_names.items()}) == names(
-        source
-    )
+    assert train_names + Counter(
+        {k: replicas * v for k, v in held_out_names.items()}
+    ) == count_rows(source)
     n = source.n_rows / replicas
     assert abs(held_out.n_rows - share * n) <= max(held_out_names.values()) + 1
-    assert names(split_rows(source, share, 5)[1]) == held_out_names
+    assert count_rows(split_rows(source, share, 5)[1]) == held_out_names
     return train, held_out
 
 
@@ -61,7 +61,7 @@ def test_copies_in_an_array_stay_on_one_side(dtype: Any) -> None:
         for unit_rows in (7, None):
             source = ArraySource(X, y, unit_rows=unit_rows)
             _, held_out = check_together(source, share)
-            assert n_distinct_rows(held_out) == len(names(held_out))
+            assert n_distinct_rows(held_out) == len(count_rows(held_out))
 
 
 def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:
     held_out_rows = concatenate_blocks(list(split_rows(images, 0.1, 5)[1].blocks()))
     assert set(Counter(held_out_rows.X[:, :, :, 0].reshape(-1, 4)[:, 0].tolist()).values()) == {4}
     second_split = split_rows(split_rows(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
-    assert not set(names(second_split[0])) & set(names(second_split[1]))
+    assert not set(count_rows(second_split[0])) & set(count_rows(second_split[1]))
 
 
 def test_zeros_of_both_signs_are_equal() -> None:
@@ -147,4 +147,4 @@ def test_store_of_many_units_is_split_without_reading(
     monkeypatch.setattr(split, "moves_of_equal_rows", None)
     train, held_out = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
     assert held_out.n_rows == len(X) // 10
-    assert set(names(train)) & set(names(held_out))
+    assert set(count_rows(train)) & set(count_rows(held_out))

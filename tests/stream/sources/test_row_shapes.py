@@ -19,8 +19,8 @@ from streamkern.train.saved_model import load_model
 from tests.runs import finished, settings
 
 SHAPE = (4, 4, 3)
-OTHERS = [(3, 4, 4), (2, 8, 3), (4, 3, 4)]
-REFUSED = "rows of shape .*; transpose or reshape its axes"
+OTHER_SHAPES = [(3, 4, 4), (2, 8, 3), (4, 3, 4)]
+REFUSAL = "rows of shape .*; transpose or reshape its axes"
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((80, *SHAPE)).astype(np.float32)
 Y = X[:, 0, 0, 0] + X[:, 3, 2, 1]
@@ -31,10 +31,12 @@ SMALL = {
 
 
 def source(shape: tuple[int, ...], n: int = 80) -> ArraySource:
+    """Return the first n rows in this shape."""
     return ArraySource(X[:n].reshape(n, *shape), Y[:n])
 
 
 def run(run_dir: Path | None = None, shape: tuple[int, ...] = SHAPE, **options: Any) -> Any:
+    """Train on the rows in a shape; return the finished run."""
     more = options.pop("settings", {})
     return finished(settings(run_dir, **(SMALL | more)), source=source(shape), **options)
 
@@ -53,11 +55,11 @@ def test_row_shapes_accept_same_axes_and_flat_rows(axes: Any, desired: Any) -> N
     if full == desired or 1 in (len(axes), len(desired)):
         check_row_shape("X has", axes, "the data has", desired)
     else:
-        with pytest.raises(ConfigError, match=REFUSED):
+        with pytest.raises(ConfigError, match=REFUSAL):
             check_row_shape("X has", axes, "the data has", desired)
 
 
-@pytest.mark.parametrize("other_shape", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHER_SHAPES)
 def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) -> None:
     turned, labels = X.reshape(80, *other_shape), (Y > 0).astype(int)
     regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
@@ -80,11 +82,11 @@ def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) ->
         lambda: online.partial_fit(ArraySource(turned, Y)),
     ]
     for entry_point in entry_points:
-        with pytest.raises(ConfigError, match=REFUSED):
+        with pytest.raises(ConfigError, match=REFUSAL):
             entry_point()
 
 
-@pytest.mark.parametrize("other_shape", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHER_SHAPES)
 def test_runs_refuse_images_of_other_axes(
     model: Path, other_shape: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -106,12 +108,12 @@ def test_runs_refuse_images_of_other_axes(
     ]
     with loaded.backend:
         for entry_point in entry_points:
-            with pytest.raises(ConfigError, match=REFUSED):
+            with pytest.raises(ConfigError, match=REFUSAL):
                 entry_point()
     assert not (tmp_path / "out.npy").exists()
 
 
-@pytest.mark.parametrize("other_shape", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHER_SHAPES)
 @pytest.mark.parametrize("kind", ["npz", "zarr"])
 def test_commands_refuse_images_of_other_axes(
     model: Path, kind: str, other_shape: tuple[int, ...], tmp_path: Path, capsys: Any

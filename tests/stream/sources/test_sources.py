@@ -29,6 +29,7 @@ from tests.streams import everything
 
 
 def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make rows of random numbers, and their sums as targets."""
     rows = np.arange(start, stop)
     X = RowRandom(np, seed, epoch, 1, rows).normal((3,))
     return X, X.sum(axis=1)
@@ -42,6 +43,7 @@ FLIP = [RandomFlip(), RandomCrop(1)]
 
 
 def images() -> list[Source]:
+    """Return two sources of images with transforms."""
     return [
         ArraySource(IMAGES, LABELS, FLIP, unit_rows=20),
         AugmentedSource(ArraySource(IMAGES[:30], LABELS[:30], unit_rows=8), 2, FLIP),
@@ -64,6 +66,7 @@ MAKERS: dict[str, Callable[[Path], Source]] = {
 
 
 def write(path: Path, X: np.ndarray, y: np.ndarray, chunk_rows: int) -> Path:
+    """Write a store; return its path."""
     group = zarr.create_group(str(path / "s.zarr"))
     for name, a in (("X", X), ("y", y)):
         group.create_array(

@@ -48,6 +48,7 @@ class Data:
 def run(
     transform: Any, X: np.ndarray, Y: np.ndarray, rows: np.ndarray, seed: int = 3, epoch: int = 1
 ) -> Any:
+    """Return X and Y after a transform."""
     dtype = X.dtype if X.dtype.kind == "f" else np.float32
     X, Y, _ = apply_transforms(
         np, [transform], X, Y, rows=rows, seed=seed, epoch=epoch, stage=(9,), dtype=dtype
@@ -55,7 +56,7 @@ def run(
     return X, Y
 
 
-def twin(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
+def same_random(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
     """Return the draws that the transform in `run` gets."""
     return RowRandom(np, seed, 1, (9, 0), rows, dtype)
 
@@ -126,7 +127,7 @@ def test_noise_adds_normals_of_each_row(batch: Any, dtype: Any) -> None:
     X_before = X.copy()
     noisy, _ = run(GaussianNoise(0.5), X, Y, rows)
     assert noisy.dtype == dtype
-    expected = X_before + 0.5 * twin(rows, dtype).normal((6,)).astype(np.float64)
+    expected = X_before + 0.5 * same_random(rows, dtype).normal((6,)).astype(np.float64)
     np.testing.assert_allclose(noisy, expected, rtol=2 * np.finfo(dtype).eps)
     np.testing.assert_array_equal(X, X_before)
     assert run(GaussianNoise(0.0), X, Y, rows)[0] is X
@@ -147,14 +148,15 @@ def test_mixup_mixes_features_and_targets_equally(alpha: float) -> None:
     assert len(partners) > n - 20
     assert len(np.unique(partners)) == len(partners)
     # The law: the weights are inverse-CDF draws, and those follow the exact Beta.
-    weights = np.interp(twin(rows, np.float64).uniform(), *quantiles(alpha))
+    weights = np.interp(same_random(rows, np.float64).uniform(), *quantiles(alpha))
     has_partner = off_diagonal.max(1) > 0
     np.testing.assert_allclose(np.diag(targets)[has_partner], weights[has_partner], atol=1e-12)
-    samples = np.interp(twin(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
+    samples = np.interp(same_random(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
     assert stats.kstest(samples, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
 def quantiles(alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return 4097 levels, and the quantiles of the beta distribution at them."""
     levels = np.linspace(0, 1, 4097)
     return levels, stats.beta(alpha, alpha).ppf(levels)
 
@@ -214,6 +216,7 @@ def test_equal_transforms_draw_differently(batch: Any) -> None:
 
 @host_transform
 def invert(X: Any, Y: Any, rng: RowRandom) -> Any:
+    """Invert the pixels of 8 bits."""
     return 255 - X, Y
 
 
@@ -228,23 +231,23 @@ def test_host_transforms_end_at_the_first_float_transform() -> None:
 def test_failure_of_user_function_names_the_function(batch: Any) -> None:
     X, Y, rows = batch
 
-    def typo(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def raise_error(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X + undefined, Y  # type: ignore[name-defined]  # noqa: F821
 
-    def doubles(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def double_rows(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X.astype(np.float64), Y
 
-    def drops(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def drop_rows(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X[1:], Y[1:]
 
     with pytest.raises(DataError, match=r'"test_failure_.*typo" failed in epoch 1: NameError'):
-        run(typo, X, Y, rows)
+        run(raise_error, X, Y, rows)
     with pytest.raises(DataError, match=r'typo" failed in the setup sample: NameError'):
-        run(typo, X, Y, rows, epoch=SETUP_EPOCH)
+        run(raise_error, X, Y, rows, epoch=SETUP_EPOCH)
     with pytest.raises(DataError, match=r'doubles" turned X \(40, 6\) float32 .*float64'):
-        run(doubles, X, Y, rows)
+        run(double_rows, X, Y, rows)
     with pytest.raises(DataError, match=r"drops.*\(39, 6\)"):
-        run(drops, X, Y, rows)
+        run(drop_rows, X, Y, rows)
 
 
 def test_transforms_roundtrip_through_descriptions() -> None:
