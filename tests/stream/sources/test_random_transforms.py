@@ -38,7 +38,7 @@ def add_noise(X: np.ndarray, noise: GaussianNoise, stored_dtype: Any = np.uint8)
     return np.asarray(transformed)
 
 
-@pytest.mark.parametrize(("stored", "most"), [(np.uint8, 255), (np.uint16, 65535)])
+@pytest.mark.parametrize(("stored_dtype", "largest"), [(np.uint8, 255), (np.uint16, 65535)])
 def test_rounded_noise_equals_rounded_clipped_normals(stored_dtype: Any, largest: int) -> None:
     X = (
         np.random.default_rng(0)
@@ -109,7 +109,7 @@ def test_every_transform_reports_if_integers_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "name"),
+    ("earlier_transform", "name"),
     [(Scale("global"), "Scale"), (MixUp(1.0), "MixUp"), (GaussianNoise(1.0), "GaussianNoise")],
 )
 def test_rounded_noise_after_non_integer_transform_is_refused(

@@ -130,7 +130,7 @@ def test_commands_refuse_images_of_other_axes(
 
 
 @pytest.mark.parametrize("scale", ["feature", "global", "none"])
-@pytest.mark.parametrize(("trained", "given"), [(SHAPE, (48,)), ((48,), SHAPE)])
+@pytest.mark.parametrize(("train_shape", "new_shape"), [(SHAPE, (48,)), ((48,), SHAPE)])
 def test_flat_rows_and_images_have_equal_predictions(
     scale: str, train_shape: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> None:
