@@ -115,7 +115,7 @@ def test_unshuffled_order_equals_source() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    done=st.integers(0, 16), epoch=st.integers(0, 2), threads=st.sampled_from([1, 3]),
+    n_done=st.integers(0, 16), epoch=st.integers(0, 2), threads=st.sampled_from([1, 3]),
     units=st.sampled_from([1, 4, 50]), drop_last=st.booleans(),
 )  # fmt: skip
 def test_state_resumes_with_same_bits(

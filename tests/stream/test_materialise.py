@@ -350,7 +350,7 @@ def test_changed_settings_are_refused_by_name(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     out = tmp_path / "out.zarr"
-    interrupt(out, after=0)
+    interrupt(out, n_rows=0)
     settings = {"seed": 5, "chunk_mb": CHUNK_MB, **changed}
     with pytest.raises(ResumeMismatchError, match=rf"\(.*{named}.* differ\)"):
         materialise(augmented(*NOISY), out, **settings)
@@ -361,7 +361,7 @@ def test_changed_settings_are_refused_by_name(
 def test_memory_that_changes_the_order_is_refused(tmp_path: Path) -> None:
     """Check a memory for 8 units where the shuffle block has 9."""
     out, source = tmp_path / "out.zarr", base(transforms=NOISY)
-    interrupt(out, after=0, source=source)
+    interrupt(out, n_rows=0, source=source)
     with pytest.raises(ResumeMismatchError, match=r"\(memory differ\)"):
         materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=32 * int(CHUNK_MB * 2**20))
     materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=1 << 29)
