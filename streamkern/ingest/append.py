@@ -226,7 +226,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
 
 def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
     """Return whether the same call appended the last rows of the store."""
-    if store.stored.contents.mark.get("appended") != json_digest(plan):
+    if store.stored_chunks.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:
         raise DataError(

@@ -83,7 +83,7 @@ class StoreAppender(ChunkOutput):
         self._plan = plan
         self._old_store = open_store(url)
         old_spec = self._old_store.spec
-        self._mark = self._old_store.stored.contents.mark
+        self._mark = self._old_store.stored_chunks.contents.mark
         store = zarr_store(url, read_only=False)
         assert isinstance(store, LocalFiles)
         self._store = store
@@ -121,7 +121,7 @@ class StoreAppender(ChunkOutput):
                 "append the same rows again",
             )
         with disk_full_hint(self.url):
-            old_crcs = self._old_store.stored.read_crcs()[: self._first_chunk]
+            old_crcs = self._old_store.stored_chunks.read_crcs()[: self._first_chunk]
             crc = self._write_crcs(self._group, self._crc_table, old_crcs)
             arrays = self._documents()
             mark = seal_mark({**self._attributes(stats), "crc": crc}, arrays)
@@ -135,7 +135,7 @@ class StoreAppender(ChunkOutput):
     def _begin(self, spec: StoreSpec) -> Journal:
         """Return the journal of a killed call, or a new one with the full old chunks."""
         plan = [self._plan, self._old_store.spec.fingerprint, spec.n_rows]
-        digests = self._old_store.stored.read_digests()[: self._first_chunk]
+        digests = self._old_store.stored_chunks.read_digests()[: self._first_chunk]
         self._remove_table(self._crc_table)
         if self._digest_table in self._group:
             table = self._group[self._digest_table]
@@ -162,15 +162,16 @@ class StoreAppender(ChunkOutput):
 
     def _table_compression(self) -> str:
         """Return the compression of the old tables, which the new tables use as well."""
-        return "zstd" if len(self._old_store.stored.contents.digests.compressors) > 1 else "none"
+        compressors = self._old_store.stored_chunks.contents.digests.compressors
+        return "zstd" if len(compressors) > 1 else "none"
 
     def _read_head(self) -> RowBlock | None:
         """Return the rows of the last chunk if it has room for more, else None."""
-        stored, spec = self._old_store.stored, self._old_store.spec
+        chunks, spec = self._old_store.stored_chunks, self._old_store.spec
         if spec.n_rows % spec.chunk_rows == 0:
             return None
         row_ids = self._old_store.source_rows(self._first_chunk)
-        return RowBlock.from_arrays([*stored.read(self._first_chunk), row_ids])
+        return RowBlock.from_arrays([*chunks.read(self._first_chunk), row_ids])
 
     def _documents(self) -> dict[str, Mapping[str, Any]]:
         """Return the metadata of the arrays of the new store, with the new number of rows."""

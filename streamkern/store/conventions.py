@@ -19,17 +19,17 @@ CSR_MEMBERS = ("data", "indices", "indptr")
 
 
 def rows_of_slice(
-    rows: slice, n_rows: int, read: Callable[[int, int], NDArray[Any]]
+    rows: slice, n_rows: int, read_rows: Callable[[int, int], NDArray[Any]]
 ) -> NDArray[Any]:
     """Return the rows that a slice of any step selects in an array of `n_rows` rows.
 
-    read : returns rows start … stop - 1; called once, for the smallest range with these rows
+    read_rows : returns rows start … stop - 1; called once, for the smallest range with the rows
     """
     selected = range(n_rows)[rows]
     if not selected:
-        return read(0, 0)
+        return read_rows(0, 0)
     first, last = sorted((selected[0], selected[-1]))
-    block = read(first, last + 1)
+    block = read_rows(first, last + 1)
     return block if selected.step == 1 else block[:: selected.step].copy()
 
 

@@ -47,7 +47,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
         Otherwise its `stored_bytes` are estimated from 8 chunks, and `stored_bytes_estimated` is
         True.
     """
-    facts = store_facts(store.stored)
+    facts = store_facts(store.stored_chunks)
     is_small = local_path(store.url) is not None or store.n_chunks <= _MAX_LISTED_CHUNKS
     may_list = exact or is_small
     listed_bytes = _listed_bytes(store) if may_list else None
@@ -117,16 +117,16 @@ def is_sorted_by_class(store: Store) -> bool:
 # -------------------------------------------------------------------------------------- reads
 
 
-def _sample_chunks(store: Store, read: Callable[[int], _T]) -> list[_T]:
-    """Return the results of `read` for up to 8 chunks spread over the store, read concurrently."""
+def _sample_chunks(store: Store, read_chunk: Callable[[int], _T]) -> list[_T]:
+    """Return the results of `read_chunk` for up to 8 chunks spread over the store."""
     chunks = np.unique(np.linspace(0, store.n_chunks - 1, _N_SAMPLED_CHUNKS).astype(int)).tolist()
     with ThreadPoolExecutor(_N_SAMPLED_CHUNKS, "streamkern-describe") as pool:
-        return list(pool.map(read, chunks))
+        return list(pool.map(read_chunk, chunks))
 
 
 def _listed_bytes(store: Store) -> int | None:
     """Return the bytes of all chunks in the storage; None if it cannot be listed."""
-    objects, arrays = store.stored.objects, store.stored.arrays
+    objects, arrays = store.stored_chunks.objects, store.stored_chunks.arrays
     try:
         if objects is None:
             return store.stored_bytes()
@@ -137,12 +137,12 @@ def _listed_bytes(store: Store) -> int | None:
 
 def _estimated_bytes(store: Store) -> int | None:
     """Return the estimated bytes of all chunks in remote storage; None if it reports no sizes."""
-    objects = store.stored.objects
+    objects = store.stored_chunks.objects
     if objects is None:
         return None
 
     def size(i: int) -> int:
-        return objects.stat(store.stored.key(store.stored.x, i))[0]
+        return objects.stat(store.stored_chunks.key(store.stored_chunks.x, i))[0]
 
     try:
         sizes = _sample_chunks(store, size)
@@ -154,7 +154,7 @@ def _estimated_bytes(store: Store) -> int | None:
 
 def _objects_per_read(store: Store) -> int:
     """Return the number of objects of X that hold the rows of a chunk."""
-    X = store.stored.x
+    X = store.stored_chunks.x
     unit = X.shards or X.chunks
     return math.prod(-(-n // k) for n, k in zip(X.shape[1:], unit[1:], strict=True))
 
@@ -177,7 +177,7 @@ def _layout_warnings(store: Store) -> list[str]:
             f"chunks of {size_text(chunk_bytes)} are large: prefetching holds many; {advice}"
         )
     # Layouts of other programs, in which a read of rows costs more than one read of a chunk.
-    X, y = store.stored.x, store.stored.y
+    X, y = store.stored_chunks.x, store.stored_chunks.y
     if X.shards is not None:
         n_inner_chunks = math.prod(X.shards) // math.prod(X.chunks)
         warnings.append(
@@ -225,7 +225,7 @@ def _foreign_warnings(store: Store, may_list: bool) -> list[str]:
     if store.spec.fingerprint.startswith("icechunk:"):
         missing_facts = "no statistics"
     warnings = [f"streamkern did not write this store: {missing_facts}; ingest it to get them"]
-    n_absent = store.stored.absent_chunks() if may_list else 0
+    n_absent = store.stored_chunks.absent_chunks() if may_list else 0
     if n_absent:
         warnings.append(
             f"{n_absent} chunks are absent; reading them is an error unless the store is opened "

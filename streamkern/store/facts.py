@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 _MAX_NAMES_SHOWN = 12  # of classes or columns, in a cell of the table
 
 
-def store_facts(stored: StoredChunks) -> dict[str, Any]:
+def store_facts(chunks: StoredChunks) -> dict[str, Any]:
     """Return the layout, class balance and fingerprint of a store; JSON-able, without a request.
 
     The URL is shown without credentials.
     """
-    spec = stored.spec
+    spec = chunks.spec
     target_kind = "values" if spec.classes is None else "classes"
     if spec.n_outputs == 0:
         target_kind = "none"
@@ -29,9 +29,9 @@ def store_facts(stored: StoredChunks) -> dict[str, Any]:
     n_constant = None if spec.scale is None else int((spec.scale == 0).sum())
     if is_packed(spec.row_shape):
         n_constant = None
-    codecs = stored.x.metadata.to_dict().get("codecs") or ()
+    codecs = chunks.x.metadata.to_dict().get("codecs") or ()
     return {
-        "url": redact(stored.url),
+        "url": redact(chunks.url),
         "n_rows": spec.n_rows,
         "row_shape": list(spec.row_shape),
         "dtype": spec.x_dtype.name,
@@ -80,9 +80,9 @@ def chunks_text(facts: Mapping[str, Any]) -> str:
     )
 
 
-def store_html(stored: StoredChunks) -> str:
+def store_html(chunks: StoredChunks) -> str:
     """Return a table of the facts as HTML, for a notebook."""
-    facts, spec = store_facts(stored), stored.spec
+    facts, spec = store_facts(chunks), chunks.spec
     left_out = f"; {spec.n_left_out:,} without a target were left out" if spec.n_left_out else ""
     shape = row_shape_text(spec.row_shape, facts["sparse_features"])
     table_rows = [

@@ -49,19 +49,19 @@ class Store:
     url : str
         The URL with which the store was opened. It may hold credentials: `redact` it to show it.
     spec : StoreSpec
-    stored : StoredChunks
+    stored_chunks : StoredChunks
         The chunks in the storage.
     """
 
-    def __init__(self, stored: StoredChunks, reopen: Any) -> None:
-        self.url, self.spec, self.stored = stored.url, stored.spec, stored
+    def __init__(self, chunks: StoredChunks, reopen: Any) -> None:
+        self.url, self.spec, self.stored_chunks = chunks.url, chunks.spec, chunks
         self._reopen = reopen
 
     def __repr__(self) -> str:
-        return repr(self.stored)
+        return repr(self.stored_chunks)
 
     def _repr_html_(self) -> str:
-        return store_html(self.stored)
+        return store_html(self.stored_chunks)
 
     def __reduce__(self) -> Any:
         # A Dask worker opens the store again: no open file, socket or event loop is pickled.
@@ -73,13 +73,14 @@ class Store:
 
     def with_stop_event(self, stopped: threading.Event) -> Store:
         """Return the same store, whose requests raise StorageError once `stopped` is set."""
-        return Store(self.stored.with_stop_event(stopped), self._reopen)
+        return Store(self.stored_chunks.with_stop_event(stopped), self._reopen)
 
     @property
     def rows(self) -> dict[str, StoredRows]:
         """The arrays X, y and w that exist; slices are read and checked as chunks are."""
-        arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
-        return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
+        chunks = self.stored_chunks
+        arrays = zip(("X", "y", "w"), (chunks.x, chunks.y, chunks.w), strict=True)
+        return {name: StoredRows(chunks, a) for name, a in arrays if a is not None}
 
     def to_dask(self) -> dict[str, Any]:
         """Return X, y and w, if they exist, as lazy arrays of Dask, as stored.
@@ -117,7 +118,7 @@ class Store:
 
     def chunk_bounds(self, i: int) -> tuple[int, int]:
         """Return the first row of chunk `i`, and the row after its last."""
-        return self.stored.bounds(i)
+        return self.stored_chunks.bounds(i)
 
     def read_chunk(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return X (rows, *row_shape) as stored, and y, (rows,) int64 ids or (rows, c) floats.
@@ -145,8 +146,8 @@ class Store:
 
         Raises DataError for a weight that is negative or not finite, and otherwise as `read_chunk`.
         """
-        X, *targets_and_weights = self.stored.read(i)
-        self._check_finite(X, i, self.stored.x)
+        X, *targets_and_weights = self.stored_chunks.read(i)
+        self._check_finite(X, i, self.stored_chunks.x)
         if not targets_and_weights:
             return X, _no_targets(len(X)), None
         y, *weights = targets_and_weights
@@ -163,17 +164,14 @@ class Store:
             raise ConfigError(f"rows is {rows.dtype} {rows.shape}", "give a list of integers")
         rows = rows.astype(np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.spec.n_rows):
-            outside = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
-            raise ConfigError(
-                f"row {outside} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}"
-            )
+            row = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
+            raise ConfigError(f"row {row} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
         y_shape = () if spec.classes is not None else (spec.n_outputs,)
         y = np.empty((len(rows), *y_shape), spec.target_dtype)
-        for i, index, index_in_chunk in by_unit(
-            np.arange(self.n_chunks + 1) * spec.chunk_rows, rows
-        ):
+        edges = np.arange(self.n_chunks + 1) * spec.chunk_rows
+        for i, index, index_in_chunk in by_unit(edges, rows):
             chunk_X, chunk_y = self.read_chunk(i)
             X[index], y[index] = chunk_X[index_in_chunk], chunk_y[index_in_chunk]
         return X, y
@@ -181,14 +179,16 @@ class Store:
     def read_targets(self, i: int) -> NDArray[Any]:
         """Return y of chunk `i` as `read_chunk`, without reading X."""
         start, stop = self.chunk_bounds(i)
-        if self.stored.y is None:
+        if self.stored_chunks.y is None:
             return _no_targets(stop - start)
-        return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
+        return self._checked_targets(self.stored_chunks.read_array(self.stored_chunks.y, i), i)
 
     def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
         """Return y of chunk `i` and its sample weights, if there are some, without reading X."""
-        y, w = self.read_targets(i), self.stored.w
-        return y, None if w is None else self._checked_weights(self.stored.read_array(w, i), i)
+        y, w = self.read_targets(i), self.stored_chunks.w
+        return y, None if w is None else self._checked_weights(
+            self.stored_chunks.read_array(w, i), i
+        )
 
     def source_rows(self, i: int) -> NDArray[np.uint64]:
         """Return the number of each row of chunk `i` in its source, (rows,) uint64.
@@ -196,9 +196,9 @@ class Store:
         The numbers count the rows of all `spec.files`; in foreign stores they are the positions in
         the store. Raises as `read_chunk`.
         """
-        if self.stored.row is None:
+        if self.stored_chunks.row is None:
             return np.arange(*self.chunk_bounds(i), dtype=layout.ROW_NUMBER_DTYPE)
-        rows: NDArray[np.uint64] = self.stored.read_array(self.stored.row, i)
+        rows: NDArray[np.uint64] = self.stored_chunks.read_array(self.stored_chunks.row, i)
         return rows
 
     def check_unchanged(self) -> None:
@@ -207,7 +207,7 @@ class Store:
         Foreign stores are compared by their metadata only. Rows appended since follow the rows of
         this store, which are unchanged.
         """
-        fingerprints = fingerprints_now(self.stored.contents, self.url)
+        fingerprints = fingerprints_now(self.stored_chunks.contents, self.url)
         if not fingerprints:
             raise DataError(
                 f"{self!r} was deleted while it was in use",
@@ -218,12 +218,12 @@ class Store:
 
     def codec_names(self) -> list[str]:
         """Return the names of X's codecs, in the order of encoding."""
-        names: list[str] = store_facts(self.stored)["codecs"]
+        names: list[str] = store_facts(self.stored_chunks)["codecs"]
         return names
 
     def stored_bytes(self) -> int:
         """Return the bytes of the arrays in the storage, from a listing."""
-        return sum(int(array.nbytes_stored()) for array in self.stored.arrays)
+        return sum(int(array.nbytes_stored()) for array in self.stored_chunks.arrays)
 
     def verify(self) -> None:
         """Read every chunk and compare it with its digest, then the digests with the fingerprint.
@@ -235,16 +235,16 @@ class Store:
         DataError
             If the store is foreign: it has no digests to compare with.
         """
-        stored = self.stored
-        if self.spec.foreign or stored.y is None:
+        chunks = self.stored_chunks
+        if self.spec.foreign or chunks.y is None:
             raise DataError(
                 f"{self!r} has no digests, so it cannot be verified", "ingest the data again"
             )
-        digests = stored.read_digests()
+        digests = chunks.read_digests()
         for i in range(self.n_chunks):
-            parts = [*stored.read(i), self.source_rows(i)]
+            parts = [*chunks.read(i), self.source_rows(i)]
             if not np.array_equal(layout.chunk_digest(*parts), digests[i]):
-                keys = " or ".join(stored.key(array, i) for array in (*stored.arrays, stored.row))
+                keys = " or ".join(chunks.key(array, i) for array in (*chunks.arrays, chunks.row))
                 raise CorruptChunkError(
                     f"chunk {keys} of {self!r} does not match its digest", "ingest the data again"
                 )
@@ -252,14 +252,14 @@ class Store:
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
         """Return stored targets of chunk `i` as `read_chunk` does; raise if they are invalid."""
         if self.spec.classes is None:
-            self._check_finite(y, i, self.stored.y)
+            self._check_finite(y, i, self.stored_chunks.y)
             y = y.reshape(len(y), -1)
             return y if y.dtype.kind == "f" else y.astype(np.float64)
         ids = y.astype(np.int64)
-        outside = (ids < 0) | (ids >= self.spec.n_outputs)
-        if outside.any():
-            row = int(np.argmax(outside))
-            key, start = self.stored.key(self.stored.y, i), self.chunk_bounds(i)[0]
+        is_outside = (ids < 0) | (ids >= self.spec.n_outputs)
+        if is_outside.any():
+            row = int(np.argmax(is_outside))
+            key, start = self.stored_chunks.key(self.stored_chunks.y, i), self.chunk_bounds(i)[0]
             raise DataError(
                 f"class id {ids[row]} in {key}, row {start + row} of {self!r}, "
                 f"is outside its {self.spec.n_outputs} classes",
@@ -269,7 +269,7 @@ class Store:
 
     def _checked_weights(self, w: NDArray[Any], i: int) -> NDArray[np.float32]:
         """Return the stored sample weights of chunk `i`; raise DataError if they are invalid."""
-        location = f"{self.stored.key(self.stored.w, i)} of {self!r}"
+        location = f"{self.stored_chunks.key(self.stored_chunks.w, i)} of {self!r}"
         return as_weights(w, len(w), location, self.chunk_bounds(i)[0])
 
     def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
@@ -278,7 +278,7 @@ class Store:
         if nonfinite is not None:
             row, column, value = nonfinite
             raise NonFiniteError(
-                f"{value} in {self.stored.key(array, i)} (chunk {i}) of {self!r}: row "
+                f"{value} in {self.stored_chunks.key(array, i)} (chunk {i}) of {self!r}: row "
                 f"{self.chunk_bounds(i)[0] + row}, column {column}",
                 "clean the data and ingest it again",
             )
@@ -291,7 +291,7 @@ def _reopen_unchanged(reopen: Callable[[], Store], fingerprint: str) -> Store:
     """
     store = reopen()
     if store.spec.fingerprint != fingerprint:
-        old_states = store.stored.contents.mark.get("before", [])
+        old_states = store.stored_chunks.contents.mark.get("before", [])
         old_row_counts = {old_fingerprint: n_rows for n_rows, old_fingerprint in old_states}
         if fingerprint in old_row_counts:
             raise rows_appended_error(store.url, old_row_counts[fingerprint])

@@ -323,10 +323,10 @@ class StoredChunks:
 class StoredRows:
     """One array of a store by slices of rows, read and checked as its chunks are."""
 
-    def __init__(self, stored: StoredChunks, array: Any) -> None:
+    def __init__(self, chunks: StoredChunks, array: Any) -> None:
         self.shape, self.dtype, self.chunks = array.shape, np.dtype(array.dtype), array.chunks
         self.shards, self.ndim = array.shards, array.ndim
-        self._stored, self._array = stored, array
+        self._chunks, self._array = chunks, array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
@@ -336,10 +336,10 @@ class StoredRows:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows `start` to `stop`."""
-        k = self._stored.spec.chunk_rows
+        k = self._chunks.spec.chunk_rows
         parts = [np.empty((0, *self.shape[1:]), self.dtype)]
         for i in range(start // k, -(-stop // k)):
-            chunk = self._stored.read_array(self._array, i)
+            chunk = self._chunks.read_array(self._array, i)
             parts.append(chunk[max(start - i * k, 0) : stop - i * k])
         return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
 

@@ -3,7 +3,7 @@
 The state of an unfinished store is kept in the store itself. The group attribute holds the status
 "writing", the plan, and the id of the writer: a writer that continues after another one has taken
 over does not find its own id, and does not publish. The array `digests` is the journal, in which
-each chunk is recorded after it is written.
+each chunk is record after it is written.
 """
 
 from __future__ import annotations
@@ -336,10 +336,10 @@ def _full_plan(spec: StoreSpec, plan: Mapping[str, Any] | None, compress: str) -
 
 def statistics_json(stats: Statistics | None) -> dict[str, Any]:
     """Return the statistics as a store's attribute holds them."""
-    recorded = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
-    if recorded["n_counted"] is None:  # as in stores written by 0.1.0
-        del recorded["n_counted"]
-    return recorded
+    record = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
+    if record["n_counted"] is None:  # as in stores written by 0.1.0
+        del record["n_counted"]
+    return record
 
 
 def _json(value: Any) -> Any:

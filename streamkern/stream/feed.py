@@ -30,14 +30,14 @@ is wrong."""
 
 
 def transform_dtype(
-    stored: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
+    stored_dtype: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
 ) -> np.dtype[Any]:
     """Return the dtype of rows within the transforms, before they are cast to `dtype`.
 
     Rows stored in float64 keep it: until a scaling has removed their offset, float32 may not
     distinguish them (time stamps).
     """
-    keep_float64 = len(transforms) > 0 and np.dtype(stored) == np.float64
+    keep_float64 = len(transforms) > 0 and np.dtype(stored_dtype) == np.float64
     return np.dtype(np.float64) if keep_float64 else np.dtype(dtype)
 
 

@@ -81,7 +81,7 @@ class Meter:
         self, reader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._reader, self._clock = reader, clock
-        all_chunks = [store.stored for store in stores_in(reader.source)]
+        all_chunks = [store.stored_chunks for store in stores_in(reader.source)]
         caches = dict.fromkeys(chunks.cache for chunks in all_chunks if chunks.cache is not None)
         self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in all_chunks]
         self._counters += [cache.counts for cache in caches]

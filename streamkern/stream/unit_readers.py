@@ -200,11 +200,11 @@ class ClusterReader:
         # Without the time-out, a worker would read all of its units before it transforms one.
         submit = partial(self._client.submit, fifo_timeout="0s")
         key = (f"read-{self._recipe.token}", *number)
-        read = submit(_read, recipe, not self._two_tasks, u, seed, epoch, key=key)
+        rows = submit(_read, recipe, not self._two_tasks, u, seed, epoch, key=key)
         if not self._two_tasks:
-            return read
+            return rows
         key = (f"transform-{self._recipe.token}", *number)
-        return submit(_transform, recipe, read, seed, epoch, key=key)
+        return submit(_transform, recipe, rows, seed, epoch, key=key)
 
     def _recipe_argument(self) -> Any:
         """Return the recipe, or a future of it if it is large."""

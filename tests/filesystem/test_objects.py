@@ -274,7 +274,7 @@ def test_transient_faults_change_no_byte(engine: str, s3: S3Server, bucket: str)
         faults = proxy.stats()["faults"]
     assert sum(faults.values()) > 100
     assert set(faults) == set(TRANSIENT)
-    assert store.stored.traffic.retries > 0
+    assert store.stored_chunks.traffic.retries > 0
     open_store(url, storage_options=s3.options()).verify()
 
 

@@ -457,10 +457,10 @@ def test_tables_of_old_store_are_deleted_when_unused(tmp_path: Path) -> None:
 def test_reader_keeps_its_rows_after_several_appends(tmp_path: Path) -> None:
     location = stored(tmp_path / "s", rows(21, 0))
     old = open_store(location)
-    before = [part.copy() for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
+    before = [part.copy() for i in range(old.spec.n_chunks) for part in old.stored_chunks.read(i)]
     for k in range(1, 4):
         added(location, rows(9, k))
-        now = [part for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
+        now = [part for i in range(old.spec.n_chunks) for part in old.stored_chunks.read(i)]
         assert all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
 
 

@@ -69,7 +69,8 @@ def test_dropped_rows_and_many_classes_are_shown(tmp_path: Path) -> None:
 def test_html_table_hides_credentials(tmp_path: Path, url: str) -> None:
     ingest(X, tmp_path / "s", y=LABELS)
     shown = open_store(tmp_path / "s")
-    shown.stored.url = url  # `open_store` refuses most of them, before a store is there to show
+    # `open_store` refuses most of these URLs, so that there is no store to show.
+    shown.stored_chunks.url = url
     assert "hidden" not in shown._repr_html_()
     assert cells(shown)["store"].startswith(url.partition(":")[0])
 

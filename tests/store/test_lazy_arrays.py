@@ -45,7 +45,7 @@ def test_dask_arrays_can_be_pickled(store: sk.store.store.Store) -> None:
 
 def test_damaged_chunk_raises_in_dask(store: sk.store.store.Store) -> None:
     X = store.to_dask()["X"]
-    path = Path(store.url, store.stored.key(store.stored.x, 3))
+    path = Path(store.url, store.stored_chunks.key(store.stored_chunks.x, 3))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

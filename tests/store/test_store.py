@@ -647,7 +647,7 @@ def test_foreign_shards_are_read_whole(tmp_path: Path) -> None:
     store = open_store(write_foreign(tmp_path / "f", X, y + 0.5, chunks=2, shards=(8, 5)))
     assert store.spec.chunk_rows == 8
     np.testing.assert_array_equal(store.read_chunk(3)[0], X[24:])
-    assert store.stored.absent_chunks() == 0
+    assert store.stored_chunks.absent_chunks() == 0
     store_damage.remove(tmp_path / "f", "X/c/3/0")
     with pytest.raises(CorruptChunkError, match="X/c/3/0"):
         store.read_chunk(3)

@@ -87,7 +87,7 @@ def test_loader_shows_its_source_without_secrets(url: Path) -> None:
         assert (
             repr(loader) == f"Loader(Store('{url}', 1000x5 float32), batch_size=100, n_rows=1000)"
         )
-        loader.source.store.stored.url = "s3://key:secret@bucket/rows.zarr"
+        loader.source.store.stored_chunks.url = "s3://key:secret@bucket/rows.zarr"
         assert "secret" not in repr(loader)
     source = sk.ArraySource(X, LABELS)
     assert repr(sk.Loader(source, 7)) == "Loader(ArraySource, batch_size=7, n_rows=1000)"

@@ -32,7 +32,7 @@ def test_rates_cover_last_seconds_and_counts_the_run(tmp_path: Path) -> None:
     ingest(np.zeros((4, 2), np.float32), url, y=np.zeros(4))
     cache = Cache(tmp_path, 1 << 30)
     source = ZarrSource(url, cache=cache)
-    traffic = source.store.stored.traffic
+    traffic = source.store.stored_chunks.traffic
     with BatchReader(source, batch_size=2, seed=0) as loader:
         clock, stats = Clock(), loader.stats
         stats.retries = 5

@@ -326,8 +326,8 @@ class _Relabelled(ReorderedSource):
     def _set_base(self, base: BaseSource) -> None:
         super()._set_base(base)
         if base.totals is not None:
-            known = self._ids >= 0
-            self.totals = np.bincount(self._ids[known], base.totals[known], self._n_classes)
+            is_known = self._ids >= 0
+            self.totals = np.bincount(self._ids[is_known], base.totals[is_known], self._n_classes)
 
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
         ids: np.ndarray = self._ids[y]

@@ -114,8 +114,8 @@ class ArraySource(BaseSource):
     def check_unchanged(self) -> None:
         """Raise DataError if a memory-mapped file was modified since the source was made."""
         current = _mapped_files(self._X, self._y, self._w)
-        old = self._mapped_file_stats
-        changed_files = [str(path) for path, stat in old.items() if current[path] != stat]
+        old_stats = self._mapped_file_stats
+        changed_files = [str(path) for path, stat in old_stats.items() if current[path] != stat]
         if changed_files:
             raise DataError(
                 f"the memory-mapped file {changed_files[0]!r} has changed since training began",

@@ -338,6 +338,7 @@ def apply_transforms(
                 f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
                 "correct the transform",
             ) from error
+        # Before the next transform, the arrays must be as `Transform` promises.
         n_arrays = 2 if transform_weighted is None else 3
         new_X, new_Y, *weights = _checked_arrays(returned, name, n_arrays)
         w = weights[0] if weights else w
@@ -356,8 +357,8 @@ def _checked_arrays(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArra
     """Return the arrays (X, Y), or (X, Y, w) if `n_arrays` is 3, that a transform returned."""
     parts = returned if isinstance(returned, tuple | list) else ()
     if len(parts) != n_arrays or not all(hasattr(part, "shape") for part in parts):
-        received = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
+        type_text = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
         arrays = f"(X, Y{', w' * (n_arrays - 2)}), arrays"
-        rule = f'transform "{name}" must return {arrays}, not {received}'
+        rule = f'transform "{name}" must return {arrays}, not {type_text}'
         raise DataError(rule, "correct the transform")
     return parts
