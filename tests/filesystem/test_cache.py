@@ -47,7 +47,7 @@ STORE = "a" * 32
 
 
 class Library:
-    """An engine whose object `key` is made of its name and `edition`; counts what is asked for."""
+    """An engine that makes each object from its key and `edition`, and counts the requests."""
 
     def __init__(self, edition: str = "1", n_bytes: int = 3 * BLOCK) -> None:
         self.edition, self.n_bytes = edition, n_bytes
@@ -90,8 +90,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def bytes_held(folder: Path) -> int:
-    """Return the bytes in the folder, of finished entries and of others, as the disk counts
-    them."""
+    """Return the bytes that all files of a cache occupy on the disk."""
     total = 0
     for path in folder.glob("*/*"):
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +98,7 @@ def bytes_held(folder: Path) -> int:
     return total
 
 
-ENTRY = 4 * BLOCK  # what 3 blocks and a header take
+ENTRY = 4 * BLOCK  # bytes on the disk of 3 blocks and a header
 
 
 # -- one reader --------------------------------------------------------------------------------
@@ -498,7 +497,7 @@ def test_second_epoch_makes_no_s3_requests(s3: S3Server, bucket: str, tmp_path: 
         first_source = source()
         proxy.log()
         assert_same(batches(first_source, 0), batches(plain, 0))
-        # The checksums, by which chunks are known as those of this store.
+        # The table of checksums, by which chunks of this store are recognised.
         requested = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
         assert [method for method, _ in requested] == ["GET"] * 20
         assert all("/c/" in path for _, path in requested)

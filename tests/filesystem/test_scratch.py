@@ -110,8 +110,7 @@ def test_concurrent_ingests_share_scratch_parent(tmp_path: Path) -> None:
 def test_repeated_command_clears_scratch_left_after_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a second call removes the scratch files of a call that was killed after
-    publishing."""
+    """Check a call that was killed between publishing and deleting its scratch files."""
     data, out = table(tmp_path), tmp_path / "a.zarr"
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
@@ -291,8 +290,7 @@ def test_only_unlocked_temporary_folders_are_removed(
 def test_folder_of_killed_process_is_removed_by_its_guard(
     tmp_path: Path,
 ) -> None:
-    """Check that a shell that outlives the process removes its folder, and keeps those of running
-    processes."""
+    """Check that a guard removes the folder of a killed process, and no other folder."""
     text = (
         "import sys; "
         "from streamkern.filesystem.abandoned import RANKS_PREFIX, create_locked_folder; "

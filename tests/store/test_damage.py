@@ -1,4 +1,4 @@
-"""Check that a store returns what was written, or is refused, whatever happens to its files."""
+"""Check that a store returns the rows that were written or is refused, after any damage."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def rows(dtype: str, seed: int = 0) -> Any:
 
 
 def float32_store(location: Any, seed: int = 0) -> Any:
-    """Return a store of float rows with class names, sample weights and column names, in six
-    chunks."""
+    """Write six chunks of float rows with classes, weights and column names; open them."""
     X = rows("float32", seed)
     y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
     ingest(X, location, y=y, sample_weight=X[:, 0], chunk_mb=1200 / 2**20)
@@ -139,7 +138,7 @@ def swap_chunks(root: Path, a: str, b: str) -> None:
 def test_swapped_chunks_are_refused(
     tmp_path: Path, make: Callable[[Path], Path], array: str
 ) -> None:
-    """Swap whole chunks of the right size, whose own checksums are right."""
+    """Swap whole chunks of equal size, which have correct checksums."""
     root = make(tmp_path / "s")
     tail = "" if array == "row" or (array == "y" and make is float32_store) else "/0"
     swap_chunks(root, f"{array}/c/0{tail}", f"{array}/c/1{tail}")
@@ -180,7 +179,7 @@ def test_swapped_chunks_of_any_zarr_store_are_refused(tmp_path: Path) -> None:
         open_store(group).read_chunk(0)
 
 
-# -------------------------------------------------------------------------- ours and somebody's
+# ---------------------------------------------------------------- stores of streamkern or foreign
 
 
 def rename_attribute(text: str) -> str:

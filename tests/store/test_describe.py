@@ -1,5 +1,4 @@
-"""Check the description of a store: its layout, warnings about speed, and the progress of an
-unfinished one."""
+"""Check the description of a store, its warnings, and the progress of an unfinished one."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def test_describing_a_large_s3_store_needs_few_requests(
         description, requested = described()
         assert requested == {"HEAD": 8, "GET": 8}
         assert description["stored_bytes_estimated"]
-        # Without the 4 bytes of each checksum of y, and what zstd saves or costs.
+        # The estimate omits the 4 bytes of each checksum of y, and the effect of zstd on y.
         assert description["stored_bytes"] == pytest.approx(exact, rel=0.1)
         assert "about " in store_text(description)
         description, requested = described(exact=True)

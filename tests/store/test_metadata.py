@@ -1,5 +1,4 @@
-"""Check that the metadata of the arrays of a foreign group decide, and not its consolidated
-metadata."""
+"""Check that a foreign group is read by its arrays' metadata, not the consolidated ones."""
 
 from __future__ import annotations
 

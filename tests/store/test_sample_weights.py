@@ -48,7 +48,7 @@ from tests.store_damage import content
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
 IDS = np.arange(N) % 3
-W = np.round(np.abs(np.float64(X[:, 0])) * 4) / 4  # told from the row it belongs to; some are 0
+W = np.round(np.abs(np.float64(X[:, 0])) * 4) / 4  # a function of the row; some are 0
 VALUES = np.stack([X[:, 0] ** 2, X[:, 1]], axis=1)
 CLASSES = ("a", "b", "c")
 # Of a store without weights, which another release must give again.
@@ -65,7 +65,7 @@ def weights_of_rows(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.round(np.abs(rows[:, 0]) * 4) / 4, np.float32)
 
 
-# ------------------------------------------------------------------------- what is minimised
+# ---------------------------------------------------------------------- the minimised loss
 
 KERNEL_ROWS, CENTERS = solver_problems.rows(0, 240, 3), solver_problems.rows(1, 10, 3)
 TARGETS = np.stack([np.sin(KERNEL_ROWS[:, 0]), KERNEL_ROWS[:, 2] ** 2], axis=1)
@@ -81,8 +81,7 @@ def repeated_rows() -> np.ndarray:
 
 
 def test_integer_weights_equal_repeated_rows() -> None:
-    """Check the block solver at its end, with a setup on the weighted rows and steps over all of
-    them."""
+    """Check the block solver at its end, with weights in the setup and in all steps."""
     op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
     root = np.sqrt(w)
     Z = solver_problems.both(op, CENTERS)
@@ -232,8 +231,7 @@ def test_zero_weight_rows_have_no_effect(name: str) -> None:
 
 
 def test_step_rules_equal_those_of_weighted_stream() -> None:
-    """Compare leverage and largest eigenvalue in float64, from rows scaled by the root of their
-    weights."""
+    """Compare with float64 values from rows scaled by the root of their weights."""
     op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
     root, sample = np.sqrt(w), solver_problems.rows(9, 300, 3)
     ones = np.ones(300)
@@ -628,8 +626,7 @@ def generator_source(
 
 
 def test_generator_yields_weights() -> None:
-    """Check that its run has the bits of a run on arrays, also with augmentation and class
-    weights."""
+    """Check that a run equals a run on arrays, also with augmentation and class weights."""
     array = weighted_source(unit_rows=16)
     totals = np.bincount(IDS, W, minlength=3)
     config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})

@@ -18,8 +18,7 @@ from streamkern.store.sparse_rows import PackedRows, as_csr, pack_rows, put_pack
 
 @st.composite
 def matrices(draw: st.DrawFn) -> Any:
-    """Draw CSR arrays with stored zeros, duplicates and unsorted entries, and up to 2^31
-    features."""
+    """Draw CSR arrays with stored zeros, duplicates, unsorted entries and many features."""
     n, d = draw(st.integers(1, 8)), draw(st.sampled_from([1, 3, 50, 1 << 24, 1 << 26, 1 << 31]))
     entry = st.tuples(
         st.integers(0, n - 1), st.integers(0, d - 1), st.sampled_from([0.0, -1.5, 0.25, 3.0, 1e30])

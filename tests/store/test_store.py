@@ -191,7 +191,7 @@ def test_pickled_store_reopens_by_url(tmp_path: Path, monkeypatch: pytest.Monkey
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
     monkeypatch.chdir(tmp_path)
-    travelled = pickle.dumps(open_store("s"))  # what a Dask cluster does with a task's arguments
+    travelled = pickle.dumps(open_store("s"))  # as a Dask cluster does with arguments of a task
     monkeypatch.chdir("/")
     np.testing.assert_array_equal(pickle.loads(travelled).read_chunk(4)[0], X[28:])
     with pytest.raises(TypeError, match="open it by URL"):
@@ -308,7 +308,7 @@ def test_large_finite_values_are_not_infinite(dtype: str) -> None:
 
 
 class _FailingStore(StrictStore):
-    """Fails on chunks only, as storage does on a bad day."""
+    """A store whose chunks cannot be read, although its metadata can."""
 
     def __init__(self, inner: Any, error: Exception | None = None) -> None:
         super().__init__(inner)
@@ -539,7 +539,7 @@ def test_interrupted_overwrite_keeps_no_old_chunks(
     with pytest.raises(ResumeMismatchError, match="source differ"):
         write(tmp_path / "s", X, y, plan={"source": 3})
     reversed_X = X[::-1].copy()
-    store = write(tmp_path / "s", reversed_X, y, plan={"source": 2})  # goes on where it was
+    store = write(tmp_path / "s", reversed_X, y, plan={"source": 2})  # continues the first call
     np.testing.assert_array_equal(store.read_chunk(0)[0], reversed_X[:7])
 
 

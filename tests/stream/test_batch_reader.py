@@ -200,7 +200,7 @@ def test_abandoned_iterator_stops_reading() -> None:
         batches = reader.epoch(0)
         next(batches)
         threading.Timer(0.05, gate.set).start()
-        del batches  # waits for the reads under way, drops those queued
+        del batches  # waits for the reads under way, and drops the queued reads
         assert reader.stats.bytes_in_flight == 0
         assert len(set(reads)) <= 5 + 2
         assert len(copies_of(reader.epoch(0))) == reader.n_batches
@@ -238,8 +238,7 @@ def traced_peak(run: Callable[[], None]) -> int:
 
 
 def planned_bytes(reader: BatchReader) -> int:
-    """Return the planned bytes: two block buffers, the straddle buffer, the units in flight, and 64
-    bytes a unit for the plan.
+    """Return the planned bytes of block buffers, straddle buffer, units in flight and plan.
 
     A thread that reads holds three copies: compressed bytes, zarr's chunk and its output, 2.99 in
     all for a chunk that does not compress.
@@ -366,7 +365,7 @@ def test_permanent_faults_are_not_retried(error: Exception) -> None:
         assert caught.value is error
         assert "unit 4 (rows 32 to 39) of epoch 0" in error.__notes__[0]
         assert source.left == {4: 0}
-        assert len(copies_of(reader.epoch(0))) == reader.n_batches  # and the loader goes on
+        assert len(copies_of(reader.epoch(0))) == reader.n_batches  # and the reader still works
 
 
 def test_first_failure_in_plan_order_is_raised_at_its_batch() -> None:

@@ -1,4 +1,4 @@
-"""Check that the shares of several ranks form the batch of one, and each unit is read once."""
+"""Check that the shards of several ranks form a whole batch, and each unit is read once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Y = np.random.default_rng(1).normal(size=(203, 2))
 
 
 class CountingSource(ArraySource):
-    """Counts what is read."""
+    """Rows of arrays that count the reads of each unit."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,8 +51,7 @@ def read_batches(source: Source, shard: Shard, *, start: int = 0, **kwargs: Any)
 def test_rank_shares_form_the_whole_batch(
     size: int, unit_rows: int, mix: int, batch_size: int, start: int
 ) -> None:
-    """Check that the ranks' rows form the batch in its order, with the same draws, from any batch
-    on."""
+    """Check order and draws of the rows of all ranks together, from any batch on."""
     source = AugmentedSource(ArraySource(IMAGES, Y, unit_rows=unit_rows), 2, [RandomFlip()])
     row_bytes = 3 + 2 * 8 + 16
     options: dict[str, Any] = {
@@ -98,8 +97,7 @@ def test_few_units_are_read_by_all_ranks() -> None:
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 6))
 def test_units_of_any_size_are_distributed_evenly(rows: list[int], size: int) -> None:
-    """Check units of a mixture, whose stores take turns in a block: numbers of units differ by at
-    most one."""
+    """Check that ranks get about equal rows and, of equal units, about equal numbers."""
     sizes = np.array(rows)
     assigned = [Shard(rank, size).assigned_units(sizes) for rank in range(size)]
     assert sorted(np.concatenate(assigned).tolist()) == list(range(len(rows)))

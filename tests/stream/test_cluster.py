@@ -185,8 +185,7 @@ def negated_source() -> GeneratorSource:
 def test_dashboard_shows_steps_of_each_unit(
     source: BaseSource, steps: list[str], client: Any
 ) -> None:
-    """Check the names and groups of tasks, from which Dask makes the task stream, its colours and
-    its progress bars."""
+    """Check the names of tasks, from which Dask makes its stream, colours and bars."""
     client.get_task_stream()  # the scheduler begins to record
     start_time = time.time()
     batches = read_epochs(source, 1, client=client)
@@ -295,8 +294,7 @@ def test_read_without_workers_waits_and_then_fails(own_cluster: Cluster) -> None
 def test_run_survives_loss_of_scheduler(
     own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Check that it fails with one sentence, is saved, and resumes without a cluster to the same
-    weights."""
+    """Check that a run fails with one sentence, and resumes to the same weights."""
     own_cluster.worker()
     run_dir = tmp_path / "run"
     # An epoch is a block here, and two blocks are read ahead.

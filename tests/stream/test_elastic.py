@@ -51,8 +51,7 @@ def zarr_store(folder: Path) -> Path:
 
 
 def augmented_source(base: Source) -> AugmentedSource:
-    """Return a source with host transforms below and above, float transforms in the feed, and units
-    of single replicas."""
+    """Return replicas with host transforms at two levels and with feed transforms."""
     copies = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
     copies._replicas_per_unit = 0
     return copies
@@ -172,8 +171,7 @@ def test_hashes_cover_every_byte(store: Path, backend: Backend) -> None:
 def test_workers_change_nothing_at_any_resume(
     store: Path, backend: Backend, tmp_path: Path
 ) -> None:
-    """Resume within an epoch with threads, one worker, two, three of which one is killed, and
-    threads again."""
+    """Resume with threads, one worker, three workers of which one is killed, and threads."""
     pytest.importorskip("distributed")
     with Cluster(tmp_path) as cluster:
         cluster.worker()

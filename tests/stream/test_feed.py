@@ -106,7 +106,7 @@ def test_untransformed_rows_are_not_copied(backend: Backend) -> None:
         feed = Feed(reader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
             assert np.shares_memory(b.X, reader._buffers[0].rows.X)
-            # Others may upload these at any time, which no event of the loader would cover.
+            # The solver may upload row numbers at any time, which no event of the reader covers.
             assert not np.shares_memory(b.row_ids, reader._buffers[0].rows.row_ids)
         assert b.index == 2
     with BatchReader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as reader:

@@ -235,8 +235,7 @@ def test_older_iterator_raises() -> None:
 
 
 def test_killed_process_resumes(url: Path, tmp_path: Path) -> None:
-    """Kill a process that writes its state after every batch; the resumed one returns the remaining
-    batches."""
+    """Kill a process that stores its state after each batch; read the remaining batches."""
     text = """
 import json, os, sys, streamkern as sk
 loader = sk.Loader(sys.argv[1], 64, fields="row_ids", seed=3)

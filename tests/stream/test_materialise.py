@@ -223,8 +223,7 @@ def files(tmp_path: Path) -> list[Path]:
 def test_augmented_rows_keep_file_row_numbers(
     files: list[Path], tmp_path: Path, copies: int, shuffle: bool
 ) -> None:
-    """Check that replica r of row k is row r n + k, for any order of the stores, also after a
-    second augmentation."""
+    """Check that replica r of row k is row r n + k, also after a second augmentation."""
     noise = [{"kind": "noise", "sigma": 1e-6}]
     for location, is_first in ((files[0], True), (tmp_path / "a.zarr", False)):
         out = tmp_path / ("a.zarr" if is_first else "b.zarr")

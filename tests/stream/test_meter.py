@@ -1,5 +1,4 @@
-"""Check the facts about the data in the progress line and the log, against counts by hand and in a
-real run."""
+"""Check the data flow that is reported, against counts by hand and in a real run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Check the measured speed of a store: the counts, which do not depend on time, and the
-conclusions."""
+"""Check the counts and the conclusions of the measured speed of a store."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
 
 
 def measurement_rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
-    """Return samples/s at 1, 4, 8, ... connections for rows of 100 bytes, and then those of the
-    loader."""
+    """Return rows with these samples/s of objects, chunks and batches."""
 
     def row(reader: str, n: int, speed: float) -> ReadRow:
         return {

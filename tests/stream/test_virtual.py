@@ -43,7 +43,7 @@ CASES = {
     "eigenpro4, inexact": ("eigenpro4", {"projection": "inexact"}),
 }
 WARM, STEADY = 7, 9
-"""Steps: two periods and a bit, in which every buffer is made; then those that are counted."""
+"""Steps: a little over two periods, in which every buffer is made; then the counted steps."""
 
 
 def case_of(name: str, precision: str, options: SolverConfig) -> Case:
@@ -151,8 +151,7 @@ def test_batch_is_uploaded_once_and_transformed_in_place(dtype: Any, classes: bo
 
 
 class MeasuredBackend(VirtualBackend):
-    """A backend whose tiles are large beside the problem, and which records the memory during
-    training."""
+    """A backend with large tiles, which records the memory during training."""
 
     tile_rows, prepare_rows = 512, 256
     tile_cols = wide_tile_cols = 512
@@ -193,8 +192,7 @@ class MeasuredBackend(VirtualBackend):
 def test_device_memory_stays_within_plan(
     solver: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check a whole run with evaluations: the peak is within the plan, and training within its
-    share."""
+    """Check a whole run with evaluations, and its training alone."""
     backends: list[MeasuredBackend] = []
 
     def get_backend(*settings: Any) -> MeasuredBackend:
@@ -374,8 +372,7 @@ def read_fed_batches(
 def test_batches_are_copied_from_the_blocks(
     batch_size: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check batches within blocks, over an edge, and of several blocks; all come from pinned
-    memory, and no block is overwritten before the last copy from it."""
+    """Check that batches come from pinned blocks, which stay unchanged until their copy."""
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
         assert all(read_fed_batches(backend, batch_size, block_rows))
@@ -383,7 +380,7 @@ def test_batches_are_copied_from_the_blocks(
 
 
 class Hasty(PinnedMemory):
-    """Pinned memory whose buffers are free at once."""
+    """Pinned memory that lets buffers be reused before their copy has ended."""
 
     def last_copy(self) -> Any:
         return NO_COPIES
@@ -416,7 +413,7 @@ def test_blocks_that_cannot_be_pinned_are_copied_all_the_same() -> None:
 
 
 def test_two_loaders_feed_two_devices() -> None:
-    """Check that each holds its rows in memory of its own device; a loader may change devices."""
+    """Check that each reader holds its rows in memory of its device, which may change."""
     source = ArraySource(NUMBERS, NUMBERS[:, 0])
     backends = [VirtualBackend(seed) for seed in range(2)]
     with (

@@ -156,8 +156,7 @@ def test_centers_of_a_store_are_matched_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [KernelRegressor, KernelClassifier])
 def test_estimators_match_columns_by_name(make: Any, tmp_path: Path) -> None:
-    """Check a store and a DataFrame with the same names; scikit-learn refuses a frame in another
-    order."""
+    """Check a store and a DataFrame; scikit-learn refuses a frame in another order."""
     y = Y if make is KernelRegressor else LABELS
     train, reordered = store(tmp_path, y=y), store(tmp_path, REORDERED, y, "m")
     frame = frame_of()
@@ -247,8 +246,7 @@ def test_warm_start_refuses_reordered_targets(tmp_path: Path) -> None:
 
 
 def test_target_mean_is_exact_in_any_column_order(tmp_path: Path) -> None:
-    """Check that the mean is of all rows and not of a sample, also in a mixture and with targets in
-    another order."""
+    """Check that the mean covers all rows, also of mixtures and of reordered targets."""
     train, reordered = (
         ZarrSource(two_targets(tmp_path, names, name))
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))

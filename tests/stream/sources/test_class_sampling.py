@@ -38,8 +38,7 @@ def numbered_source(labels: np.ndarray, units: int = 1, **options: Any) -> BaseS
 
 
 def rows_of_pass(source: BaseSource, pass_number: int) -> np.ndarray:
-    """Return the row numbers (n,) of a pass, after comparing them with the other facts of the
-    source."""
+    """Return the row numbers (n,) of a pass; check the other facts of the source."""
     numbers = []
     for u in range(source.n_units):
         block = source.read_unit(u, 0, pass_number)
@@ -112,8 +111,7 @@ def test_replicas_are_separate_passes(wide: int) -> None:
 
 
 def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
-    """Compare with weighted ridge regression in closed form; with T passes, each row is off by 1 /
-    T."""
+    """Compare with weighted ridge regression; after T passes, rates are off by 1 / T."""
     rng = np.random.default_rng(3)
     y = (rng.random(240) < 0.1).astype(int)
     X = rng.normal(size=(240, 3)) + y[:, None]
@@ -173,8 +171,7 @@ def test_numeric_labels_name_classes() -> None:
 
 @pytest.mark.parametrize("shares", ["balanced", {"0": 2.0, "1": 1.0}])
 def test_tune_uses_class_sampling(shares: Any, tmp_path: Any) -> None:
-    """Check that held-out rows keep their frequencies, and that the rows to fit are drawn in their
-    shares."""
+    """Check that only the rows to fit are resampled, and not the held-out rows."""
     rng = np.random.default_rng(0)
     y = (rng.random(400) < 0.2).astype(int)
     X = rng.normal(size=(400, 2)).astype(np.float32) + y[:, None]

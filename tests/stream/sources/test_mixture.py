@@ -36,8 +36,7 @@ CLASSES = ("a", "b", "c")
 
 
 def labelled_source(n: int, number: int, unit_rows: int, transforms: Any = ()) -> ArraySource:
-    """Return n rows that contain the number of their source (column 0) and their number in it
-    (column 1)."""
+    """Return n rows (number of their source, number in the source)."""
     X = np.stack([np.full(n, number), np.arange(n)], axis=1).astype(np.float32)
     return ArraySource(X, np.arange(n) % 3, transforms, classes=CLASSES, unit_rows=unit_rows)
 
@@ -141,8 +140,7 @@ def test_host_transforms_are_drawn_per_pass_and_source() -> None:
 
 
 def test_batches_keep_the_shares() -> None:
-    """Check blocks of a few units, in which the shares of batches would vary much without
-    strata."""
+    """Check blocks of few units, where shares would vary much without strata."""
     mixture = MixtureSource(
         [labelled_source(4000, 0, 10), labelled_source(900, 1, 10)], [1, 3], n_rows=4000
     )
@@ -173,7 +171,7 @@ def big_source(number: int) -> GeneratorSource:
     return GeneratorSource(fn, 2 << 20, (1,), np.float32, 1, name=f"big {number}")
 
 
-# --------------------------------------------------------------------- what it says of itself
+# ------------------------------------------------------------------- description and facts
 
 
 def test_statistics_equal_those_of_an_epoch() -> None:

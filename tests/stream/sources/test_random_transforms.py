@@ -60,8 +60,7 @@ def test_rounded_noise_equals_rounded_clipped_normals(stored_dtype: Any, largest
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 8.0])
 def test_rounding_adds_a_twelfth_to_variance(sigma: float) -> None:
-    """Check noise far from the limits of the range, which follows the rounded normal
-    distribution."""
+    """Check noise far from the limits, which follows the rounded normal distribution."""
     noise = (
         add_noise(np.full((4000, 40), 128.0, np.float32), GaussianNoise(sigma, round=True)) - 128
     )

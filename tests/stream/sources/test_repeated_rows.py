@@ -25,8 +25,7 @@ from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 def table(
     n: int, times: int, seed: int = 0, dtype: Any = np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return n different rows of whole numbers, each repeated `times` times in random order, and
-    their labels."""
+    """Return n different rows, each `times` times in random order, and their labels."""
     rng = np.random.default_rng(seed)
     X = np.concatenate([np.arange(n)[:, None], rng.integers(0, 3, (n, 3))], axis=1).astype(dtype)
     rows = rng.permutation(np.repeat(np.arange(n), times))

@@ -275,8 +275,7 @@ def test_replicas_differ_and_keep_their_rows() -> None:
 def test_unit_size_of_replicas_does_not_change_rows(
     unit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check small bases, with several replicas in a unit, and large ones, with a unit for a part of
-    a replica."""
+    """Check units of several replicas, and units of a part of a replica."""
     base = ArraySource(IMAGES, LABELS, unit_rows=20)
     plain = everything(AugmentedSource(base, 7, FLIP))
     monkeypatch.setattr(augmented, "UNIT_BYTES", unit_bytes)

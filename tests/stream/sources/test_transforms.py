@@ -147,7 +147,7 @@ def test_mixup_mixes_features_and_targets_equally(alpha: float) -> None:
     partners = off_diagonal.argmax(1)[off_diagonal.max(1) > 0]
     assert len(partners) > n - 20
     assert len(np.unique(partners)) == len(partners)
-    # The law: the weights are inverse-CDF draws, and those follow the exact Beta.
+    # The weights are draws by the inverse CDF, and such draws follow the beta distribution.
     weights = np.interp(same_random(rows, np.float64).uniform(), *quantiles(alpha))
     has_partner = off_diagonal.max(1) > 0
     np.testing.assert_allclose(np.diag(targets)[has_partner], weights[has_partner], atol=1e-12)
