@@ -101,7 +101,9 @@ def test_scaling_is_equal_for_float32_and_float64(monkeypatch: pytest.MonkeyPatc
 
 def test_scale_accepts_given_statistics() -> None:
     X = np.zeros((2, 3, 2, 1))
-    scale = Scale("feature", mean=np.arange(6.0), scale=np.full(6, 2.0)).bind(Data(X, known=False))
+    scale = Scale("feature", mean=np.arange(6.0), scale=np.full(6, 2.0)).bind(
+        Data(X, has_statistics=False)
+    )
     assert scale.mean.shape == (3, 2, 1)
     Y = np.zeros((2, 1))
     np.testing.assert_array_equal(run(scale, X, Y, np.arange(2))[0][0].ravel(), -np.arange(6.0) / 2)
@@ -234,19 +236,21 @@ def test_failure_of_user_function_names_the_function(batch: Any) -> None:
     def raise_error(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X + undefined, Y  # type: ignore[name-defined]  # noqa: F821
 
-    def double_rows(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def to_float64(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X.astype(np.float64), Y
 
     def drop_rows(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X[1:], Y[1:]
 
-    with pytest.raises(DataError, match=r'"test_failure_.*typo" failed in epoch 1: NameError'):
+    with pytest.raises(
+        DataError, match=r'"test_failure_.*raise_error" failed in epoch 1: NameError'
+    ):
         run(raise_error, X, Y, rows)
-    with pytest.raises(DataError, match=r'typo" failed in the setup sample: NameError'):
+    with pytest.raises(DataError, match=r'raise_error" failed in the setup sample: NameError'):
         run(raise_error, X, Y, rows, epoch=SETUP_EPOCH)
-    with pytest.raises(DataError, match=r'doubles" turned X \(40, 6\) float32 .*float64'):
-        run(double_rows, X, Y, rows)
-    with pytest.raises(DataError, match=r"drops.*\(39, 6\)"):
+    with pytest.raises(DataError, match=r'to_float64" turned X \(40, 6\) float32 .*float64'):
+        run(to_float64, X, Y, rows)
+    with pytest.raises(DataError, match=r"drop_rows.*\(39, 6\)"):
         run(drop_rows, X, Y, rows)
 
 
