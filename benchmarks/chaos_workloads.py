@@ -218,7 +218,7 @@ def list_all(place: Place) -> None:
     found, expected = describe_store(store, exact=True), describe_store(local)
     differ = {key for key in expected if found[key] != expected[key]}
     check(differ <= {"url", "warnings"}, f"a description ({differ})")
-    check(store.stored.absent_chunks() == 0, "the count of absent chunks")
+    check(store.stored_chunks.absent_chunks() == 0, "the count of absent chunks")
     store.verify()
     run = run_overview(f"{place.data}/run", place.options)
     check(run["state"] == "finished" and not run["warnings"], "the overview of a run")

@@ -98,7 +98,7 @@ class _Passes:
         inside, began = 0.0, time.perf_counter()
         with steps.feed() as feed:
             if live is not None:
-                live.begin(Meter(feed.loader, 0), self.run.data.source.n_rows, 1)
+                live.begin(Meter(feed.reader, 0), self.run.data.source.n_rows, 1)
             for batch in feed.epoch(0):
                 loss = steps.take(batch)
                 if live is not None:

@@ -156,7 +156,7 @@ def _holds_credentials(url: str) -> bool:
         if redact(location) != location or SIGNED_QUERY.search(part):
             return True
     try:
-        on_demand(_URLS_MODULE).check_open(url)
+        on_demand(_URLS_MODULE).check_no_credentials(url)
     except ConfigError:
         return True
     return False

@@ -1,8 +1,8 @@
 """Remove folders in the temporary directory whose owner was killed.
 
 Owners are drivers of runs with several ranks, and `fit` calls that ingest files into a temporary
-store. A small /bin/sh process removes the folder when its owner exits; where there is none, the
-next streamkern command does.
+store. A small /bin/sh process removes the folder when its owner exits; on systems without /bin/sh,
+the next streamkern command removes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _guard_processes: dict[Path, subprocess.Popen[bytes]] = {}
 def remove_abandoned() -> None:
     """Remove the folders of processes that have ended.
 
-    They contain a lock file of streamkern whose lock no process holds.
+    Such a folder contains a lock file of streamkern whose lock no process holds.
     """
     parent = Path(tempfile.gettempdir())
     for folder in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT_PREFIX}*")):

@@ -1,8 +1,8 @@
 """Open buckets of S3, Google Cloud and Azure by obstore, with the names of fsspec's options.
 
-s3fs gets region, endpoint and credentials from botocore; obstore supports only some of its sources
-for them. Botocore therefore resolves them for both, so that a URL means the same with either. For
-the two other clouds obstore finds the credentials itself, in the environment and in the metadata
+s3fs gets region, endpoint and credentials from botocore, which has more sources for them than
+obstore. Botocore therefore resolves them for both, so that a URL means the same with both. For the
+two other clouds obstore finds the credentials itself, in the environment and in the metadata
 services of their machines.
 """
 
@@ -26,7 +26,7 @@ _S3_OPTIONS = {
     "key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs",
 }  # fmt: skip
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
-# Names of options in gcsfs and adlfs -> in obstore.
+# Names of options in gcsfs and adlfs, and the names in obstore.
 _GOOGLE_OPTIONS = {
     "token": "service_account", "anon": "skip_signature", "endpoint_url": "base_url",
 }  # fmt: skip
@@ -54,7 +54,7 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     Raises
     ------
     StorageAccessError
-        There are no credentials for S3, and anonymous access was not requested.
+        If there are no credentials for S3, and anonymous access was not requested.
     """
     parts = urlsplit(url)
     if parts.scheme in S3:
@@ -68,7 +68,7 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
             settings["skip_signature"] = bool(settings.pop("service_account"))
     endpoint = settings.get("endpoint") or settings.get("base_url")
 
-    def store(**limits: Any) -> Any:
+    def open_store(**limits: Any) -> Any:
         limits |= {
             "timeout": _REQUEST_TIMEOUT, "connect_timeout": timedelta(seconds=STALL_S),
             "allow_http": str(endpoint).startswith("http://"),
@@ -84,7 +84,7 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         except on_demand("obstore.exceptions").BaseError as error:
             raise ValueError(str(error).partition("\n")[0]) from None
 
-    return store(read_timeout=timedelta(seconds=STALL_S)), store()
+    return open_store(read_timeout=timedelta(seconds=STALL_S)), open_store()
 
 
 def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     StorageAccessError
-        There are no credentials, and anonymous access was not requested.
+        If there are no credentials, and anonymous access was not requested.
     """
     botocore_error = on_demand("botocore.exceptions").BotoCoreError
     client = options.get("client_kwargs") or {}
@@ -102,23 +102,23 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     session = on_demand("botocore.session").Session(profile=options.get("profile"))
     if options.get("key") and options.get("secret"):
         session.set_credentials(options["key"], options["secret"], options.get("token"))
-    anonymous = bool(options.get("anon"))
+    is_anonymous = bool(options.get("anon"))
     try:
         region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
         region = region or "us-east-1"
         endpoint = _endpoint(options.get("profile"), endpoint_url, region, _botocore_environment())
-        credentials = None if anonymous else session.get_credentials()
+        credentials = None if is_anonymous else session.get_credentials()
     except (botocore_error, ValueError) as error:
         raise ConfigError(
             f"the S3 settings cannot be used ({error})",
             "correct the storage options, the environment or the configuration file of AWS",
         ) from None
-    if credentials is None and not anonymous:
+    if credentials is None and not is_anonymous:
         raise StorageAccessError(NO_CREDENTIALS)
-    settings: dict[str, Any] = {"region": region, "skip_signature": anonymous}
+    settings: dict[str, Any] = {"region": region, "skip_signature": is_anonymous}
     if not str(urlsplit(endpoint).hostname).endswith(".amazonaws.com"):
         settings["endpoint"] = endpoint
-    if not anonymous:
+    if not is_anonymous:
         settings["credential_provider"] = _credential_provider(credentials)
     return settings
 
@@ -151,11 +151,11 @@ def _credential_provider(credentials: Any) -> Any:
     """Return a function that obstore calls for the current credentials, which botocore renews."""
 
     def current_credentials() -> dict[str, Any]:
-        frozen = credentials.get_frozen_credentials()
+        current = credentials.get_frozen_credentials()
         return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
+            "access_key_id": current.access_key,
+            "secret_access_key": current.secret_key,
+            "token": current.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_LIFETIME,
         }
 

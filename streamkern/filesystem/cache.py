@@ -10,14 +10,15 @@
 An entry holds its name, its length and a CRC-32C of everything, verified in every read; one that
 does not match is deleted and fetched again. (CRC-32C detects the errors of a disk, but is no
 protection against a person who writes there.) An entry is named by a hash of the store's
-fingerprint, its URL and the object's key, so a store that replaces another never uses its entries.
+fingerprint, its URL and the object's key, so a store that replaces another one never uses the
+entries of that store.
 Only chunks are kept: metadata, which holds the fingerprint, is read from the storage each time a
 store is opened.
 
 When the limit is reached, entries of stores that no process has read for an hour are evicted,
 beginning with the store that was unused for longest. A store in use never evicts its own entries:
-every epoch reads each chunk once in a new order, so the least recently used entry is often the next
-one needed. A cache with room for half of a store keeps the first half, and finds half of the chunks
+every epoch reads each chunk once in a new order, so the least recently used entry is often needed
+next. A cache with room for half of a store keeps the first half, and finds half of the chunks
 in every later epoch. Only files named like an entry, in hexadecimal digits, are evicted.
 """
 
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IDLE_S = 3600.0
-_HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
+_HEADER = struct.Struct("<4sIQ32s")  # magic bytes, checksum of the rest, size of the object, name
 _MAGIC_BYTES, _CHECKSUM_START = b"skc1", 8  # the checksum covers the file from this byte on
 _NEW_FOLDER, _LOCK_FILE, _TOTAL_FILE, _USED_FILE = "new", "lock", "total", "used"
 # The convention of bford.info/cachedir, which backup tools respect. It is the folder's first file.
@@ -70,7 +71,7 @@ _DISK_BLOCK_BYTES = 4096  # a file occupies a multiple of this on a disk
 _FRACTION_AFTER_EVICTION = 0.9  # of the limit: entries are evicted down to this
 _READ_BYTES = 1 << 20  # a piece is checked while it is still in the processor's cache
 _LOCK_TIMEOUT_S = 5.0  # an entry is not kept if the lock takes longer
-_MIN_INTERVAL_S = 60.0  # between two marks of a store as used, and two evictions of a full cache
+_MIN_INTERVAL_S = 60.0  # between two records of use, and between two evictions of a full cache
 _UNFINISHED_MAX_AGE_S = 600.0  # an entry not finished after this long belongs to a killed process
 
 
@@ -104,12 +105,15 @@ class Cache:
 
     Parameters
     ----------
-    folder : local folder, created if missing. ConfigError if it holds files and is no cache
+    folder : local folder, created if missing; ConfigError if it holds other files than a cache
     size : bytes of all entries, or "auto": half of the free space of the disk when it is opened,
         where the bytes of the cache itself count as free. Processes may give different sizes.
     idle_s : entries of stores not read for this long may be evicted
 
-    `counts` holds the requests to this object.
+    Attributes
+    ----------
+    counts : counts of the chunks that were requested from this object
+    limit : largest number of bytes of all entries
     """
 
     def __init__(
@@ -126,24 +130,21 @@ class Cache:
                 f'{mention("cache_size", size)} must be "auto" or a number of bytes, 1 or more',
                 'write for example "10 GB"',
             )
-        self.folder, self.size, self.idle_s = (
-            path.absolute(),
-            size,
-            checked_number("idle_s", idle_s),
-        )
+        self.folder, self.size = path.absolute(), size
+        self.idle_s = checked_number("idle_s", idle_s)
         self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / _LOCK_FILE)
         # Taken before the file lock, because waiting for a file lock is polling.
         self._thread_lock = threading.Lock()
-        self._disabled = False  # whether an OSError has ended caching
+        self._is_disabled = False  # whether an OSError has ended caching
         self._total_is_known = False  # whether this object has counted all entries
         self._full_until = 0.0  # nothing is written before this time of the monotonic clock
-        self._last_marks: dict[str, float] = {}  # monotonic time at which each store was marked
+        self._use_records: dict[str, float] = {}  # monotonic time of the last record of each store
         self.limit = 0
         try:
             self._create_folder()
-            free = shutil.disk_usage(self.folder).free
-            self.limit = (free + (self._total() or 0)) // 2 if size == "auto" else int(size)
+            free_bytes = shutil.disk_usage(self.folder).free + (self._recorded_total() or 0)
+            self.limit = free_bytes // 2 if size == "auto" else int(size)
         except OSError as error:
             self._disable(error)
 
@@ -176,7 +177,7 @@ class Cache:
 
     def read(self, name: EntryName) -> NDArray[np.uint8] | None:
         """Return the object kept under `name`, verified, in a new buffer; None without one."""
-        if self._disabled:
+        if self._is_disabled:
             return None
         path = self._path(name)
         try:
@@ -191,7 +192,7 @@ class Cache:
             self.counts.add(dropped=1)
             self.drop(name)
             return None
-        self._mark(name.store)
+        self._record_use(name.store)
         return data
 
     def drop(self, name: EntryName) -> None:
@@ -218,26 +219,26 @@ class Cache:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
                 raise
-            self._mark(name.store)
+            self._record_use(name.store)
         except OSError as error:
             self._disable(error)
 
     def _path(self, name: EntryName) -> Path:
         return self.folder / name.store / name.entry.hex()
 
-    def _mark(self, store: str) -> None:
-        """Mark a store as in use, at most once a minute."""
+    def _record_use(self, store: str) -> None:
+        """Record that a store is in use, at most once a minute."""
         now = time.monotonic()
-        if now - self._last_marks.get(store, -_MIN_INTERVAL_S) >= _MIN_INTERVAL_S:
-            self._last_marks[store] = now
+        if now - self._use_records.get(store, -_MIN_INTERVAL_S) >= _MIN_INTERVAL_S:
+            self._use_records[store] = now
             with contextlib.suppress(OSError):
                 (self.folder / store / _USED_FILE).touch()
 
     def _disable(self, error: OSError) -> None:
         """End caching by this object; warn at the first call."""
         with self._thread_lock:
-            first, self._disabled = not self._disabled, True
-        if first:
+            is_first, self._is_disabled = not self._is_disabled, True
+        if is_first:
             warn(
                 f"the cache {self.folder} cannot be used ({error.strerror or error}); chunks are "
                 "read from the storage every time"
@@ -247,39 +248,39 @@ class Cache:
 
     def _reserve(self, n_bytes: int) -> bool:
         """Count an entry before it is written, evicting others; return whether there is room."""
-        if self._disabled or n_bytes > self.limit or time.monotonic() < self._full_until:
+        if self._is_disabled or n_bytes > self.limit or time.monotonic() < self._full_until:
             return False
         if not self._is_ours():
             raise FileNotFoundError(errno.ENOENT, "it was moved, deleted or replaced")
-        start = time.monotonic()
+        start_s = time.monotonic()
         try:
             with (
                 self._thread_lock,
                 self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.005),
             ):
-                total = self._total() if self._total_is_known else None
+                total = self._recorded_total() if self._total_is_known else None
                 if total is None or total + n_bytes > self.limit:
                     total = self._make_room(n_bytes)
                     self._total_is_known = True
                 has_room = total + n_bytes <= self.limit
                 # Before the entry: a kill between the two makes the count too large, not too small.
                 (self.folder / _TOTAL_FILE).write_text(str(total + n_bytes * has_room))
-                if not has_room:  # counting is slow
-                    now = time.monotonic()
-                    self._full_until = now + max(_MIN_INTERVAL_S, 50 * (now - start))
+                if not has_room:  # counting is slow: spend at most a fiftieth of the time on it
+                    now_s = time.monotonic()
+                    self._full_until = now_s + max(_MIN_INTERVAL_S, 50 * (now_s - start_s))
         except filelock.Timeout:
             return False
         return has_room
 
-    def _total(self) -> int | None:
-        """Return the recorded number of bytes of all entries; None if there is none."""
+    def _recorded_total(self) -> int | None:
+        """Return the recorded number of bytes of all entries; None without a record."""
         try:
             return int((self.folder / _TOTAL_FILE).read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def _make_room(self, n_bytes: int) -> int:
-        """Count all entries again, evict if `n_bytes` more exceed the limit; return the bytes."""
+        """Count all entries; evict some if `n_bytes` more exceed the limit; return the bytes."""
         now = time.time()
         unfinished: list[_CacheFile] = []
         finished: list[_CacheFile] = []
@@ -289,14 +290,14 @@ class Cache:
             if folder.name == _NEW_FOLDER:
                 unfinished += _files(folder.path, _UNFINISHED_NAME, 0.0)
             elif _STORE_FOLDER_NAME.fullmatch(folder.name):
-                finished += _files(folder.path, _ENTRY_NAME, _last_used(Path(folder.path)))
+                finished += _files(folder.path, _ENTRY_NAME, _last_use_time(Path(folder.path)))
         total = sum(file.n_bytes for file in unfinished + finished)
         idle = [file for file in finished if now - file.last_used >= self.idle_s]
         abandoned = [file for file in unfinished if now - file.modified > _UNFINISHED_MAX_AGE_S]
         if total + n_bytes > self.limit:
             target_bytes = int(_FRACTION_AFTER_EVICTION * self.limit) - n_bytes
             total = _evict(abandoned + idle, total, target_bytes)
-        # If the limit was lowered, more than it may be left.
+        # If the limit was lowered, entries in use may exceed it, too.
         in_use = [file for file in finished if now - file.last_used < self.idle_s]
         return _evict(in_use, total, self.limit)
 
@@ -305,6 +306,7 @@ class Cache:
 
 
 def _entry_header(payload: NDArray[np.uint8], name: bytes) -> bytes:
+    """Return the header of an entry; its checksum covers size, name and object."""
     checked_bytes = struct.pack("<Q32s", payload.nbytes, name)
     crc = google_crc32c.extend(google_crc32c.value(checked_bytes), payload)
     return _HEADER.pack(_MAGIC_BYTES, crc, payload.nbytes, name)
@@ -315,9 +317,9 @@ def _verified_object(file: Any, name: bytes) -> NDArray[np.uint8] | None:
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return None
-    mark, crc, size_in_header, own_name = _HEADER.unpack(head)
+    magic_bytes, crc, size_in_header, name_in_header = _HEADER.unpack(head)
     size = os.fstat(file.fileno()).st_size - _HEADER.size
-    if (mark, size_in_header, own_name) != (_MAGIC_BYTES, size, name):
+    if (magic_bytes, size_in_header, name_in_header) != (_MAGIC_BYTES, size, name):
         return None
     data = np.empty(size, np.uint8)
     crc_read, n_read = google_crc32c.value(head[_CHECKSUM_START:]), 0
@@ -328,10 +330,12 @@ def _verified_object(file: Any, name: bytes) -> NDArray[np.uint8] | None:
 
 
 def _bytes_on_disk(n_bytes: int) -> int:
+    """Return the bytes that a file of `n_bytes` occupies: whole blocks of the disk."""
     return -(-n_bytes // _DISK_BLOCK_BYTES) * _DISK_BLOCK_BYTES
 
 
 def _folder_entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a folder; nothing if the folder does not exist."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         yield from entries
 
@@ -351,7 +355,7 @@ class _CacheFile(NamedTuple):
 
 
 def _files(folder: str, name: re.Pattern[str], last_used: float) -> Iterator[_CacheFile]:
-    """Yield the files of a folder whose names match. last_used : time of last use of its store"""
+    """Yield the files of a folder whose names match. last_used : as in `_CacheFile`"""
     for file in _folder_entries(folder):
         if name.fullmatch(file.name):
             with contextlib.suppress(FileNotFoundError):
@@ -360,8 +364,8 @@ def _files(folder: str, name: re.Pattern[str], last_used: float) -> Iterator[_Ca
                 yield _CacheFile(last_used, status.st_mtime, file.path, n_bytes)
 
 
-def _last_used(store: Path) -> float:
-    """Return the time at which a store was last used, by the clock of the disk."""
+def _last_use_time(store: Path) -> float:
+    """Return the Unix time at which a store was last used, in seconds of the disk's clock."""
     for path in (store / _USED_FILE, store):
         with contextlib.suppress(FileNotFoundError):
             return path.stat().st_mtime
@@ -369,7 +373,10 @@ def _last_used(store: Path) -> float:
 
 
 def _evict(files: list[_CacheFile], total: int, target_bytes: int) -> int:
-    """Delete files, oldest first, until `target_bytes` bytes are left; return the bytes left."""
+    """Delete files, the least recently used first, down to `target_bytes`; return the bytes left.
+
+    total : bytes of all files of the cache
+    """
     for file in sorted(files):
         if total <= target_bytes:
             break

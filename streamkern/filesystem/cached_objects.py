@@ -15,8 +15,13 @@ class CachedObjects(Objects):
 
     Chunks are read with `get_many`. Everything else goes straight to the storage.
 
-    belongs_to_store : returns whether the bytes of a key are those from which the fingerprint was
-        computed. Bytes of another store that replaced this one are returned but not cached.
+    Parameters
+    ----------
+    objects : the objects in the storage
+    cache : the cache
+    fingerprint : fingerprint of the store
+    belongs_to_store : takes a key and its bytes, and returns whether the fingerprint was computed
+        from these bytes. Bytes of another store, which has replaced this one, are not cached.
     """
 
     def __init__(
@@ -34,21 +39,22 @@ class CachedObjects(Objects):
     def get_many(
         self, keys: Sequence[str], *, refetch: bool = False, is_intact: BytesCheck | None = None
     ) -> list[Bytes]:
-        """Return the bytes of several objects; missing ones, or all if `refetch`, are fetched.
+        """Return the bytes of several objects; those not in the cache are fetched.
 
+        refetch : fetch all objects
         is_intact : as for `get`
         """
         data: dict[str, Bytes] = {}
         for key in keys:
-            if refetch:  # the entry may have been altered in transit
+            if refetch:  # the entry may hold bytes that were altered in transit
                 self._cache.drop(self._name(key))
             elif (cached := self._cache.read(self._name(key))) is not None:
                 data[key] = cached
                 self._cache.counts.add(hits=1)
-        missing = [key for key in keys if key not in data]
-        if missing:
-            fetched = super().get_many(missing, refetch=refetch, is_intact=is_intact)
-            for key, value in zip(missing, fetched, strict=True):
+        uncached_keys = [key for key in keys if key not in data]
+        if uncached_keys:
+            values = super().get_many(uncached_keys, refetch=refetch, is_intact=is_intact)
+            for key, value in zip(uncached_keys, values, strict=True):
                 data[key] = value
                 self._cache.counts.add(misses=1)
                 if self._belongs_to_store(key, value):
@@ -56,4 +62,5 @@ class CachedObjects(Objects):
         return [data[key] for key in keys]
 
     def _name(self, key: str) -> EntryName:
+        """Return the name of the entry for an object."""
         return EntryName(self._store, hashlib.sha256(f"{self._identity}\n{key}".encode()).digest())

@@ -27,7 +27,8 @@ from streamkern.basics.text import redact
 if TYPE_CHECKING:
     from zarr.abc.buffer import Buffer
 
-_SYNC_AT_ONCE_BYTES, _SYNC_THREADS = 1 << 20, 8
+_SYNC_AT_ONCE_BYTES = 1 << 20  # files of this size are synced when they are written
+_SYNC_THREADS = 8
 _TEMPORARY_NAME = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
 
 
@@ -81,9 +82,10 @@ def sync_files(root: Path, files: Sequence[Path]) -> None:
 
 
 def _sync_all(pool: ThreadPoolExecutor, files: Sequence[Path]) -> None:
+    """Return once the content of these files is durable."""
     try:
         list(pool.map(sync_file, files))
-    except RuntimeError:  # no thread is available: one after the other
+    except RuntimeError:  # the system gives no thread: sync the files one after another
         for file in files:
             sync_file(file)
 
@@ -121,8 +123,8 @@ def make_folders(folder: Path) -> None:
 def write_atomically(path: Path, data: Any, *, exclusive: bool = False, sync: bool = True) -> None:
     """Write `data`, bytes-like or a list of such, to `path`: all of it or nothing.
 
-    With `exclusive` an existing file is left as it is and FileExistsError raised. Without `sync`
-    the file survives the end of the process, but not of the machine.
+    exclusive : leave an existing file as it is, and raise FileExistsError
+    sync : make the file survive a power cut, not only the end of this process
     """
     if exclusive and os.path.lexists(path):  # zarr checks for every array that its group exists
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -151,12 +153,13 @@ def write_durably(path: Path, data: Any, *, exclusive: bool = False) -> None:
 
 
 def write_all(file: Any, view: memoryview) -> None:
-    """Write all bytes to an unbuffered file, each of whose writes may store only a part of them."""
+    """Write all bytes to an unbuffered file, whose `write` may store only a part of them."""
     while view:
         view = view[file.write(view) :]
 
 
 def _data_parts(data: Any) -> Any:
+    """Return data as a list of bytes-like parts."""
     return data if isinstance(data, list | tuple) else [data]
 
 

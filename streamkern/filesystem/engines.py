@@ -21,7 +21,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.filesystem.objects import STALL_S, Bytes, ErrorKind, Listing, ObjectNames
 
 _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-# Responses with a 4xx status that concern this one request, not the object requested.
+# Codes of 4xx responses that concern only this request, which may succeed if it is repeated.
 _TRANSIENT_CODES = {
     *("RequestTimeout", "XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "SlowDown"),
     *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
@@ -38,7 +38,7 @@ NO_CLOUD_CREDENTIALS = (
     "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or storage_options anon = true "
     "for a public bucket"
 )
-# Options that s3fs passes on, to fsspec and to botocore's session; and those removed before s3fs.
+# Options that s3fs passes on to fsspec and botocore; and options that are removed before s3fs.
 _FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")
 _OUR_OPTIONS = ("engine", "deadline_s", "region")
 _STATUS_PATTERN = re.compile(r"status code: (\d{3})")
@@ -56,8 +56,8 @@ _BOTO_NETWORK_ERRORS = {
 _MAX_POOL_CONNECTIONS = 128
 
 
-def http_outcome(status: int, code: str) -> ErrorKind:
-    """Return the meaning of an S3 response.
+def http_error_kind(status: int, code: str) -> ErrorKind:
+    """Return the kind of error that an S3 response means.
 
     status : HTTP status
     code : the <Code> in the body of the response, or ""
@@ -88,8 +88,8 @@ class ObstoreEngine:
     """S3, Google or Azure by obstore: one request an object, with the waiting outside Python.
 
     open_stores : returns (store for reading, store for writing); called again to read the
-        credentials again. They differ because the time limit of reading, between two pieces of a
-        response, would end a long upload.
+        credentials again. The stores differ because the time limit of reading, between two pieces
+        of a response, would end a long upload.
     """
 
     keys_per_delete = 1000
@@ -97,8 +97,8 @@ class ObstoreEngine:
     _pid: int | None = None  # of the first process that used obstore
 
     def __init__(self, open_stores: Callable[[], tuple[Any, Any]]) -> None:
-        first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
-        if first != os.getpid():  # obstore's threads do not exist here: requests would never end
+        first_pid = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
+        if first_pid != os.getpid():  # without obstore's threads, requests would never end
             raise StorageAccessError(
                 "obstore does not work in a process forked from one that used it",
                 "start processes with the method 'spawn', or set the storage option engine = "
@@ -160,7 +160,7 @@ class ObstoreEngine:
         if _NO_TOKEN_TEXT in text:
             return ErrorKind.REFUSED
         if response is not None:
-            return http_outcome(*response)
+            return http_error_kind(*response)
         if isinstance(error, FileNotFoundError):
             return ErrorKind.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
@@ -197,6 +197,7 @@ class FsspecEngine:
         return f"{self._root}/{key}" if key else self._root
 
     async def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the file system; on a thread if it has no asynchronous methods."""
         if self._fs.async_impl:
             return await getattr(self._fs, f"_{name}")(*args, **options)
         return await asyncio.to_thread(getattr(self._fs, name), *args, **options)
@@ -208,6 +209,7 @@ class FsspecEngine:
         mode = "create" if create else "overwrite"
         if not self._fs.async_impl:
             await asyncio.to_thread(self._fs.makedirs, self._fs._parent(self._path(key)), True)
+        # With the largest chunk, s3fs uploads an object of up to 5 GiB in one request.
         in_one_request = {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
         await self._call("pipe_file", self._path(key), bytes(data), mode=mode, **in_one_request)
 
@@ -217,21 +219,21 @@ class FsspecEngine:
                 await self._call("rm_file", self._path(key))
 
     async def list(self, prefix: str) -> Listing:
-        entries = await self._listed("find", prefix, {})
+        entries = await self._list_folder("find", prefix, {})
         root_length = len(self._fs._strip_protocol(self._path("x"))) - 1
         return [(name[root_length:], int(entry["size"] or 0)) for name, entry in entries.items()]
 
     async def entries(self, prefix: str) -> ObjectNames:
         if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is not an entry
-            skip = len(prefix) + 1 if prefix else 0
-            below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
-            return list({name + slash for name, slash, _ in below if name})  # "" is the prefix
-        entries = await self._listed("ls", prefix, [])
+            n_skipped = len(prefix) + 1 if prefix else 0
+            parts = (key[n_skipped:].partition("/") for key, _ in await self.list(prefix))
+            return list({name + slash for name, slash, _ in parts if name})  # "" is the prefix
+        entries = await self._list_folder("ls", prefix, [])
         paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in entries}
-        paths.pop(self._fs._strip_protocol(self._path(prefix)), None)  # itself, as a file
-        return [path.rpartition("/")[2] + "/" * folder for path, folder in paths.items()]
+        paths.pop(self._fs._strip_protocol(self._path(prefix)), None)  # `prefix`, if it is a file
+        return [path.rpartition("/")[2] + "/" * is_folder for path, is_folder in paths.items()]
 
-    async def _listed(self, function: str, prefix: str, empty: Any) -> Any:
+    async def _list_folder(self, function: str, prefix: str, empty: Any) -> Any:
         """Return the entries below a folder, or `empty` if there is no such folder."""
         try:
             return await self._call(function, self._path(prefix), detail=True)
@@ -261,7 +263,7 @@ class FsspecEngine:
     def error_kind(self, error: Exception) -> ErrorKind:
         response = _error_response(error)
         if response is not None:
-            return http_outcome(*response)
+            return http_error_kind(*response)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
             return ErrorKind.MISSING
         if isinstance(error, FileExistsError):
@@ -274,8 +276,9 @@ class FsspecEngine:
         if origin in ("botocore", "aiobotocore"):
             names = {base.__name__ for base in type(error).__mro__}
             return ErrorKind.TRANSIENT if names & _BOTO_NETWORK_ERRORS else ErrorKind.REFUSED
-        network = origin in ("aiohttp", "urllib3", "http", "requests")
-        return ErrorKind.TRANSIENT if network or isinstance(error, OSError) else ErrorKind.OTHER
+        is_network_error = origin in ("aiohttp", "urllib3", "http", "requests")
+        is_transient = is_network_error or isinstance(error, OSError)
+        return ErrorKind.TRANSIENT if is_transient else ErrorKind.OTHER
 
 
 def _error_response(error: BaseException) -> tuple[int, str] | None:
@@ -289,8 +292,9 @@ def _error_response(error: BaseException) -> tuple[int, str] | None:
         if isinstance(response, dict) and "ResponseMetadata" in response:
             status = int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
             code = str(response.get("Error", {}).get("Code", ""))
-            return status, "" if code.isdigit() else code  # without a body it repeats the status
-        if isinstance(status, int) and status >= 300:  # aiohttp's
+            # Without a body, botocore gives the status as the code.
+            return status, "" if code.isdigit() else code
+        if isinstance(status, int) and status >= 300:  # an error of aiohttp
             return status, ""
         cause = cause.__cause__
     return None
@@ -328,11 +332,12 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _parameters(cls: type, function: str = "__init__") -> set[str]:
+    """Return the names of the parameters of a method."""
     return set(inspect.signature(getattr(cls, function)).parameters) - {"self"}
 
 
 def _refuse_unknown(noun: str, names: Any, known_names: set[str]) -> None:
-    """Raise ConfigError for a name that s3fs, or the client below it, does not take.
+    """Raise ConfigError for a name that is not among the known names of s3fs or its client.
 
     noun : noun for such a name, for the message
     """

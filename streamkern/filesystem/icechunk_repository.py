@@ -1,4 +1,4 @@
-"""Snapshots of icechunk repositories as zarr stores: read, and never written.
+"""Open snapshots of icechunk repositories as zarr stores, which are read and never written.
 
 A URL is ``icechunk+``, the URL of the repository, and the version to read: ``@tag=v1``,
 ``@branch=main`` or ``@snapshot=ID``; by default the branch main. A branch changes with every
@@ -35,7 +35,11 @@ _S3_OPTIONS = {
 
 
 class _Version(NamedTuple):
-    """A repository and the version to read."""
+    """The repository and the version that a URL names.
+
+    location : URL of the repository
+    kind, name : "tag", "branch" or "snapshot", and its name
+    """
 
     location: str
     kind: str
@@ -51,12 +55,12 @@ def is_icechunk(source: Any) -> bool:
 
 def is_branch(url: str) -> bool:
     """Return whether the URL names a branch."""
-    return is_icechunk(url) and _parsed_url(url).kind == "branch"
+    return is_icechunk(url) and _parse_url(url).kind == "branch"
 
 
 def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
     """Return the URL of the snapshot that a URL stands for now. Raises as `icechunk_store`."""
-    version = _parsed_url(url)
+    version = _parse_url(url)
     if version.kind == "snapshot":
         return url
     snapshot = icechunk_snapshot(icechunk_store(url, options))
@@ -65,7 +69,7 @@ def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
 
 def at_snapshot(url: str, snapshot: str) -> str:
     """Return the URL of a snapshot in the repository of `url`."""
-    return f"icechunk+{_parsed_url(url).location}@snapshot={snapshot}"
+    return f"icechunk+{_parse_url(url).location}@snapshot={snapshot}"
 
 
 def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -77,22 +81,23 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     Raises
     ------
     StoreNotFoundError
-        No repository, tag, branch or snapshot.
+        If there is no such repository, tag, branch or snapshot.
     ConfigError
-        A URL of another form, an unsupported storage, or an unknown option.
+        If the URL has another form, or the storage or an option is not supported.
     MissingDependencyError
-        icechunk is not installed.
+        If icechunk is not installed.
     StorageError
-        Any other error of icechunk.
+        If icechunk raises any other error.
     """
-    version = _parsed_url(url)
+    version = _parse_url(url)
     icechunk = import_optional("icechunk", "reading icechunk repositories", "icechunk")
     try:
         repository = icechunk.Repository.open(_storage(icechunk, version.location, options or {}))
         argument = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
         session = repository.readonly_session(**{argument: version.name})
     except icechunk.IcechunkError as error:
-        message = re.split(r"\||\n\s*context:", str(error))[0]  # without the calls within icechunk
+        # Without the calls within icechunk, which follow "|" or a line "context:".
+        message = re.split(r"\||\n\s*context:", str(error))[0]
         text = " ".join(redact(message).split()).removeprefix("x ")
         if re.search(r"not found|doesn't exist|invalid (?!icechunk header)", text):
             raise StoreNotFoundError(
@@ -137,7 +142,8 @@ def icechunk_snapshot(store: Any) -> str | None:
     return str(unwrap_icechunk_store(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
 
 
-def _parsed_url(url: str) -> _Version:
+def _parse_url(url: str) -> _Version:
+    """Return the repository and the version of a URL; raise ConfigError for another form."""
     match = _URL_PATTERN.fullmatch(os.fspath(url))
     if match is None:
         raise ConfigError(
@@ -150,7 +156,7 @@ def _parsed_url(url: str) -> _Version:
 
 
 def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> Any:
-    """Return the storage of a repository; ConfigError unless it is supported."""
+    """Return icechunk's storage of a repository; raise ConfigError unless it is supported."""
     split = urlsplit(repository_url)
     if split.scheme == "file":
         path = unquote(split.path)
@@ -169,10 +175,10 @@ def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> 
             f"icechunk repositories at {split.scheme}:// are not opened by URL",
             "give icechunk+file:// or icechunk+s3://, or in Python a session of icechunk",
         )
-    unknown = sorted(options.keys() - _S3_OPTIONS.keys() - {"engine", "deadline_s"})
-    if unknown:
+    unknown_options = sorted(options.keys() - _S3_OPTIONS.keys() - {"engine", "deadline_s"})
+    if unknown_options:
         raise ConfigError(
-            f"storage option {unknown[0]!r} is not known for icechunk",
+            f"storage option {unknown_options[0]!r} is not known for icechunk",
             f"the options are {', '.join(_S3_OPTIONS)}",
         )
     settings = {_S3_OPTIONS[name]: value for name, value in options.items() if name in _S3_OPTIONS}

@@ -141,7 +141,7 @@ class Objects:
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
 
-    def until(self, stopped: threading.Event) -> Self:
+    def with_stop_event(self, stopped: threading.Event) -> Self:
         """Return the same objects, whose requests end with StorageError once `stopped` is set."""
         stoppable = copy.copy(self)
         stoppable._stopped = stopped
@@ -155,9 +155,9 @@ class Objects:
     ) -> Bytes:  # fmt: skip
         """Return the bytes of an object, or bytes start to stop.
 
-        is_intact : returns whether the bytes are intact. If it returns False, they are read again,
-            up to `MAX_READS` times in all, as the transfer may have altered them; the last result
-            is returned.
+        start, stop : bounds in bytes; a negative start means a suffix
+        is_intact : returns whether the bytes are intact; if not, they are read again, because the
+            transfer may have altered them. The last of at most `MAX_READS` results is returned.
 
         Raises FileNotFoundError if there is no such object.
         """
@@ -235,13 +235,15 @@ class Objects:
         """See `create`."""
         if await self._with_retries("creating", key, lambda: self._put(key, data, create=True)):
             return True
-        # It may be ours: the reply to an earlier attempt may have been lost.
+        # This call may have created it: the reply to an earlier attempt may have been lost.
         own_bytes = bytes(data)
         try:
-            stored = await self.get_async(key, is_intact=lambda data: bytes(data) == own_bytes)
+            stored_bytes = await self.get_async(
+                key, is_intact=lambda data: bytes(data) == own_bytes
+            )
         except FileNotFoundError:
             return False
-        return bytes(stored) == own_bytes
+        return bytes(stored_bytes) == own_bytes
 
     async def _put(self, key: str, data: Bytes, *, create: bool) -> bool:
         """Make one attempt; return False if the object to create exists."""
@@ -256,14 +258,13 @@ class Objects:
 
     async def delete_async(self, keys: Sequence[str]) -> None:
         """See `delete`."""
-        # An attempt has a bounded number of keys, as with too many none would ever succeed.
-        step = self._engine.keys_per_delete
+        step = self._engine.keys_per_delete  # with too many keys, no attempt would ever succeed
         groups = (keys[i : i + step] for i in range(0, len(keys), step))
         await gather_requests([partial(self._delete_group, group) for group in groups])
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
-        key_text = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
-        await self._with_retries("deleting", key_text, lambda: self._engine.delete(keys))
+        text = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
+        await self._with_retries("deleting", text, lambda: self._engine.delete(keys))
 
     async def list_async(self, prefix: str) -> Listing:
         """See `list`."""
@@ -289,6 +290,7 @@ class Objects:
     # -- retries and errors ----------------------------------------------------------------
 
     def _wait(self, request: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return the result of a request, which runs on fsspec's event loop."""
         if os.getpid() != self._pid:
             raise StorageAccessError(
                 f"{redact(self.url)} was opened before this process was forked, but its "
@@ -303,25 +305,24 @@ class Objects:
         doing, key : for messages, such as "reading" and the key of the object
         """
         request_text = f"{doing} {key} of {redact(self.url)}"
-        renewed = False
+        has_renewed = False  # the credentials, for this request
 
         async def attempt_once() -> _T:
-            nonlocal renewed
+            nonlocal has_renewed
             self.traffic.add(requests=1)
-            renewals = self._renewals.count
-            limit = self._engine.attempt_s
+            renewals, limit_s = self._renewals.count, self._engine.attempt_s
             try:
-                return await await_within(limit, attempt())
+                return await await_within(limit_s, attempt())
             except Exception as error:
-                if renewed or self._error_kind(error) is not ErrorKind.EXPIRED:
+                if has_renewed or self._error_kind(error) is not ErrorKind.EXPIRED:
                     raise
-                renewed = True
+                has_renewed = True
             await self._renew(renewals)
-            return await await_within(limit, attempt())
+            return await await_within(limit_s, attempt())
 
-        start = time.monotonic()
-        delays = backoff_delays(_FIRST_DELAY_S, _MAX_DELAY_S, start + self.deadline_s)
-        tries, warned = 1, False
+        start_s = time.monotonic()
+        delays = backoff_delays(_FIRST_DELAY_S, _MAX_DELAY_S, start_s + self.deadline_s)
+        n_tries, has_warned = 1, False
         while True:
             try:
                 result = await attempt_once()
@@ -331,38 +332,37 @@ class Objects:
                 is_transient = self._error_kind(error) is ErrorKind.TRANSIENT
                 self._has_responded |= not is_transient
                 delay_s = next(delays, None) if is_transient else None
-                elapsed_s = time.monotonic() - start
+                elapsed_s = time.monotonic() - start_s
                 # A server that restarts comes back; one that never answered may not exist.
                 never_responded = not self._has_responded and is_connection_refused(error)
                 if delay_s is None or (never_responded and elapsed_s > _REFUSED_RETRY_S):
-                    explained = self._error_to_raise(request_text, key, error, tries, elapsed_s)
-                    if explained is error:  # not about the storage
+                    new_error = self._error_to_raise(request_text, key, error, n_tries, elapsed_s)
+                    if new_error is error:  # not an error of the storage
                         raise
-                    raise explained from error
-                if elapsed_s > _WARN_AFTER_S and not warned:
-                    warned = True
+                    raise new_error from error
+                if elapsed_s > _WARN_AFTER_S and not has_warned:
+                    has_warned = True
                     _log.warning(
                         "%s fails (%s); it is tried again until %.0f s have passed",
                         request_text, self._error_text(error), self.deadline_s,
                     )  # fmt: skip
             self.traffic.add(retries=1)
-            tries += 1
+            n_tries += 1
             await asyncio.sleep(delay_s)
 
     def _error_kind(self, error: Exception) -> ErrorKind:
-        # Errors of streamkern itself, such as for credentials that no longer exist.
-        is_ours = isinstance(error, StreamkernError)
+        is_ours = isinstance(error, StreamkernError)  # such as for credentials that are gone
         return ErrorKind.OTHER if is_ours else self._engine.error_kind(error)
 
     def _error_text(self, error: BaseException) -> str:
+        """Return an error in one line of at most 300 characters, without secrets."""
         text = self._engine.explain(error) if isinstance(error, Exception) else str(error)
         return " ".join(redact(text).split())[:300]
 
     async def _renew(self, seen_count: int) -> None:
-        """Read the credentials again, once for all requests in flight, whose credentials expire
-        together.
+        """Read the credentials again, once for all requests in flight.
 
-        seen_count : number of renewals before the request whose credentials were expired
+        seen_count : number of renewals before the request whose credentials had expired
         """
         async with self._renewals.lock:
             if self._renewals.count == seen_count:
@@ -370,7 +370,7 @@ class Objects:
                 self._renewals.count += 1
 
     def _error_to_raise(
-        self, request_text: str, key: str, error: Exception, tries: int, seconds: float
+        self, request_text: str, key: str, error: Exception, n_tries: int, seconds: float
     ) -> Exception:
         """Return the error to raise, with a remedy; `error` itself if it is not of the storage."""
         kind = self._error_kind(error)
@@ -390,11 +390,11 @@ class Objects:
         if not self._has_responded and is_connection_refused(error):
             return StorageError(
                 f"{request_text} failed: nothing listens at this address (connection refused, "
-                f"tries: {tries})",
+                f"tries: {n_tries})",
                 "check host and port, and that the server is running",
             )
         return StorageError(
-            f"{request_text} failed {tries} times in {seconds:.0f} s: {text}",
+            f"{request_text} failed {n_tries} times in {seconds:.0f} s: {text}",
             "run the same command again once the server answers, or raise the storage option "
             f"deadline_s={self.deadline_s:g}",
         )

@@ -88,14 +88,14 @@ def begin_group(store: Any, url: str, mark: Mark) -> zarr.Group:
     The arrays of an old group are durably deleted on return. Raises DataError as `mark_at` does,
     and for an old group of another kind.
     """
-    old, kind = mark_at(store, url), mark["kind"]
-    if old is None:
+    old_mark, kind = mark_at(store, url), mark["kind"]
+    if old_mark is None:
         remove_leftover_files(store, kind)
         if isinstance(store, LocalFiles):
             make_folders(store.root)
         return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
-    check_kind(old, kind, url)
-    # Ignore its consolidated metadata, which list the arrays that are deleted below.
+    check_kind(old_mark, kind, url)
+    # Without its consolidated metadata, which list the arrays that are deleted below.
     group = zarr.open_group(store, mode="r+", use_consolidated=False)
     # Until the new mark is written, neither the old nor the new group must seem complete.
     group.attrs.put({ATTRIBUTE: {**mark, "status": "clearing"}})
@@ -117,7 +117,8 @@ def check_kind(mark: Mark, kind: str, url: str) -> None:
 def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | None = None) -> None:
     """Give a group its final mark, once all its data is durable.
 
-    check : raises unless the group is still the caller's; called last, as a sync may take long
+    check : raises an error unless the group still belongs to the caller; called after the sync,
+        which may take long
     """
     sync_store(group.store)
     if check is not None:
@@ -180,14 +181,14 @@ def is_of_group(key: str) -> bool:
 
 def file_lock(path: Path) -> filelock.BaseFileLock:
     """Return a lock that is acquired at once or not at all; RunError if the file is not ours."""
-    # Our lock files stay empty, and some versions of filelock empty the file that they lock.
+    # Lock files of streamkern stay empty. Some versions of filelock empty the file that they lock.
     if path.is_file() and path.stat().st_size:
         raise RunError(f"{path} is not empty and was not made by streamkern", "give another folder")
     return filelock.FileLock(path, timeout=0, thread_local=False)
 
 
 def _is_free(store: Any) -> bool:
-    """Return whether the place is empty but for files of a write killed before its first file."""
+    """Return whether a place is empty, except for temporary files of a write that was killed."""
     if isinstance(store, ObjectsStore):
         return not store.objects.list(store.prefix)
     root = store.root
@@ -197,17 +198,22 @@ def _is_free(store: Any) -> bool:
 
 
 def _is_array(key: str, kind: str | None = None) -> bool:
-    """Return whether this is a file or a folder of an array in a group of that kind."""
+    """Return whether this is the key of a file or folder of an array in a group of the kind.
+
+    kind : None allows arrays of any name
+    """
     match = _ARRAY_KEY.fullmatch(key)
     return match is not None and (kind is None or bool(ARRAYS[kind].fullmatch(match[1])))
 
 
 def _is_leftover_file(key: str, kind: str) -> bool:
+    """Return whether a killed write left the file at this key of a group of the kind."""
     folder, _, name = key.rpartition("/")
     return is_temporary(name) and (not folder or _is_array(f"{folder}/", kind))
 
 
 def _delete(store: Any, is_ours: Callable[[str], bool]) -> None:
+    """Delete everything in a zarr store whose key `is_ours` accepts."""
     if isinstance(store, LocalFiles):
         remove(store.root, is_ours)
         return
@@ -237,5 +243,6 @@ def is_marked(path: Path, kind: str) -> bool:
 
 
 def _file_mark(path: Path, kind: str) -> dict[str, str | int]:
+    """Return the mark of a file as it is now."""
     status = path.stat()
     return {"kind": kind, "size": status.st_size, "mtime_ns": status.st_mtime_ns}

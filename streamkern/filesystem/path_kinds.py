@@ -27,7 +27,7 @@ _NOT_STORES: Final[Mapping[Kind, tuple[str, str]]] = {
     "run": ("a run directory", "give the path of a store"),
     "runs": ("a folder of runs", "give the path of a store"),
 }
-"""Content of a path that is no store, and what to do, for messages."""
+"""Noun for the content of a path that is no store, and a remedy, for messages."""
 _RUN_FORMAT = re.compile(rb'"format":\s*"streamkern-')
 
 
@@ -56,18 +56,18 @@ def runs_below(path: Path) -> list[str]:
         return []
 
 
-def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
+def enclosing_store_or_run(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
     """Return the store or the run directory that `url` would lie within, or None."""
     path = local_path(url)
     parents = () if path is None else Path(os.path.abspath(path)).parents
-    for parent in reversed(parents):  # the outermost: an array of a store is not a store
+    for parent in reversed(parents):  # the outermost first: an array of a store is not a store
         if parent.is_dir() and (kind := content_kind(parent)) in ("store", "run"):
             return parent, kind
     return None
 
 
-def no_store(url: str | os.PathLike[str]) -> str:
-    """Return the sentence for a path that holds no zarr store, with a remedy."""
+def no_store_text(url: str | os.PathLike[str]) -> str:
+    """Return the error message for a path that holds no zarr store, with a remedy."""
     location, kind = redact(url), content_kind(url)
     if kind in _NOT_STORES:
         content, remedy = _NOT_STORES[kind]
@@ -83,8 +83,8 @@ def no_store(url: str | os.PathLike[str]) -> str:
     )
 
 
-def no_run(url: str | os.PathLike[str], location: str) -> str:
-    """Return the sentence for a path that holds no run. place : `url` for messages."""
+def no_run_text(url: str | os.PathLike[str], location: str) -> str:
+    """Return the error message for a path that holds no run. location : the path in the message"""
     kind, path = content_kind(url), local_path(url)
     if kind == "runs" and path is not None:
         return f"{location} is a folder of runs; give one of them, such as {runs_below(path)[0]}"
@@ -101,17 +101,15 @@ def no_run(url: str | os.PathLike[str], location: str) -> str:
 
 
 def check_output(url: str | os.PathLike[str], noun: str) -> None:
-    """Raise ConfigError if output would be written into a store or a run directory, or to "-".
+    """Raise ConfigError if `url` is "-", lies within a store or run directory, or is not writable.
 
-    Also unless it can be written there, see `check_writable`.
-
-    noun : a plural noun for the message, such as "predictions"
+    noun : the output in the message, a plural such as "predictions"
     """
     if path_text(url) == "-":
         raise ConfigError(
             f"{noun} cannot be written to the standard output (-)", "give the path of a place"
         )
-    outer = enclosing(url)
+    outer = enclosing_store_or_run(url)
     if outer is not None:
         parent, kind = outer
         container = "store" if kind == "store" else "run directory"
@@ -125,6 +123,7 @@ def check_output(url: str | os.PathLike[str], noun: str) -> None:
 
 
 def _is_run(path: Path) -> bool:
+    """Return whether a folder is a run directory, by its run.json."""
     try:
         return _RUN_FORMAT.search((path / "run.json").read_bytes()) is not None
     except OSError:

@@ -27,7 +27,7 @@ def is_object(url: Any) -> bool:
 
 
 def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects, str]:
-    """Return the folder of an object, and its name in it."""
+    """Return the objects in the folder of an object, and its name there."""
     folder, _, name = url.rpartition("/")
     root = "/" * folder.endswith(":/")  # for memory://name
     return open_objects(folder + root, storage_options=storage_options), name
@@ -36,9 +36,9 @@ def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects,
 def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
     """Return an open binary file over the object at `url`.
 
-    Close it: only then is the replacement of a plain file during the read certain to be detected.
-    Raises FileNotFoundError, StorageError, ConfigError and MissingDependencyError; reading and
-    closing raise DataError if the object was replaced.
+    The caller must close the file: only then is a replacement of the object during the reads
+    detected with certainty. Raises FileNotFoundError, StorageError, ConfigError and
+    MissingDependencyError; reading and closing raise DataError if the object was replaced.
     """
     objects, name = split_object(url, storage_options)
     size, version = objects.stat(name)
@@ -63,8 +63,8 @@ class _VersionCheckedReader(io.BufferedReader):
 class _ObjectFile(io.RawIOBase):
     """Ranges of one object.
 
-    Its version is compared with the first one when the last byte is read, and when the file is
-    closed, because readers that seek may not read the last byte last.
+    The version of the object is compared with the first one when the last byte is read, and when
+    the file is closed, because readers that seek may not read the last byte last.
     """
 
     def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
@@ -72,7 +72,7 @@ class _ObjectFile(io.RawIOBase):
         self._location = f"{redact(objects.url).removesuffix('/')}/{name}"
         self._size, self._version = size, version
         self._position = 0
-        self._unchecked = False  # whether anything was read since the version was compared
+        self._has_unchecked_data = False  # data was read since the version was compared
 
     def readable(self) -> bool:
         return True
@@ -90,13 +90,13 @@ class _ObjectFile(io.RawIOBase):
         if n_bytes <= 0:
             return 0
         stop = self._position + n_bytes
-        self._unchecked = False  # if reading fails, `close` must not raise a second error
+        self._has_unchecked_data = False  # if reading fails, `close` must not raise a second error
         for _ in range(_MAX_RANGE_READS):
             data = self._objects.get(self._name, self._position, stop)
             if len(data) == n_bytes:
                 buffer[:n_bytes] = data
                 self._position = stop
-                self._unchecked = True
+                self._has_unchecked_data = True
                 if stop == self._size:
                     self.check_version()
                 return n_bytes
@@ -107,9 +107,9 @@ class _ObjectFile(io.RawIOBase):
 
     def check_version(self) -> None:
         """Raise DataError if the data read since the last check may be of two versions."""
-        unchecked, self._unchecked = self._unchecked, False
-        if not unchecked:
+        if not self._has_unchecked_data:
             return
+        self._has_unchecked_data = False
         current = self._objects.stat(self._name)
         if current != (self._size, self._version):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Files that a call needs while it runs: in a folder of their own, resumable, then deleted.
+"""Files that a call needs while it runs: in a separate folder, resumable, deleted at the end.
 
 The folder's name is derived from the output, so the same command finds it again and two outputs
 never share one. Its first file marks the folder as streamkern's. Only files with a known name in a
@@ -91,7 +91,7 @@ class Scratch:
         self._crcs: dict[str, int] = {}  # CRC-32 of each file
         # For each file that is being read in order: the bytes read, and their CRC-32.
         self._progress: dict[str, tuple[int, int]] = {}
-        self._changed: set[str] = set()
+        self._unsaved_files: set[str] = set()  # files with data that is not durable yet
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="streamkern-scratch")
         self._saving: Future[None] | None = None
 
@@ -114,7 +114,7 @@ class Scratch:
         self._acquire_lock()
 
     def restore(self, identity: str) -> Any:
-        """Return the state last saved for this `identity`, or None; other files are deleted.
+        """Return the state that was last saved for this `identity`, or None; delete other files.
 
         Raises DataError if the folder is not streamkern's, or is in use by another call.
         """
@@ -145,8 +145,8 @@ class Scratch:
             return
         saved = self._read_state()
         is_of_identity = saved and saved["identity"].startswith(identity)
-        if is_of_identity or not self._names():
-            with contextlib.suppress(DataError):  # another call is deleting it
+        if is_of_identity or not self._file_names():
+            with contextlib.suppress(DataError):  # another call is deleting the files
                 self._acquire_lock()
             self.discard()
 
@@ -159,7 +159,7 @@ class Scratch:
             write_all(file, data.data.cast("B"))
         self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
         self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
-        self._changed.add(name)
+        self._unsaved_files.add(name)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -169,8 +169,8 @@ class Scratch:
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
         """Fill an array with the content of a file from byte `start` on.
 
-        Raises CorruptChunkError if a file that is read in order to its end fails its checksum; then
-        all scratch files are deleted, because nothing can be resumed from them.
+        Raises CorruptChunkError if a file that is read in order, to its end, fails its checksum;
+        then all scratch files are deleted, because nothing can be resumed from them.
         """
         with (self.folder / name).open("rb", 0) as file:
             file.seek(start)
@@ -182,13 +182,12 @@ class Scratch:
                 view = view[n:]
             if hasattr(os, "posix_fadvise"):  # frees the pages, as each byte is read once
                 os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
-        end, crc = self._progress.get(name, (0, 0)) if start else (0, 0)
-        if end != start:
+        position, crc_read = self._progress.get(name, (0, 0)) if start else (0, 0)
+        if position != start:
             return  # not in order: the CRC of the bytes before is unknown
-        end, crc_read = self._progress[name] = (
-            start + out.nbytes,
-            zlib.crc32(out.data.cast("B"), crc),
-        )
+        crc_read = zlib.crc32(out.data.cast("B"), crc_read)
+        end = start + out.nbytes
+        self._progress[name] = (end, crc_read)
         if end == self._sizes[name] and crc_read != self._crcs[name]:
             self.discard()
             raise CorruptChunkError(
@@ -198,9 +197,9 @@ class Scratch:
             )
 
     def forget(self, name: str) -> None:
-        """Leave a file out of the next saved state; `sweep` deletes it after that."""
+        """Leave a file out of the next saved state, after which `sweep` may delete it."""
         del self._sizes[name], self._crcs[name]
-        self._changed.discard(name)
+        self._unsaved_files.discard(name)
 
     def sweep(self) -> None:
         """Delete the files that are not in the state."""
@@ -214,7 +213,7 @@ class Scratch:
         wait : whether to return only once they are durable
         """
         self._wait_for_save()
-        changed, self._changed = self._changed, set()
+        unsaved_files, self._unsaved_files = self._unsaved_files, set()
         body = json.dumps(
             {
                 "identity": self._identity, "sizes": self._sizes, "crcs": self._crcs,
@@ -224,7 +223,7 @@ class Scratch:
         text = json.dumps(
             {**_STATE_MARK, "schema": SCRATCH_SCHEMA, "crc": _crc(body), "body": body}
         )
-        self._saving = self._saver.submit(self._write, changed, text)
+        self._saving = self._saver.submit(self._write, unsaved_files, text)
         if wait:
             self._wait_for_save()
 
@@ -241,7 +240,7 @@ class Scratch:
                 self.folder.rmdir()
         self._sizes.clear()
         self._crcs.clear()
-        self._changed.clear()
+        self._unsaved_files.clear()
 
     def _check_ours(self) -> None:
         """Raise DataError if the folder is a file, or holds files but no state of a scratch."""
@@ -250,7 +249,7 @@ class Scratch:
                 f"scratch folder {self.folder} is a file",
                 "move it away, or give another scratch folder",
             )
-        names = self._names()
+        names = self._file_names()
         if names and self._read_state() is None:
             raise DataError(
                 f"scratch folder {self.folder} holds {min(names)!r}, which streamkern did not "
@@ -258,11 +257,12 @@ class Scratch:
                 "move it away, or give another scratch folder",
             )
 
-    def _names(self) -> list[str]:
+    def _file_names(self) -> list[str]:
         """Return the names in the folder, without the lock and temporary files of any call."""
         return [n for n in os.listdir(self.folder) if n != _LOCK_NAME and not is_temporary(n)]
 
     def _acquire_lock(self) -> None:
+        """Acquire the lock at once; raise DataError if another call holds it."""
         if self._lock.is_locked:
             return
         try:
@@ -274,7 +274,10 @@ class Scratch:
             ) from None
 
     def _read_state(self) -> dict[str, Any] | None:
-        """Return the saved state; {} if it is damaged or of another schema, None without a mark."""
+        """Return the saved state with its identity, sizes and CRCs.
+
+        The result is {} if the state is damaged or of another schema, and None without a mark.
+        """
         try:
             document = parsed_json((self.folder / _STATE_FILE).read_bytes())
         except (FileNotFoundError, ValueError):
@@ -299,13 +302,15 @@ class Scratch:
         return True
 
     def _wait_for_save(self) -> None:
+        """Wait until the last `save` is durable; raise its error."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
 
-    def _write(self, changed: set[str], text: str) -> None:
+    def _write(self, unsaved_files: set[str], text: str) -> None:
+        """Make files durable, and then the state."""
         with disk_full_hint(str(self.folder)):
-            for name in sorted(changed):  # in the order in which they will be read
+            for name in sorted(unsaved_files):  # in the order in which they will be read
                 sync_file(self.folder / name)
             sync_folder(self.folder)
             write_durably(self.folder / _STATE_FILE, text.encode())

@@ -26,7 +26,12 @@ class Counters:
 
 @dataclass
 class Traffic(Counters):
-    """Counters of requests and bytes."""
+    """Counters of the traffic with remote storage.
+
+    requests : number of requests
+    bytes_in : bytes that arrived
+    retries : number of reads and requests that were repeated after a fault
+    """
 
     requests: int = 0
     bytes_in: int = 0

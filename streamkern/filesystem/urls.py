@@ -7,8 +7,8 @@ with the package that fsspec names for them. Credentials stay inside the engine:
 a URL goes into a message, a log or a repr.
 
 Storage options are fsspec's (``key``, ``secret``, ``endpoint_url``, ``region``, ``anon``,
-``profile``, ...), and two of ours: ``engine`` ("obstore" or "s3fs") overrides the choice for S3,
-``deadline_s`` is the time for which a failing request is retried.
+``profile``, ...), and two more: ``engine`` ("obstore" or "s3fs") overrides the choice for S3, and
+``deadline_s`` is the time in seconds for which a failing request is retried.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def zarr_store(
     return LocalStore(path, read_only=True) if read_only else LocalFiles(path)
 
 
-def _zip_error(url: str, why: str) -> ConfigError:
-    """Return the error for a zipped store. why : end of the sentence, with a remedy"""
-    return ConfigError(f"{redact(url)} is a zipped Zarr store, which is {why}, or unpack it")
+def _zip_error(url: str, clause: str) -> ConfigError:
+    """Return the error for a zipped store. clause : end of the sentence, with a remedy"""
+    return ConfigError(f"{redact(url)} is a zipped Zarr store, which is {clause}, or unpack it")
 
 
 def _holds_zarr(path: Path) -> bool:
@@ -118,11 +118,11 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
     Raises
     ------
     MissingDependencyError
-        fsspec supports the scheme, but the package for it is not installed.
+        If fsspec supports the scheme, but the package for it is not installed.
     StorageAccessError
-        S3 without credentials.
+        If there are no credentials for S3.
     ConfigError
-        The scheme is unknown, or an option is wrong.
+        If the scheme is unknown, or an option is wrong.
     """
     try:
         return _open_objects(url, dict(storage_options or {}))
@@ -141,7 +141,7 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 
 
 def _open_objects(url: str, options: dict[str, Any]) -> Objects:
-    """Return the objects below a remote URL; errors of libraries are raised unchanged."""
+    """Return the result of `open_objects`; errors of libraries are raised unchanged."""
     deadline = options.pop("deadline_s", DEADLINE_S)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
         raise ConfigError(
@@ -152,10 +152,13 @@ def _open_objects(url: str, options: dict[str, Any]) -> Objects:
 
 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
-    """Return the engine for a URL; ConfigError if an option does not fit it."""
+    """Return the engine for a URL; raise ConfigError if an option does not fit it.
+
+    options : storage options, of which `engine` and, for s3fs, `region` are removed
+    """
     scheme = urlsplit(url).scheme
-    engine, engines = options.pop("engine", None), _engines(scheme)
-    check_open(url)
+    engine, engines = options.pop("engine", None), _engine_names(scheme)
+    check_no_credentials(url)
     if engine is not None and not engines:
         raise ConfigError(
             f"storage option engine={engine!r} is for s3:// URLs only", "leave it out"
@@ -175,7 +178,7 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     return FsspecEngine(lambda: open_s3fs(url, options))
 
 
-def _engines(scheme: str) -> tuple[str, ...]:
+def _engine_names(scheme: str) -> tuple[str, ...]:
     """Return the values of the storage option `engine` for a scheme."""
     if scheme in S3:
         return "obstore", "s3fs"
@@ -189,10 +192,10 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
     support more kinds of login.
     """
     packages = ("obstore", "botocore") if scheme in S3 else ("obstore",)
-    installed = all(importlib.util.find_spec(name) for name in packages)
+    are_installed = all(importlib.util.find_spec(name) for name in packages)
     unsupported = unsupported_options(scheme, options)
     if engine == "obstore":
-        if not installed:
+        if not are_installed:
             raise MissingDependencyError(
                 f"engine='obstore' needs packages that are not installed: {install('s3')}"
             )
@@ -204,8 +207,8 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
             )
         return True
     package = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
-    fsspec_first = package is not None and importlib.util.find_spec(package) is not None
-    return installed and engine is None and not unsupported and not fsspec_first
+    prefers_fsspec = package is not None and importlib.util.find_spec(package) is not None
+    return are_installed and engine is None and not unsupported and not prefers_fsspec
 
 
 def path_text(location: str | os.PathLike[str]) -> str:
@@ -219,8 +222,8 @@ def path_text(location: str | os.PathLike[str]) -> str:
 def local_path(url: str | os.PathLike[str]) -> Path | None:
     """Return the local path that a URL names, or None for a remote one.
 
-    Every URL passes here before it is used. Raises ConfigError for one with a single slash, and as
-    `check_open` does.
+    Every URL passes here before it is used. Raises ConfigError for a URL with a single slash after
+    its scheme, and as `check_no_credentials` does.
     """
     if isinstance(url, os.PathLike):
         return Path(url)
@@ -233,7 +236,7 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     if url.startswith(("file:", "local:")):
         return Path(unquote(urlsplit(url).path))
     if "://" in url and not _WINDOWS_DRIVE.match(url):
-        check_open(url)
+        check_no_credentials(url)
         return None
     return Path(url)
 
@@ -249,7 +252,7 @@ def _check_hosts(url: str) -> None:
         ) from None
 
 
-def check_open(url: str) -> None:
+def check_no_credentials(url: str) -> None:
     """Raise ConfigError if a URL, or a URL chained in it, holds a secret.
 
     Libraries name hosts and buckets in their errors, and may split a URL differently from its
@@ -280,7 +283,7 @@ def _holds_credentials(url: str) -> bool:
 
 
 def check_missing(missing: str) -> None:
-    """Raise ConfigError unless `missing` is a value that `open_store` accepts for absent chunks."""
+    """Raise ConfigError unless `missing` is "error" or "fill", the meaning of an absent chunk."""
     if missing not in ("error", "fill"):
         raise ConfigError(f"{mention('missing', missing)} is unknown", 'use "error" or "fill"')
 
@@ -311,7 +314,7 @@ class StrictStore(WrapperStore["Store"]):
             value = await self._store.get(key, prototype, byte_range)
         except Exception as error:
             raise _as_oserror(key, error) from error
-        return _present(key, value)
+        return _check_present(key, value)
 
     async def get_partial_values(
         self,
@@ -338,16 +341,18 @@ class StrictStore(WrapperStore["Store"]):
             value = inner.get_sync(key, prototype=prototype, byte_range=byte_range)
         except Exception as error:
             raise _as_oserror(key, error) from error
-        return _present(key, value)
+        return _check_present(key, value)
 
 
-def _present(key: str, value: Buffer | None) -> Buffer | None:
+def _check_present(key: str, value: Buffer | None) -> Buffer | None:
+    """Return the value; raise CorruptChunkError if a chunk has none, as metadata may."""
     if value is None and key.rpartition("/")[2] not in _METADATA_FILES:
         raise CorruptChunkError(f"chunk {key} {MISSING_CHUNK_TEXT}")
     return value
 
 
 def _as_oserror(key: str, error: Exception) -> Exception:
+    """Return an OSError that names the key; an OSError is returned unchanged."""
     if isinstance(error, OSError):
         return error
     return OSError(f"reading {key} failed: {type(error).__name__}: {error}")

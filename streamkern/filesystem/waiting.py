@@ -85,8 +85,8 @@ async def on_storage_loop(request: Coroutine[Any, Any, _T]) -> _T:
     """Await, on any event loop, a request that has to run on fsspec's."""
 
     async def outcome() -> tuple[_T | None, Exception | None]:
-        # If several concurrent requests fail, zarr raises the first error and drops the others,
-        # which asyncio would print.
+        # If several concurrent requests fail, zarr raises the first error and drops the others;
+        # asyncio would print the errors that nobody retrieves. So an error is a result here.
         try:
             return await request, None
         except Exception as error:
@@ -112,10 +112,10 @@ def _submit(request: Coroutine[Any, Any, _T]) -> Future[_T]:
 @atexit.register
 def _end_requests() -> None:
     """Cancel all requests: a response during the shutdown of the interpreter would abort it."""
-    pending = list(_pending_requests)
-    for future in pending:
+    futures = list(_pending_requests)
+    for future in futures:
         future.cancel()
-    wait(pending, timeout=_CANCEL_TIMEOUT_S)
+    wait(futures, timeout=_CANCEL_TIMEOUT_S)
 
 
 _CONNECTION_REFUSED_TEXTS = (
@@ -133,13 +133,13 @@ def backoff_delays(first_s: float, longest_s: float, deadline: float) -> Iterato
     processes that failed together from retrying together. The delays end before a retry that
     would begin at `deadline` or later, a time of `time.monotonic`.
     """
-    upper_s = first_s
+    bound_s = first_s
     while True:
-        delay_s = random.uniform(0, min(upper_s, longest_s))
+        delay_s = random.uniform(0, min(bound_s, longest_s))
         if time.monotonic() + delay_s >= deadline:
             return
         yield delay_s
-        upper_s = min(2 * upper_s, longest_s)
+        bound_s = min(2 * bound_s, longest_s)
 
 
 def is_connection_refused(error: BaseException) -> bool:

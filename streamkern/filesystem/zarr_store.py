@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ObjectsStore(Store):
-    """The objects below `prefix` as a zarr store."""
+    """The objects below `prefix` as a zarr store; see `zarr.abc.store.Store` for the methods."""
 
     supports_writes = True
     supports_deletes = True
@@ -43,13 +43,13 @@ class ObjectsStore(Store):
         return ObjectsStore(self.objects, self.prefix, read_only=read_only)
 
     def key(self, key: str) -> str:
-        """Return the key in `objects`."""
+        """Return the key in `objects` for a key in this store."""
         return f"{self.prefix}/{key}" if self.prefix and key else self.prefix or key
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        start, stop = bounds(byte_range)
+        start, stop = byte_bounds(byte_range)
         is_intact = is_json if key.endswith(".json") else None  # metadata has no checksum
         request = self.objects.get_async(self.key(key), start, stop, is_intact=is_intact)
         try:
@@ -110,8 +110,11 @@ class ObjectsStore(Store):
         return sum(size for _, size in listing)
 
 
-def bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
-    """Return the start, negative for a suffix, and the end of a request of zarr."""
+def byte_bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+    """Return the start and the end of a byte range of zarr, as `Objects.get` takes them.
+
+    The start of a suffix is negative; an end of None is the end of the object.
+    """
     if isinstance(byte_range, RangeByteRequest):
         return byte_range.start, byte_range.end
     if isinstance(byte_range, OffsetByteRequest):

@@ -207,9 +207,9 @@ def _check_store(store: Store, dtype: Any) -> None:
         )
     if spec.mean is None or spec.scale is None:
         raise DataError(f"{store!r} has no statistics to update", "ingest the data again")
-    if dtype is not None and layout.wanted_dtype(dtype) != spec.x_dtype:
+    if dtype is not None and layout.requested_x_dtype(dtype) != spec.x_dtype:
         raise ConfigError(
-            f"{mention(f'dtype={layout.wanted_dtype(dtype).name}')} differs from the dtype of "
+            f"{mention(f'dtype={layout.requested_x_dtype(dtype).name}')} differs from the dtype of "
             f"{store!r}",
             "leave it out, or ingest all rows to a new store",
         )
@@ -231,7 +231,7 @@ def _is_last_append(store: Store, plan: Mapping[str, Any]) -> bool:
 
     Raises DataError if the rows cannot be compared, as those of an iterator.
     """
-    if store.stored.contents.mark.get("appended") != json_digest(plan):
+    if store.stored_chunks.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:
         raise DataError(

@@ -19,7 +19,7 @@ from streamkern.ingest.tables.cells import RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded_integers
 from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
-from streamkern.store.packing import native
+from streamkern.store.packing import native_dtype
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.sparse_rows import is_packed, widen_rows
 
@@ -136,7 +136,7 @@ class FeatureConverter:
             source = first_block.X.dtype if input_dtype is None else input_dtype
             self.dtype = _storage_dtype(source, first_block.location)
         else:
-            self.dtype = layout.wanted_dtype(dtype)
+            self.dtype = layout.requested_x_dtype(dtype)
         name = f"X of {first_block.location}"
         layout.check_row_layout(self.row_shape, self.dtype, name, sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
@@ -266,7 +266,7 @@ def _storage_dtype(source: np.dtype[Any], location: str) -> np.dtype[Any]:
 
     Long doubles are rounded to float64.
     """
-    source = native(source)
+    source = native_dtype(source)
     if source in layout.X_DTYPES:
         return source
     _check_numbers(source, location)

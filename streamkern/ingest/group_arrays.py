@@ -20,7 +20,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
 from streamkern.store.conventions import CSR_MEMBERS, is_group
-from streamkern.store.packing import Unpacked, detect_packing, mask_to_nan, native
+from streamkern.store.packing import Unpacked, detect_packing, mask_to_nan, native_dtype
 from streamkern.store.sparse_rows import as_csr, longest_row
 
 GetMember = Callable[[str], Any]
@@ -74,7 +74,9 @@ class SparseRows(_CsrRows):
             )
         # SciPy cannot add half floats; booleans are 0 and 1.
         dtypes: dict[str, Any] = {"float16": np.float32, "bool": np.uint8}
-        self.dtype: np.dtype[Any] = np.dtype(dtypes.get(stored_dtype.name, native(stored_dtype)))
+        self.dtype: np.dtype[Any] = np.dtype(
+            dtypes.get(stored_dtype.name, native_dtype(stored_dtype))
+        )
         lengths = (self._data.shape[0], self._indices.shape[0])
         if self._indptr.shape != (shape[0] + 1,) or lengths[0] != lengths[1]:
             raise self._damage_error(
@@ -194,7 +196,7 @@ def decoded_array(
     packing = detect_packing(member, name, **options)
     if packing is None:
         return member
-    if packing.changes and packing.dtype.kind != "b":
+    if packing.changes_numbers and packing.dtype.kind != "b":
         warn(f"{name} is stored packed, and is read unpacked by {', '.join(packing.attributes)}")
     return Unpacked(member, packing, keep_missing=keep_missing)
 

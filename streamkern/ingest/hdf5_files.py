@@ -39,7 +39,7 @@ from streamkern.ingest.group_arrays import (
 )
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.tables.key_columns import warn_of_rounded_columns
-from streamkern.store.conventions import is_group, no_member
+from streamkern.store.conventions import is_group, missing_member_text
 
 _MAX_DEPTH = 8
 """Largest depth to which virtual datasets may be nested."""
@@ -108,7 +108,7 @@ class Hdf5File:
             **({"netcdf": self._netcdf} if is_dataset else {}),
         )  # fmt: skip
         if array is None:
-            raise StoreNotFoundError(no_member(name, self._file, self._location))
+            raise StoreNotFoundError(missing_member_text(name, self._file, self._location))
         if not is_dataset:
             return array
         return without_padding(enumeration_as_names(array, member, location, labels=i == 1), member)
@@ -166,7 +166,7 @@ class Hdf5File:
         """
         member = self._file.get(name)
         if member is None or not hasattr(member, "shape"):
-            raise StoreNotFoundError(no_member(name, self._file, self._location))
+            raise StoreNotFoundError(missing_member_text(name, self._file, self._location))
         object_info = import_optional("h5py").h5o.get_info
         if object_info(member.id).fileno != object_info(self._file.id).fileno:
             self._refuse_external(name, "is a link to another file")
@@ -332,7 +332,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
 
     def read_array(i: int, name: str) -> Any:
         if name not in variables:
-            raise StoreNotFoundError(no_member(name, variables, location))
+            raise StoreNotFoundError(missing_member_text(name, variables, location))
         array = decoded_array(
             variables[name], variables.get, f"{name} of {location}", opener.memory,
             keep_missing=request.keeps_missing(i), netcdf=True,

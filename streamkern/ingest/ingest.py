@@ -258,7 +258,7 @@ def _source(
     """Return everything that the stored rows depend on, as JSON. drop : `drop_missing_targets`."""
     return {
         "inputs": reader.identity, "targets": targets, "seed": seed,
-        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **options.json(),
+        "dtype": None if dtype is None else layout.requested_x_dtype(dtype).name, **options.json(),
         **({"drop_missing_targets": True} if drop else {}),
     }  # fmt: skip
 

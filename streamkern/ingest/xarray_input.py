@@ -28,8 +28,8 @@ def dataarray_values(array: Any, name: str) -> Any:
     Raises DataError for a DataArray whose attributes declare packed numbers.
     """
     packing = detect_packing(array, name)
-    if packing is not None and (packing.changes or packing.gaps):
-        reasons = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
+    if packing is not None and (packing.changes_numbers or packing.missing_values):
+        reasons = ", ".join([*packing.attributes, *(text for text, _ in packing.missing_values)])
         raise DataError(
             f"{name} is a DataArray that is not decoded ({reasons})",
             f'decode it, xarray.decode_cf({name}.to_dataset(name="X"))["X"]',

@@ -25,11 +25,11 @@ from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_from_names
-from streamkern.store.conventions import no_member
+from streamkern.store.conventions import missing_member_text
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.store import open_store
-from streamkern.store.zarr_json import lost_mark, store_mark
+from streamkern.store.zarr_json import lost_mark_error, store_mark
 
 
 def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
@@ -237,13 +237,13 @@ def _member(
     location = redact(url)
     member = _get(group, name)
     if member is not None and mark_name is not None and member.attrs.get(mark_name) == STORE:
-        raise lost_mark(str(url))
+        raise lost_mark_error(str(url))
     array = decoded_array(
         member, lambda part: _part(group, f"{name}/{part}", location), f"{name} of {location}",
         opener.memory, keep_missing=keep_missing, fill_is_gap=opener.missing != "fill",
     )  # fmt: skip
     if array is None:
-        raise StoreNotFoundError(no_member(name, group, location))
+        raise StoreNotFoundError(missing_member_text(name, group, location))
     return array
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.store.sparse_rows import entries, put_packed
+from streamkern.store.sparse_rows import packed_entries, put_packed
 
 SPARSE_TILE = 1 << 20
 """Entries of a tile of products of sparse rows. A tile has all columns, so that the features of its
@@ -42,7 +42,7 @@ class InvertedIndex:
     def of_rows(cls, backend: Backend, packed: Array) -> InvertedIndex:
         """Return the index of packed rows (p, 2 k). O(e log e) for e entries."""
         xp = backend.xp
-        row, feature, value = entries(packed, xp)
+        row, feature, value = packed_entries(packed, xp)
         order = xp.argsort(feature, kind="stable")
         features, counts = xp.unique(feature, return_counts=True)
         starts = xp.zeros(len(features) + 1, np.int64)
@@ -75,7 +75,7 @@ def sparse_products(backend: Backend, packed: Array, index: InvertedIndex, out: 
     Each product is added up in the order of the features, so it does not depend on other rows.
     """
     xp, n_features = backend.xp, len(index.features)
-    row, feature, value = entries(packed, xp)
+    row, feature, value = packed_entries(packed, xp)
     if not n_features:
         out[...] = 0
         return

@@ -22,7 +22,7 @@ from zarr.abc.store import Store
 
 from streamkern.basics.values import json_digest, parsed_json
 from streamkern.filesystem.objects import MAX_READS, Bytes
-from streamkern.filesystem.zarr_store import bounds
+from streamkern.filesystem.zarr_store import byte_bounds
 
 if TYPE_CHECKING:
     from zarr.abc.buffer import Buffer, BufferPrototype
@@ -100,7 +100,7 @@ class _GroupStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         value = await self._read_value(key, prototype)
-        return value if value is None else value[slice(*bounds(byte_range))]
+        return value if value is None else value[slice(*byte_bounds(byte_range))]
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]

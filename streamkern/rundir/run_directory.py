@@ -39,7 +39,7 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
-from streamkern.filesystem.path_kinds import no_run
+from streamkern.filesystem.path_kinds import no_run_text
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
     Saved,
@@ -117,7 +117,7 @@ class RunDirectory:
             return
         if not self.writable:
             if not self._folder.exists():
-                raise RunError(no_run(self.location, self.location))
+                raise RunError(no_run_text(self.location, self.location))
             return
         with self._acquiring():
             lock = self._folder.acquire_lock(self._highest_writer())

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
-from streamkern.filesystem.path_kinds import no_run
+from streamkern.filesystem.path_kinds import no_run_text
 from streamkern.rundir.checkpoint_format import load_checkpoint, read_manifest
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.chunked_array import discard_target
@@ -65,7 +65,7 @@ def glance(
     setup, saved = (_newest_intact(folder, names, notes) for names in (setups, checkpoints))
     bound = _recorded_config(folder, setup or saved, notes)
     if bound is None and not setups + checkpoints:
-        raise RunError(no_run(location, folder.location))
+        raise RunError(no_run_text(location, folder.location))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
     records, damage = stored_records(folder)
     notes += [damage] if damage is not None else []

@@ -1,6 +1,6 @@
 """Append rows to a finished store on a disk, published by replacing one file.
 
-    the last old chunk, filled up, and new chunks -> tables under new names -> the group's zarr.json
+    last old chunk, now full, and new chunks -> tables under new names -> the group's zarr.json
     -> the zarr.json of each array, for programs that open one array alone
 
 Until the group's zarr.json is replaced, readers see the old store, and a reader that opened the old
@@ -61,8 +61,8 @@ class StoreAppender(ChunkOutput):
     url : URL of a finished store on a disk
     n_rows : number of rows to append
     files : name of each file that they come from, and its number of rows
-    n_left_out : number of rows of these files that were left out because they have no target
     plan : key of everything that determines the rows and their order; recorded in the store
+    n_left_out : number of rows of these files that were left out because they have no target
 
     Attributes
     ----------
@@ -80,73 +80,78 @@ class StoreAppender(ChunkOutput):
         plan: str,
         n_left_out: int = 0,
     ) -> None:
-        self._plan, self._old = plan, open_store(url)
-        old, self._mark = self._old.spec, self._old.stored.contents.mark
+        self._plan = plan
+        self._old_store = open_store(url)
+        old_spec = self._old_store.spec
+        self._mark = self._old_store.stored_chunks.contents.mark
         store = zarr_store(url, read_only=False)
         assert isinstance(store, LocalFiles)
         self._store = store
-        all_files = (*(old.files or [("memory", old.n_rows)]), *(files or [("memory", n_rows)]))
+        # The spec of the new store; rows that came from no file get the name "memory".
+        old_files = old_spec.files or [("memory", old_spec.n_rows)]
+        new_files = files or [("memory", n_rows)]
         spec = replace(
-            old, n_rows=old.n_rows + n_rows, files=all_files, fingerprint="",
-            n_left_out=old.n_left_out + n_left_out,
+            old_spec, n_rows=old_spec.n_rows + n_rows, files=(*old_files, *new_files),
+            fingerprint="", n_left_out=old_spec.n_left_out + n_left_out,
         )  # fmt: skip
-        self._first_chunk = old.n_rows // old.chunk_rows  # the first one with appended rows
+        # The chunks and tables to write.
+        self._first_chunk = old_spec.n_rows // old_spec.chunk_rows  # the first with appended rows
         self.head = self._read_head()
         self._group: Any = zarr.open_group(store, mode="r+", use_consolidated=False)
-        self._array_names = layout.row_arrays(old.weight_totals is not None)
+        self._array_names = layout.row_arrays(old_spec.weight_totals is not None)
         self._appends = int(self._mark.get("appends", 0)) + 1  # including this one
         self._digest_table, self._crc_table = layout.table_names(self._appends)
         with disk_full_hint(str(url)):
             journal = self._begin(spec)
         arrays = [self._group[name] for name in self._array_names]
-        replaced = None if self.head is None else self._first_chunk
-        super().__init__(str(url), spec, arrays, journal, replaced)
+        replaced_chunk = None if self.head is None else self._first_chunk
+        super().__init__(str(url), spec, arrays, journal, replaced_chunk)
 
     def statistics(self) -> RunningStatistics:
         """Return the statistics of the old rows."""
-        return RunningStatistics.from_spec(self._old.spec)
+        return RunningStatistics.from_spec(self._old_store.spec)
 
     def finish(self, stats: Statistics) -> StoreSpec:
         """Publish the new store in place of the old one, in one step; return its spec."""
         self._check_unchanged()  # before chunks are read from a store that was replaced
-        damaged = self._first_damaged(self._first_chunk)
+        damaged = self._first_damaged_chunk(self._first_chunk)
         if damaged is not None:
             raise DataError(
                 f"chunk {damaged} of {redact(self.url)} is damaged or was not written",
                 "append the same rows again",
             )
         with disk_full_hint(self.url):
-            old = self._old.stored.read_crcs()[: self._first_chunk]
-            crc = self._write_crcs(self._group, self._crc_table, old)
+            old_crcs = self._old_store.stored_chunks.read_crcs()[: self._first_chunk]
+            crc = self._write_crcs(self._group, self._crc_table, old_crcs)
             arrays = self._documents()
             mark = seal_mark({**self._attributes(stats), "crc": crc}, arrays)
             root = root_metadata(mark, arrays, self._other_attributes())
             self._sync_new_files()
-            self._check_unchanged()
+            self._check_unchanged()  # again, because the sync may take long
             self._store.write("zarr.json", root)
             _update_arrays(self._store, self.url)
         return open_store(self.url).spec
 
     def _begin(self, spec: StoreSpec) -> Journal:
         """Return the journal of a killed call, or a new one with the full old chunks."""
-        plan = [self._plan, self._old.spec.fingerprint, spec.n_rows]
-        digests = self._old.stored.read_digests()[: self._first_chunk]
+        plan = [self._plan, self._old_store.spec.fingerprint, spec.n_rows]
+        digests = self._old_store.stored_chunks.read_digests()[: self._first_chunk]
         self._remove_table(self._crc_table)
         if self._digest_table in self._group:
             table = self._group[self._digest_table]
             if table.attrs.get(_PLAN_ATTRIBUTE) == plan:
                 journal = Journal(table)
                 if not np.array_equal(journal.digests[: self._first_chunk], digests):
-                    journal.keep_first(digests)  # the call was killed while it wrote them
+                    journal.record_first(digests)  # the call was killed while it wrote them
                 return journal
             self._remove_table(self._digest_table)
         shape = (spec.n_chunks, len(self._array_names) * layout.DIGEST_BYTES)
         table = create_array(
             self._group, self._digest_table, shape, layout.DIGEST_CHUNK_ROWS, np.dtype(np.uint8),
-            ("chunk", "byte"), self._compress(),
+            ("chunk", "byte"), self._table_compression(),
         )  # fmt: skip
         journal = Journal(table)
-        journal.keep_first(digests)
+        journal.record_first(digests)
         table.attrs[_PLAN_ATTRIBUTE] = plan
         return journal
 
@@ -155,17 +160,18 @@ class StoreAppender(ChunkOutput):
         if (self._store.root / name).is_dir():
             remove_arrays(self._store, STORE, (name,))
 
-    def _compress(self) -> str:
-        """Return the compression of the old tables, which the new ones use as well."""
-        return "zstd" if len(self._old.stored.contents.digests.compressors) > 1 else "none"
+    def _table_compression(self) -> str:
+        """Return the compression of the old tables, which the new tables use as well."""
+        compressors = self._old_store.stored_chunks.contents.digests.compressors
+        return "zstd" if len(compressors) > 1 else "none"
 
     def _read_head(self) -> RowBlock | None:
         """Return the rows of the last chunk if it has room for more, else None."""
-        stored, spec = self._old.stored, self._old.spec
+        chunks, spec = self._old_store.stored_chunks, self._old_store.spec
         if spec.n_rows % spec.chunk_rows == 0:
             return None
-        row_ids = self._old.source_rows(self._first_chunk)
-        return RowBlock.from_arrays([*stored.read(self._first_chunk), row_ids])
+        row_ids = self._old_store.source_rows(self._first_chunk)
+        return RowBlock.from_arrays([*chunks.read(self._first_chunk), row_ids])
 
     def _documents(self) -> dict[str, Mapping[str, Any]]:
         """Return the metadata of the arrays of the new store, with the new number of rows."""
@@ -180,13 +186,14 @@ class StoreAppender(ChunkOutput):
 
     def _attributes(self, stats: Statistics) -> dict[str, Any]:
         """Return the attributes of streamkern in the new store."""
-        old = self._old.spec
-        earlier = [*self._mark.get("before", []), [old.n_rows, old.fingerprint]]
+        old_spec = self._old_store.spec
+        old_states = [*self._mark.get("before", []), [old_spec.n_rows, old_spec.fingerprint]]
         return {
+            # `seal_mark` adds the digests of the new metadata.
             **{k: v for k, v in self._mark.items() if k not in ("metadata", "metadata_digest")},
             "made_from": None,  # no single call could reproduce the store
             "appends": self._appends,
-            "before": earlier,
+            "before": old_states,
             "appended": self._plan,
             "files": self.spec.files,
             **({"n_left_out": self.spec.n_left_out} if self.spec.n_left_out else {}),
@@ -195,7 +202,7 @@ class StoreAppender(ChunkOutput):
         }
 
     def _other_attributes(self) -> dict[str, Any]:
-        """Return the foreign attributes of the group, which are kept."""
+        """Return the attributes of the group that other programs wrote; the append keeps them."""
         attributes = json.loads((self._store.root / "zarr.json").read_bytes())["attributes"]
         return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
@@ -212,8 +219,8 @@ class StoreAppender(ChunkOutput):
 
     def _check_unchanged(self) -> None:
         """Raise DataError unless the URL still holds the old store."""
-        now = store_mark(self._store, "", self.url) or {}
-        if now.get("fingerprint") != self._old.spec.fingerprint:
+        current_mark = store_mark(self._store, "", self.url) or {}
+        if current_mark.get("fingerprint") != self._old_store.spec.fingerprint:
             raise DataError(
                 f"rows cannot be appended to {redact(self.url)}: it was replaced while they were "
                 "written",
@@ -234,7 +241,7 @@ def complete_append(url: str | os.PathLike[str]) -> None:
 
 
 def _update_arrays(store: LocalFiles, url: str) -> None:
-    """Copy the group's metadata to the zarr.json of each array; remove tables no longer in use."""
+    """Copy the group's metadata to the zarr.json of each array, and remove unused tables."""
     documents = store_documents(store, "", url)
     if documents is None or not documents.mark.get("appends"):
         return
@@ -243,7 +250,9 @@ def _update_arrays(store: LocalFiles, url: str) -> None:
         document = {**documents.arrays[name], "attributes": current.get("attributes", {})}
         if current != document:
             store.write(f"{name}/zarr.json", json.dumps(document, indent=2).encode())
-    old = [name for k in range(documents.mark["appends"] - 1) for name in layout.table_names(k)]
-    unused = [name for name in old if (store.root / name).is_dir()]
-    if unused:
-        remove_arrays(store, STORE, unused)
+    # The tables of this store and of the one before the append stay: readers may use both.
+    n_appends = documents.mark["appends"]
+    old_tables = [name for k in range(n_appends - 1) for name in layout.table_names(k)]
+    unused_tables = [name for name in old_tables if (store.root / name).is_dir()]
+    if unused_tables:
+        remove_arrays(store, STORE, unused_tables)

@@ -1,7 +1,7 @@
 """Write the chunks of a store, several at a time, record them in its journal, and read them back.
 
-When a killed call is repeated, the chunks that it wrote are verified by their digests and kept, and
-only the others are made again.
+When a killed call is repeated, it verifies the chunks in the store by their digests and keeps them.
+Only the other chunks are made again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,16 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Digests of the chunks that are written: a row for each, of zeros for a missing one.
+    """The digests of the chunks: one row for each chunk, which is zeros until the chunk is written.
 
     Chunks may be added on several threads.
 
+    Parameters
+    ----------
     array : zarr array (chunks, bytes) uint8 that stores the digests
+
+    Attributes
+    ----------
     digests : (chunks, bytes) uint8, the same in memory
     """
 
@@ -57,19 +62,20 @@ class Journal:
         except (ValueError, RuntimeError):  # with a damaged journal no chunk is known to be done
             self.digests = np.zeros(array.shape, np.uint8)
 
-    def keep_first(self, digests: NDArray[np.uint8]) -> None:
+    def record_first(self, digests: NDArray[np.uint8]) -> None:
         """Record the first chunks as written, with these digests from another journal."""
         self.digests[: len(digests)] = digests
         for slab in range(-(-len(digests) // DIGEST_CHUNK_ROWS)):
             self._write_slab(slab)
 
     def _write_slab(self, slab: int) -> None:
+        """Store the digests of one slab, a chunk of the array."""
         self._chunks.write(
             slab, self.digests[slab * DIGEST_CHUNK_ROWS : (slab + 1) * DIGEST_CHUNK_ROWS]
         )
 
     @property
-    def done(self) -> NDArray[np.bool_]:
+    def is_written(self) -> NDArray[np.bool_]:
         """(chunks,) bool, True for chunks that are written."""
         return np.asarray(self.digests.any(axis=1))
 
@@ -87,17 +93,20 @@ class Journal:
 class ChunkOutput(ABC):
     """The chunks of a store that a `StoreWriter` or a `StoreAppender` writes.
 
+    url : URL of the store
     spec : spec of the store being written
     arrays : open arrays of the rows, in the order of `layout.row_arrays`
-    replaced : number of a chunk that readers use and that is replaced, or None
+    journal : journal of the store
+    replaced_chunk : number of a chunk that readers use and that is replaced, or None
     """
 
     def __init__(
         self, url: str, spec: StoreSpec, arrays: Iterable[Any], journal: Journal,
-        replaced: int | None = None,
+        replaced_chunk: int | None = None,
     ) -> None:  # fmt: skip
         self.url, self.spec, self.journal = url, spec, journal
-        self._chunks, self._replaced = [ChunkWriter(array) for array in arrays], replaced
+        self._chunks = [ChunkWriter(array) for array in arrays]
+        self._replaced_chunk = replaced_chunk
         self._crcs: dict[int, list[int | None]] = {}  # of each chunk written or read here
 
     def write_chunk(
@@ -121,13 +130,13 @@ class ChunkOutput(ABC):
         with disk_full_hint(self.url):
             chunks = zip(self._chunks, arrays, strict=True)
             self._crcs[i] = [
-                chunk.write(i, array, replaces=i == self._replaced) for chunk, array in chunks
+                chunk.write(i, array, replaces=i == self._replaced_chunk) for chunk, array in chunks
             ]
             # Last: a chunk is in the journal only when all of it is in the store.
             self.journal.add(i, layout.chunk_digest(*arrays))
 
     def read_back(self, i: int) -> RowBlock | None:
-        """Return chunk `i`, if the journal has it and its digest agrees; else None."""
+        """Return chunk `i` if its digest agrees with the journal; else None."""
         digest = self.journal.digest(i)
         if digest is None:
             return None
@@ -152,18 +161,20 @@ class ChunkOutput(ABC):
     def finish(self, stats: Statistics) -> StoreSpec:
         """Publish the store in one step, and return its spec."""
 
-    def _first_damaged(self, first: int = 0) -> int | None:
-        """Return the first chunk from `first` on that is not in the store as written, or None."""
-        chunks = range(first, self.spec.n_chunks)
+    def _first_damaged_chunk(self, start: int = 0) -> int | None:
+        """Return the first chunk from `start` on that is not in the store as written, or None."""
+        chunks = range(start, self.spec.n_chunks)
         return next((i for i in chunks if i not in self._crcs and self.read_back(i) is None), None)
 
-    def _write_crcs(self, group: zarr.Group, name: str, old: NDArray[np.uint32]) -> str:
+    def _write_crcs(self, group: zarr.Group, name: str, first_crcs: NDArray[np.uint32]) -> str:
         """Store the checksums of all chunks, which must be undamaged; return their digest.
 
-        old : (k, arrays), of the first chunks
+        name : name of the array that holds the checksums
+        first_crcs : (k, arrays) checksums of the first k chunks, which were written before
         """
-        new = [self._crcs[i] for i in range(len(old), self.spec.n_chunks)]
-        table = np.concatenate([old, np.array(new, np.uint32).reshape(-1, old.shape[1])])
+        k, n_arrays = first_crcs.shape
+        new_crcs = [self._crcs[i] for i in range(k, self.spec.n_chunks)]
+        table = np.concatenate([first_crcs, np.array(new_crcs, np.uint32).reshape(-1, n_arrays)])
         rows, names = min(layout.CRC_CHUNK_ROWS, len(table)), ("chunk", "array")
         create_array(group, name, table.shape, rows, table.dtype, names, "none")[:] = table
         return layout.array_digest(table).tobytes().hex()
@@ -178,9 +189,10 @@ def create_array(
     dimensions: tuple[str, ...],
     compress: str,
 ) -> Any:
-    """Create an array of a store, in chunks of whole rows.
+    """Create an array of a store, in chunks of `chunk_rows` whole rows, and return it.
 
-    dimensions : names of its dimensions
+    dimensions : names of the dimensions
+    compress : as for `layout.codecs`
     """
     return group.create_array(
         name,
@@ -197,7 +209,7 @@ def create_array(
 
 
 DEFAULT_MEMORY = 1 << 30
-_REMOTE_WRITERS = 16
+_REMOTE_WRITERS = 16  # chunks written at a time to a network
 # Copies of a chunk being made and written: the rows as read, the cast, the results of two
 # transforms, and five for digesting, compressing and writing it, less those freed by then.
 COPIES_PER_CHUNK = 8
@@ -225,12 +237,13 @@ def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
 def refuse_same_location(
     inputs: Iterable[str | os.PathLike[str]], out_url: str | os.PathLike[str]
 ) -> None:
-    """Raise ConfigError if one of the inputs is at the place of the output."""
+    """Raise ConfigError if one of the inputs has the location of the output."""
     out = local_path(out_url)
     for path in inputs:
         source = local_path(path)
-        same = str(path).rstrip("/") == str(out_url).rstrip("/")
-        if same or (source is not None and out is not None and source.resolve() == out.resolve()):
+        is_same_url = str(path).rstrip("/") == str(out_url).rstrip("/")
+        is_same_path = source is not None and out is not None and source.resolve() == out.resolve()
+        if is_same_url or is_same_path:
             raise ConfigError(
                 f"{redact(out_url)} is input and output at the same time", "give another output"
             )
@@ -238,7 +251,7 @@ def refuse_same_location(
 
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
     """Return the number of chunks to make and write at a time; more for writes to a network."""
-    # On a disk, two more than there are cores: these wait for writes.
+    # On a disk, two more than there are cores, because some threads wait for writes.
     desired = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
     return max(1, min(desired, memory // (COPIES_PER_CHUNK * chunk_bytes)))
 
@@ -251,20 +264,21 @@ def fill_store(
 ) -> StoreSpec:
     """Write all chunks of a store and publish it; return its spec.
 
-    Chunks whose rows `writer.statistics()` includes are finished. Of the others, the ones that the
-    store has already are kept if their digest is correct.
+    Chunks whose rows `writer.statistics()` includes are finished. Of the other chunks, those that
+    the store has already are kept if their digests are correct.
 
     Parameters
     ----------
-    chunks_from : returns for i, in order, the calls that make chunk i and the chunks after it. Each
-        call runs on some thread, up to `n_ahead` ahead of the one waited for.
+    chunks_from : takes i and returns, in order, the calls that make chunk i and the chunks after
+        it; each call runs on one of the threads
+    n_ahead : number of threads, and of calls that run ahead of the one waited for
     progress : called with ("write", rows done, rows in all) after each chunk
     """
     spec, stats = writer.spec, writer.statistics()
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
         # Merged in the order of the chunks, because rounding depends on the order.
-        for counted in _chunk_statistics(writer, chunks_from, stats, pool, n_ahead):
-            stats.merge(counted)
+        for chunk_stats in _chunk_statistics(writer, chunks_from, stats, pool, n_ahead):
+            stats.merge(chunk_stats)
             if progress is not None:
                 progress("write", stats.n_rows, spec.n_rows)
     return writer.finish(stats.result())
@@ -283,32 +297,32 @@ def _chunk_statistics(
     """
     n_old, chunk_rows = old_rows.n_rows, writer.spec.chunk_rows
 
-    def counted(i: int, chunk: RowBlock) -> RunningStatistics:
+    def new_row_statistics(i: int, chunk: RowBlock) -> RunningStatistics:
         stats = old_rows.empty()
-        stats.add(*chunk.take(slice(max(n_old - i * chunk_rows, 0), None)).contents)
+        n_old_in_chunk = max(n_old - i * chunk_rows, 0)
+        stats.add(*chunk.take(slice(n_old_in_chunk, None)).contents)
         return stats
 
     def verify(i: int) -> RunningStatistics | None:
         chunk = writer.read_back(i)
-        return None if chunk is None else counted(i, chunk)
+        return None if chunk is None else new_row_statistics(i, chunk)
 
     def write(i: int, make: Callable[[], RowBlock]) -> RunningStatistics:
         chunk = writer.read_back(i)
         if chunk is None:
             chunk = make()
             writer.write_chunk(i, *chunk)
-        return counted(i, chunk)
+        return new_row_statistics(i, chunk)
 
     next_chunk = n_old // chunk_rows
-    stored = (partial(verify, i) for i in range(next_chunk, writer.spec.n_chunks))
-    with closing(ordered_map(pool, stored, n_ahead)) as verified:
-        for stats in verified:
+    # First the chunks that the store has already, up to the first one that it lacks.
+    checks = (partial(verify, i) for i in range(next_chunk, writer.spec.n_chunks))
+    with closing(ordered_map(pool, checks, n_ahead)) as results:
+        for stats in results:
             if stats is None:
                 break
             yield stats
             next_chunk += 1
-    # Threads finish out of order, so some of these chunks may be stored as well.
-    missing = (
-        partial(write, i, make) for i, make in enumerate(chunks_from(next_chunk), next_chunk)
-    )
-    yield from ordered_map(pool, missing, n_ahead)
+    # Threads finish out of order, so some of the remaining chunks may be stored as well.
+    writes = (partial(write, i, make) for i, make in enumerate(chunks_from(next_chunk), next_chunk))
+    yield from ordered_map(pool, writes, n_ahead)

@@ -25,16 +25,15 @@ _BOOLEAN_TEXTS = {"true": True, "false": False}
 def labels_from_names(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
     """Return the labels (c,) from which the names of classes were made.
 
-    dtype : dtype of the labels, as text. None, as in older stores and runs: integers if all names
-        are written as such, else text.
+    dtype : dtype of the labels, as text. Older stores and runs have None: then the labels are
+        integers if all names are integers in their shortest form, else text.
     """
-    kind = None if dtype is None else np.dtype(dtype).kind
-    if kind is None:
-        dtype = INTEGER if _are_integers(names) else None
-        kind = "i" if dtype is not None else "U"
+    if dtype is None and _are_integers(names):
+        dtype = INTEGER
+    kind = "U" if dtype is None else np.dtype(dtype).kind
     if kind == "b":
         return np.array([name == "True" for name in names])
-    if kind == "m":  # as "3 days"
+    if kind == "m":  # a duration, with a name such as "3 days"
         numbers = np.array([int(name.split()[0]) for name in names])
         unit = np.datetime_data(np.dtype(f"{dtype}"))[0]
         return numbers.astype("m8" if unit == "generic" else f"m8[{unit}]").astype(dtype)
@@ -46,8 +45,8 @@ def labels_from_names(names: Sequence[str], dtype: str | None = None) -> NDArray
 def dtype_of_texts(texts: Iterable[str]) -> str:
     """Return the dtype of labels that a file without types holds as text.
 
-    Integers if all are integers in their shortest form, booleans if all are true or false, else
-    text.
+    It is INTEGER if all texts are integers in their shortest form, BOOLEAN if all are true or
+    false, in any case, and otherwise TEXT.
     """
     texts = list(texts)
     if texts and all(text.lower() in _BOOLEAN_TEXTS for text in texts):
@@ -61,14 +60,18 @@ def as_boolean(text: str) -> bool | None:
 
 
 def encode_labels(y: NDArray[Any], labels: NDArray[Any], first_row: int) -> NDArray[np.int64]:
-    """Return the index of each label, (k,) int64; raise DataError for an unknown one."""
+    """Return the index in `labels` of each label in y, (k,) int64.
+
+    labels : (c,) distinct labels
+    first_row : number of the first row of y, for messages
+
+    Raises DataError for a label that is not in `labels`.
+    """
     order = np.argsort(labels, kind="stable")
-    position = np.searchsorted(labels[order], y)
-    ids: NDArray[np.int64] = order[np.minimum(position, len(labels) - 1)].astype(
-        np.int64, copy=False
-    )
-    if (unknown := labels[ids] != y).any():
-        row = int(np.argmax(unknown))
+    position = np.minimum(np.searchsorted(labels[order], y), len(labels) - 1)
+    ids: NDArray[np.int64] = order[position].astype(np.int64, copy=False)
+    if (is_unknown := labels[ids] != y).any():
+        row = int(np.argmax(is_unknown))
         raise DataError(
             f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
             f"{len(labels)} classes",
@@ -82,7 +85,9 @@ class KnownClasses:
 
     A label is found by its value (1, 1.0 and True are one value), or else by its text or by the
     number in its text. So the same table has the same classes in a file, a store and a data frame,
-    whatever types they keep.
+    although a file may keep no types.
+
+    names, dtype : as for `labels_from_names`
     """
 
     def __init__(self, names: Sequence[str], dtype: str | None = None) -> None:
@@ -91,7 +96,7 @@ class KnownClasses:
         self.dtype: np.dtype[Any] = labels.dtype
         self._ids: dict[Any, int] = {name: k for k, name in enumerate(names)}
         values = labels.tolist()
-        if labels.dtype.kind not in "biuf":  # a CSV has no types; its "true" is a boolean
+        if labels.dtype.kind not in "biuf":  # True is found among the texts of a CSV file
             values = list(map(as_boolean, names))
         self._ids |= {value: k for k, value in enumerate(values) if value is not None}
 
@@ -105,7 +110,10 @@ class KnownClasses:
         return class_id
 
     def class_ids(self, names: Sequence[str], dtype: str | None) -> list[int | None]:
-        """Return the id of each class of other data; None for a new class."""
+        """Return the id of each class of other data, None for an unknown class.
+
+        names, dtype : classes of the other data, as for `labels_from_names`
+        """
         return [self.find(label) for label in labels_from_names(names, dtype)]
 
 
@@ -125,6 +133,7 @@ def _number(text: str) -> bool | int | float | None:
 
 
 def _are_integers(names: Sequence[str]) -> bool:
+    """Return whether all names are int64 numbers in their shortest form."""
     try:
         integers = np.array([int(name) for name in names], np.int64)
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Conventions of arrays and groups: slices of rows; attributes, dimensions, names of members."""
+"""Read slices, attributes, dimensions and members of arrays and groups of several libraries."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CSR_MEMBERS = ("data", "indices", "indptr")
 
 
 def rows_of_slice(
-    rows: slice, n_rows: int, read: Callable[[int, int], NDArray[Any]]
+    rows: slice, n_rows: int, read_rows: Callable[[int, int], NDArray[Any]]
 ) -> NDArray[Any]:
     """Return the rows that a slice of any step selects in an array of `n_rows` rows.
 
-    read : returns rows `start` to `stop`; called once, for the smallest range with these rows
+    read_rows : returns rows start … stop - 1; called once, for the smallest range with the rows
     """
     selected = range(n_rows)[rows]
     if not selected:
-        return read(0, 0)
+        return read_rows(0, 0)
     first, last = sorted((selected[0], selected[-1]))
-    block = read(first, last + 1)
+    block = read_rows(first, last + 1)
     return block if selected.step == 1 else block[:: selected.step].copy()
 
 
@@ -39,7 +39,7 @@ def decode_text(value: str | bytes) -> str:
 
 
 def attribute_number(value: Any) -> Any:
-    """Return the number that an attribute holds; None if it is not a number.
+    """Return the number that an attribute holds; None if it holds none.
 
     Numbers may be stored as text, in decimal or as xarray writes floats, see `_float_from_base64`.
     """
@@ -69,11 +69,11 @@ def _float_from_base64(text: str) -> float:
 _NUMBER_PARSERS: tuple[Callable[[str], Any], ...] = (int, float, _float_from_base64)
 
 
-def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
+def number_in_dtype(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
     """Convert a number to a dtype; return None if the dtype cannot hold it.
 
-    wraps : whether integers outside the range of the dtype wrap around, as a signed number does
-        that the array stores as unsigned.
+    wraps : whether integers outside the range of the dtype wrap around, as in an array that stores
+        signed numbers as unsigned ones
     """
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
@@ -92,7 +92,7 @@ def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
 def named_dimensions(array: Any) -> tuple[str, ...] | None:
     """Return the names of an array's dimensions; None unless all of them have one.
 
-    array : of xarray, Zarr, h5py or SciPy's NetCDF reader.
+    array : an array of xarray, Zarr, h5py or SciPy's NetCDF reader
     """
     attributes = getattr(array, "attrs", None)
     dimensions: Any = getattr(getattr(array, "metadata", None), "dimension_names", None)
@@ -109,7 +109,7 @@ def named_dimensions(array: Any) -> tuple[str, ...] | None:
 def _dimension_name(dimension: Any) -> str:
     """Return the name of a dimension, or "" if it has none.
 
-    dimension : its name, or a dimension of h5py.
+    dimension : its name, or a dimension of h5py
     """
     if isinstance(dimension, str):
         return dimension
@@ -121,21 +121,22 @@ def _dimension_name(dimension: Any) -> str:
     return str(scales[0].name or "").rpartition("/")[2] if scales else ""
 
 
-def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
+def check_dimensions(X: Any, *named_arrays: tuple[str, Any]) -> None:
     """Raise DataError if targets or weights run along a dimension of X other than its first.
 
-    others : pairs of a name, for the message, and its array, or None if it is missing.
+    named_arrays : pairs of a name for the message, and its array, or None if there is none
     """
     names = named_dimensions(X) or ()
-    for name, array in others:
-        first = (named_dimensions(array) or ("",))[0] if array is not None else ""
-        if first not in set(names[1:]) - {*names[:1]}:
-            continue
-        raise DataError(
-            f"{name} has its rows along the dimension {first!r}, but X has them along "
-            f"{names[0]!r} (X has {', '.join(names)})",
-            f"write X with {first!r} as the first dimension, in xarray X.transpose({first!r}, ...)",
-        )
+    for name, array in named_arrays:
+        dimensions = None if array is None else named_dimensions(array)
+        rows = dimensions[0] if dimensions else ""
+        if rows in names[1:] and rows != names[0]:
+            raise DataError(
+                f"{name} has its rows along the dimension {rows!r}, but X has them along "
+                f"{names[0]!r} (X has {', '.join(names)})",
+                f"write X with {rows!r} as the first dimension, in xarray X.transpose({rows!r}, "
+                "...)",
+            )
 
 
 _COMPOUND_MEMBERS = (CSR_MEMBERS, ("codes", "categories"), ("values", "mask"))
@@ -146,8 +147,8 @@ _MAX_MEMBERS, _MAX_DEPTH = 200, 4
 """Largest number of members that are read for a message, and largest depth of their groups."""
 
 
-def no_member(name: str, group: Any, location: str) -> str:
-    """Return the error message that the group has no array of this name, and which it has."""
+def missing_member_text(name: str, group: Any, location: str) -> str:
+    """Return the error message that the group lacks an array; it lists the arrays that exist."""
     paths = []
     try:
         member = group.get(name)

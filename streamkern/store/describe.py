@@ -41,25 +41,26 @@ _MIN_COMPRESSION_RATIO = 1.25
 def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
     """Return layout, bytes, compression, class balance, fingerprint and warnings; JSON-able.
 
-    exact : list all objects, also of a large remote store, with a request for every thousand.
+    `stored_bytes` is None if the storage does not report sizes. URLs are shown without credentials.
+
+    exact : list all objects even of a large remote store, with one request for every thousand.
         Otherwise its `stored_bytes` are estimated from 8 chunks, and `stored_bytes_estimated` is
         True.
-
-    `stored_bytes` is None if the storage does not report sizes. URLs are shown without credentials.
     """
-    facts = store_facts(store.stored)
-    listed = exact or local_path(store.url) is not None or store.n_chunks <= _MAX_LISTED_CHUNKS
-    stored = _listed_bytes(store) if listed else None
-    estimated = None if stored is not None else _estimated_bytes(store)
-    stored = stored if estimated is None else estimated
+    facts = store_facts(store.stored_chunks)
+    is_small = local_path(store.url) is not None or store.n_chunks <= _MAX_LISTED_CHUNKS
+    may_list = exact or is_small
+    listed_bytes = _listed_bytes(store) if may_list else None
+    estimated_bytes = _estimated_bytes(store) if listed_bytes is None else None
+    stored_bytes = estimated_bytes if listed_bytes is None else listed_bytes
     return {
         **facts,
-        "stored_bytes": stored,
-        "stored_bytes_estimated": estimated is not None,
-        "compression_ratio": None if not stored else facts["decoded_bytes"] / stored,
+        "stored_bytes": stored_bytes,
+        "stored_bytes_estimated": estimated_bytes is not None,
+        "compression_ratio": None if not stored_bytes else facts["decoded_bytes"] / stored_bytes,
         "warnings": [
             *_layout_warnings(store),
-            *(_foreign_warnings(store, listed) if facts["foreign"] else ()),
+            *(_foreign_warnings(store, may_list) if facts["foreign"] else ()),
             *_target_warnings(store),
         ],
     }
@@ -81,8 +82,9 @@ def describe_unfinished(
         n_written = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
     except Exception:  # not written yet, or damaged: no chunk is known to be written
         n_written = 0
-    counts = (plan.get("chunk_rows"), plan.get("n_rows"))
-    chunk_rows, n_rows = (k if isinstance(k, int) else None for k in counts)
+    # The plan may be altered: other values than whole numbers count as unknown.
+    values = (plan.get("chunk_rows"), plan.get("n_rows"))
+    chunk_rows, n_rows = (value if isinstance(value, int) else None for value in values)
     return {
         "url": redact(url),
         "unfinished": True,
@@ -115,15 +117,16 @@ def is_sorted_by_class(store: Store) -> bool:
 # -------------------------------------------------------------------------------------- reads
 
 
-def _sample_chunks(store: Store, read: Callable[[int], _T]) -> list[_T]:
-    """Return the results of `read` for up to 8 chunks spread over the store, read concurrently."""
+def _sample_chunks(store: Store, read_chunk: Callable[[int], _T]) -> list[_T]:
+    """Return the results of `read_chunk` for up to 8 chunks spread over the store."""
     chunks = np.unique(np.linspace(0, store.n_chunks - 1, _N_SAMPLED_CHUNKS).astype(int)).tolist()
     with ThreadPoolExecutor(_N_SAMPLED_CHUNKS, "streamkern-describe") as pool:
-        return list(pool.map(read, chunks))
+        return list(pool.map(read_chunk, chunks))
 
 
 def _listed_bytes(store: Store) -> int | None:
-    objects, arrays = store.stored.objects, store.stored.arrays
+    """Return the bytes of all chunks in the storage; None if it cannot be listed."""
+    objects, arrays = store.stored_chunks.objects, store.stored_chunks.arrays
     try:
         if objects is None:
             return store.stored_bytes()
@@ -133,12 +136,13 @@ def _listed_bytes(store: Store) -> int | None:
 
 
 def _estimated_bytes(store: Store) -> int | None:
-    objects = store.stored.objects
+    """Return the estimated bytes of all chunks in remote storage; None if it reports no sizes."""
+    objects = store.stored_chunks.objects
     if objects is None:
         return None
 
     def size(i: int) -> int:
-        return objects.stat(store.stored.key(store.stored.x, i))[0]
+        return objects.stat(store.stored_chunks.key(store.stored_chunks.x, i))[0]
 
     try:
         sizes = _sample_chunks(store, size)
@@ -150,7 +154,7 @@ def _estimated_bytes(store: Store) -> int | None:
 
 def _objects_per_read(store: Store) -> int:
     """Return the number of objects of X that hold the rows of a chunk."""
-    X = store.stored.x
+    X = store.stored_chunks.x
     unit = X.shards or X.chunks
     return math.prod(-(-n // k) for n, k in zip(X.shape[1:], unit[1:], strict=True))
 
@@ -160,7 +164,9 @@ def _objects_per_read(store: Store) -> int:
 
 def _layout_warnings(store: Store) -> list[str]:
     """Return warnings about chunk sizes, shards and compression."""
-    spec, warnings, advice = store.spec, [], "ingest with chunk_mb between 4 and 16"
+    spec, warnings = store.spec, []
+    # Chunks that cost too many requests, or too much memory.
+    advice = "ingest with chunk_mb between 4 and 16"
     chunk_bytes = spec.chunk_rows * spec.row_bytes
     if chunk_bytes < _SMALL_CHUNK_BYTES and spec.n_rows * spec.row_bytes > _SMALL_CHUNK_BYTES:
         warnings.append(
@@ -170,7 +176,8 @@ def _layout_warnings(store: Store) -> list[str]:
         warnings.append(
             f"chunks of {size_text(chunk_bytes)} are large: prefetching holds many; {advice}"
         )
-    X, y = store.stored.x, store.stored.y
+    # Layouts of other programs, in which a read of rows costs more than one read of a chunk.
+    X, y = store.stored_chunks.x, store.stored_chunks.y
     if X.shards is not None:
         n_inner_chunks = math.prod(X.shards) // math.prod(X.chunks)
         warnings.append(
@@ -190,8 +197,9 @@ def _layout_warnings(store: Store) -> list[str]:
             f"X has chunks of {spec.chunk_rows:,} rows and y of {y_rows:,}: parts of y are read "
             "more than once; ingest the store"
         )
-    compressed = any(not isinstance(codec, Crc32cCodec) for codec in X.compressors)
-    if spec.x_dtype.kind == "u" and not compressed:
+    # Integers, of which images consist, may compress well; the noise in floats does not.
+    is_compressed = any(not isinstance(codec, Crc32cCodec) for codec in X.compressors)
+    if spec.x_dtype.kind == "u" and not is_compressed:
         ratio = _zstd_ratio(store)
         if ratio > _MIN_COMPRESSION_RATIO:
             warnings.append(
@@ -211,12 +219,13 @@ def _zstd_ratio(store: Store) -> float:
     return len(sample) / len(Zstd(level=3).encode(sample))
 
 
-def _foreign_warnings(store: Store, listed: bool) -> list[str]:
+def _foreign_warnings(store: Store, may_list: bool) -> list[str]:
+    """Return warnings about a foreign store; absent chunks are counted if they may be listed."""
     missing_facts = "no digests, no statistics, and the fingerprint covers its metadata only"
     if store.spec.fingerprint.startswith("icechunk:"):
         missing_facts = "no statistics"
     warnings = [f"streamkern did not write this store: {missing_facts}; ingest it to get them"]
-    n_absent = store.stored.absent_chunks() if listed else 0
+    n_absent = store.stored_chunks.absent_chunks() if may_list else 0
     if n_absent:
         warnings.append(
             f"{n_absent} chunks are absent; reading them is an error unless the store is opened "
@@ -226,6 +235,7 @@ def _foreign_warnings(store: Store, listed: bool) -> list[str]:
 
 
 def _target_warnings(store: Store) -> list[str]:
+    """Return warnings about the order of the rows and the balance of the classes."""
     warnings, spec = [], store.spec
     if is_sorted_by_class(store):
         warnings.append(

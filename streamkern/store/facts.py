@@ -15,23 +15,27 @@ if TYPE_CHECKING:
 _MAX_NAMES_SHOWN = 12  # of classes or columns, in a cell of the table
 
 
-def store_facts(stored: StoredChunks) -> dict[str, Any]:
+def store_facts(chunks: StoredChunks) -> dict[str, Any]:
     """Return the layout, class balance and fingerprint of a store; JSON-able, without a request.
 
     The URL is shown without credentials.
     """
-    spec = stored.spec
-    kind = "values" if spec.classes is None else "classes"
+    spec = chunks.spec
+    target_kind = "values" if spec.classes is None else "classes"
     if spec.n_outputs == 0:
-        kind = "none"
-    counts, sparse = spec.class_counts, is_packed(spec.row_shape)
-    codecs = stored.x.metadata.to_dict().get("codecs") or ()
+        target_kind = "none"
+    counts = spec.class_counts
+    # The entries of packed rows are no features, so that their scales say nothing.
+    n_constant = None if spec.scale is None else int((spec.scale == 0).sum())
+    if is_packed(spec.row_shape):
+        n_constant = None
+    codecs = chunks.x.metadata.to_dict().get("codecs") or ()
     return {
-        "url": redact(stored.url),
+        "url": redact(chunks.url),
         "n_rows": spec.n_rows,
         "row_shape": list(spec.row_shape),
         "dtype": spec.x_dtype.name,
-        "targets": kind,
+        "targets": target_kind,
         "target_dtype": None if spec.y_dtype is None else spec.y_dtype.name,
         "n_outputs": spec.n_outputs,
         "classes": None if spec.classes is None else list(spec.classes),
@@ -44,9 +48,7 @@ def store_facts(stored: StoredChunks) -> dict[str, Any]:
         "decoded_bytes": spec.n_rows * (spec.row_bytes + target_row_bytes(spec)),
         "global_mean": spec.global_mean,
         "global_scale": spec.global_scale,
-        "constant_features": (
-            None if spec.scale is None or sparse else int((spec.scale == 0).sum())
-        ),
+        "constant_features": n_constant,
         "foreign": spec.foreign,
         "encoder": spec.encoder,
         "sparse_features": sparse_features(spec.file_form),
@@ -64,23 +66,23 @@ def target_row_bytes(spec: StoreSpec) -> int:
 
 
 def row_shape_text(row_shape: Sequence[int], n_features: int | None) -> str:
-    """Return the shape of a row in words. n_features : number of features of sparse rows."""
+    """Return the shape of a row in words. n_features : number of features if rows are sparse"""
     if is_packed(row_shape):
         return f"{n_features:,} features, at most {row_shape[1]:,} of them not 0, sparse"
     return " x ".join(map(str, row_shape))
 
 
 def chunks_text(facts: Mapping[str, Any]) -> str:
-    """Return the chunks of a described store in words."""
+    """Return the chunks of a store in words. facts : from `store_facts`"""
     return (
         f"{facts['n_chunks']:,} chunks of {facts['chunk_rows']:,} rows, "
         f"{size_text(facts['chunk_bytes'])}, codecs {', '.join(facts['codecs'])}"
     )
 
 
-def store_html(stored: StoredChunks) -> str:
-    """Return a table of the facts for a notebook."""
-    facts, spec = store_facts(stored), stored.spec
+def store_html(chunks: StoredChunks) -> str:
+    """Return a table of the facts as HTML, for a notebook."""
+    facts, spec = store_facts(chunks), chunks.spec
     left_out = f"; {spec.n_left_out:,} without a target were left out" if spec.n_left_out else ""
     shape = row_shape_text(spec.row_shape, facts["sparse_features"])
     table_rows = [
@@ -98,13 +100,10 @@ def store_html(stored: StoredChunks) -> str:
 def _targets(spec: StoreSpec) -> str:
     """Return the classes with their numbers of rows, or the columns of values."""
     if spec.classes is None:
+        if not spec.n_outputs:
+            return "none"
         dtype = "" if spec.y_dtype is None else f" {spec.y_dtype.name}"
-        names = spec.target_columns or ()
-        return (
-            f"{spec.n_outputs:,} values{dtype}{names_after_colon(names)}"
-            if spec.n_outputs
-            else "none"
-        )
+        return f"{spec.n_outputs:,} values{dtype}{names_after_colon(spec.target_columns or ())}"
     counts = spec.class_counts
     if counts is None:
         return f"{spec.n_outputs:,}{names_after_colon(spec.classes)}"
@@ -115,6 +114,6 @@ def _targets(spec: StoreSpec) -> str:
 
 
 def names_after_colon(names: Sequence[str]) -> str:
-    """Return ": a, b, c", of many names the first ones; "" without names."""
+    """Return ": a, b, c" for the first of the names; "" without names."""
     more = ", ..." if len(names) > _MAX_NAMES_SHOWN else ""
     return f": {', '.join(names[:_MAX_NAMES_SHOWN])}{more}" if names else ""

@@ -44,12 +44,14 @@ class Chunks:
 
     def __init__(self, array: Any) -> None:
         codecs = [type(codec) for codec in array.metadata.codecs]
-        self._has_checksum, self._compressed = Crc32cCodec in codecs, ZstdCodec in codecs
+        self._has_checksum, self._is_compressed = Crc32cCodec in codecs, ZstdCodec in codecs
         self._shape, self._dtype = array.chunks, np.dtype(array.dtype).newbyteorder("<")
         self._bytes: int = int(np.prod(self._shape)) * self._dtype.itemsize
 
     def decode(self, raw: Any, n_rows: int) -> tuple[NDArray[Any], int | None]:
-        """Return the first `n_rows` rows, little-endian, and the checksum, of a chunk as stored.
+        """Return the first `n_rows` rows of a stored chunk, little-endian, and its checksum.
+
+        The checksum is None for an array without checksums.
 
         Raises ValueError or RuntimeError if the checksum, the frame or the length is wrong.
         """
@@ -58,33 +60,33 @@ class Chunks:
             data, trailer = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
             crc = google_crc32c.value(data)
             _check_checksum(crc, trailer)
-        return self._decoded(data, n_rows), crc
+        return self._decode_content(data, n_rows), crc
 
     def encode(self, rows: NDArray[Any]) -> tuple[list[Any], int]:
-        """Return the parts of a chunk as stored, which begins with `rows`, and its checksum.
+        """Return the stored bytes, in parts, of a chunk that begins with `rows`, and its checksum.
 
-        They have the bits that zarr would write; a shorter chunk is filled up with zeros.
+        The bytes are those that zarr would write; missing rows of the chunk are zeros.
         """
         if len(rows) < self._shape[0]:
             chunk = np.zeros(self._shape, self._dtype)
             chunk[: len(rows)] = rows
             rows = chunk
         data: Any = np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8)
-        if self._compressed:
+        if self._is_compressed:
             data = Zstd(level=ZSTD_LEVEL).encode(data)
         crc: int = google_crc32c.value(data)
         return [data, crc.to_bytes(_CHECKSUM_BYTES, "little")], crc
 
     @property
     def _max_stored_bytes(self) -> int:
-        """Upper bound on the bytes of a stored chunk: incompressible data grows by little."""
-        growth = self._bytes // 8 + 1024 if self._compressed else 0
+        """Upper bound on the bytes of a stored chunk; compression may enlarge a chunk slightly."""
+        growth = self._bytes // 8 + 1024 if self._is_compressed else 0
         return self._bytes + _CHECKSUM_BYTES + growth
 
-    def _decoded(self, data: NDArray[np.uint8], n_rows: int) -> NDArray[Any]:
-        """Return the first `n_rows` rows, from the bytes before the checksum."""
-        if self._compressed:
-            # A damaged frame must not be given more memory than a chunk of this array takes.
+    def _decode_content(self, data: NDArray[np.uint8], n_rows: int) -> NDArray[Any]:
+        """Return the first `n_rows` rows. data : the bytes before the checksum"""
+        if self._is_compressed:
+            # A damaged frame must not get more memory than a chunk of this array takes.
             size = _frame_bytes(data)
             if size not in (None, self._bytes):
                 raise ValueError(f"it holds {size} bytes and should hold {self._bytes}")
@@ -104,7 +106,7 @@ class ChunkFiles(Chunks):
 
     def read(self, key: str, n_rows: int) -> tuple[NDArray[Any], int | None]:
         """Return `decode` of the file `key`; raise CorruptChunkError if there is none."""
-        n_read = crc = 0
+        n_read = crc_read = 0
         try:
             with (self._folder / key).open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -114,15 +116,15 @@ class ChunkFiles(Chunks):
                 data_end = max(raw.size - _CHECKSUM_BYTES, 0) if self._has_checksum else raw.size
                 while n := file.readinto(raw[n_read : n_read + _READ_BYTES].data):
                     if self._has_checksum:
-                        crc = google_crc32c.extend(crc, raw[n_read : min(n_read + n, data_end)])
+                        new_data = raw[n_read : min(n_read + n, data_end)]
+                        crc_read = google_crc32c.extend(crc_read, new_data)
                     n_read += n
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise CorruptChunkError(f"chunk {key} {MISSING_CHUNK_TEXT}") from error
-        if self._has_checksum:
+        crc = crc_read if self._has_checksum else None
+        if crc is not None:
             _check_checksum(crc, raw[data_end:n_read])
-        return self._decoded(
-            raw[: min(n_read, data_end)], n_rows
-        ), crc if self._has_checksum else None
+        return self._decode_content(raw[: min(n_read, data_end)], n_rows), crc
 
 
 class ChunkObjects(Chunks):
@@ -132,10 +134,10 @@ class ChunkObjects(Chunks):
         super().__init__(array)
         self.objects = objects
 
-    def until(self, stopped: threading.Event) -> ChunkObjects:
-        """Return the same chunks, see `Objects.until`."""
+    def with_stop_event(self, stopped: threading.Event) -> ChunkObjects:
+        """Return the same chunks, see `Objects.with_stop_event`."""
         stoppable = copy.copy(self)
-        stoppable.objects = self.objects.until(stopped)
+        stoppable.objects = self.objects.with_stop_event(stopped)
         return stoppable
 
 
@@ -168,8 +170,8 @@ class ChunkWriter(Chunks):
         parts, crc = self.encode(rows)
         key = chunk_key(self._array, i)
         if isinstance(self._store, LocalFiles):
-            put = self._store.replace if replaces else self._store.write
-            put(key, parts)
+            write_file = self._store.replace if replaces else self._store.write
+            write_file(key, parts)
         else:
             self._store.objects.put(self._store.key(key), b"".join(parts))
         return crc
@@ -205,15 +207,17 @@ def _is_supported(array: Any) -> bool:
     """Return whether each chunk is one object whose codecs are implemented here."""
     if array.metadata.zarr_format != 3 or array.shards is not None:
         return False
-    first, *compressors = array.metadata.codecs
-    # A string or an enumeration of one, depending on the version of zarr.
-    order = getattr(first, "endian", "big")
-    little = getattr(order, "value", order) in (None, "little")
-    rows_only = array.chunks[1:] == array.shape[1:]
-    return little and rows_only and [type(codec) for codec in compressors] in _KNOWN_CODECS
+    bytes_codec, *compressors = array.metadata.codecs
+    # The byte order is a string or an enumeration member, depending on the version of zarr.
+    order = getattr(bytes_codec, "endian", "big")
+    is_little_endian = getattr(order, "value", order) in (None, "little")
+    has_whole_rows = array.chunks[1:] == array.shape[1:]
+    has_known_codecs = [type(codec) for codec in compressors] in _KNOWN_CODECS
+    return is_little_endian and has_whole_rows and has_known_codecs
 
 
 def _check_checksum(crc: int, trailer: NDArray[np.uint8]) -> None:
+    """Raise ValueError unless `trailer`, the last bytes of a chunk, holds the checksum `crc`."""
     if trailer.size != _CHECKSUM_BYTES or crc != int.from_bytes(trailer.tobytes(), "little"):
         raise ValueError("its checksum does not match")
 
@@ -223,12 +227,13 @@ def _frame_bytes(data: NDArray[np.uint8]) -> int | None:
     head = data[:18].tobytes()
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:
         raise ValueError("it is not a zstd frame")
+    # After the magic number and the descriptor: window (absent for a single segment), dictionary
+    # id, size of the content.
     descriptor = head[4]
     single_segment = descriptor >> 5 & 1
     start = 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
     size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
     if size_bytes == 0:
         return None
-    return int.from_bytes(head[start : start + size_bytes], "little") + (
-        256 if size_bytes == 2 else 0
-    )
+    size = int.from_bytes(head[start : start + size_bytes], "little")
+    return size + 256 if size_bytes == 2 else size  # two bytes hold the size minus 256

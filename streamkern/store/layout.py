@@ -59,26 +59,28 @@ class StoreSpec:
 
     Attributes
     ----------
-    n_rows, row_shape, x_dtype, chunk_rows
-        Rows, shape of one row ((d,), (h, w, ch) or (2, k)), dtype of X, rows in a chunk.
+    n_rows : int
+    row_shape : (d,), (h, w, ch) or (2, k)
+        Shape of a row; (2, k) for packed sparse rows.
+    x_dtype : dtype
+        Dtype of X.
+    chunk_rows : int
+        Rows in a chunk; the last chunk may have fewer.
     n_outputs : int
         c: classes, or columns of float targets; 0 for a store opened without targets.
     classes : tuple of str or None
         Sorted class names if y holds class ids; None for float targets.
-    label_dtype : str or None
-        Dtype of the labels that the names were made of, "O" for text; None if it is not known.
-    weight_column : str or None
-        Name of the column of a table that the sample weights came from.
     mean, scale : (d,) float64 or None
         Mean and standard deviation (over n) of each feature, flattened in C order.
     global_mean, global_scale : float or None
         The same over all entries of X.
     class_counts : tuple of int or None
+        Number of rows of each class; None for float targets, or if it is not known.
     fingerprint : str
-        sha256 over digests and layout; ``meta:`` + sha256 of the metadata in foreign stores, or
-        ``icechunk:``, the snapshot and the names of the arrays.
+        SHA-256 of digests and layout. For a foreign store, ``meta:`` and the SHA-256 of its
+        metadata, or ``icechunk:``, its snapshot and the paths of its arrays.
     y_dtype : dtype or None
-        As stored; `Store.read_chunk` returns class ids as int64.
+        Dtype of y as stored; `Store.read_chunk` returns class ids as int64.
     weight_totals : tuple of float or None
         Sum of the sample weights of each class (c,), or of all rows (1,); None without weights.
     columns, target_columns : tuple of str or None
@@ -88,22 +90,26 @@ class StoreSpec:
         over all of them. For augmented rows, the files of the stores they were made from, replica
         after replica. Empty if rows were generated, or the store is foreign.
     n_origins : int
-        Rows whose numbers (`Store.source_rows`) are equal modulo this were made from one row; 0 if
-        no two are, as far as is known.
+        Rows whose numbers (`Store.source_rows`) are equal modulo `n_origins` were made from one
+        row; 0 if no two rows are known to have one origin.
     hides_copies : bool
-        Whether some rows were made from one, and it is not known which.
+        Whether some rows have the same origin, and it is not known which.
     encoder : JSON or None
         The encoder that made the features from the columns of a table, as in `Encoder.json`.
+    n_left_out : int
+        Rows of the source without a target that `ingest` left out.
     file_form : JSON or None
         How the files of the rows are read (`FileForm.record`), for later files of the same format;
         and the number of features of sparse rows (`sparse_features`).
     n_counted : int or None
-        Rows with a sample weight above 0, if some have none.
-    n_left_out : int
-        Rows of the source without a target that `ingest` left out.
+        Number of rows with a sample weight above 0; None if all rows have one.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; weighted by sample weights
         if there are some. None if they are not known without reading the data.
+    label_dtype : str or None
+        Dtype of the labels from which `classes` were made, "O" for text; None if it is not known.
+    weight_column : str or None
+        Name of the column of a table that the sample weights came from.
     """
 
     n_rows: int
@@ -136,12 +142,12 @@ class StoreSpec:
 
     @property
     def n_features(self) -> int:
-        """d, or h * w * ch."""
+        """Number of entries of a row: d, h * w * ch, or 2 k."""
         return int(np.prod(self.row_shape))
 
     @property
     def n_chunks(self) -> int:
-        """Chunks of each array of rows."""
+        """Number of chunks of each array of rows."""
         return -(-self.n_rows // self.chunk_rows)
 
     @property
@@ -151,14 +157,14 @@ class StoreSpec:
 
     @property
     def target_dtype(self) -> np.dtype[Any]:
-        """Dtype of the targets that `Store.read_chunk` returns: int64 for class ids, else a float.
+        """Dtype of the targets that `Store.read_chunk` returns: int64 for class ids, else floating.
 
-        float32 for a store opened without targets.
+        It is float32 for a store opened without targets.
         """
         if self.classes is not None:
             return np.dtype(np.int64)
         dtype = np.dtype(np.float32) if self.y_dtype is None else self.y_dtype
-        return dtype if dtype.kind == "f" else np.dtype(np.float64)
+        return dtype if dtype.kind == "f" else np.dtype(np.float64)  # integers are converted
 
     @property
     def foreign(self) -> bool:
@@ -187,7 +193,7 @@ def check_row_layout(
         )
 
 
-def wanted_dtype(dtype: Any) -> np.dtype[Any]:
+def requested_x_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the requested dtype of X; ConfigError if a store cannot hold it."""
     try:
         requested: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
@@ -205,7 +211,10 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
 def rows_per_chunk(
     row_shape: Sequence[int], dtype: np.dtype[Any], chunk_bytes: int, target_bytes: int = 0
 ) -> int:
-    """Return floor(chunk_bytes / bytes of a row, or of its targets if more), at least 1."""
+    """Return the rows of a chunk with about `chunk_bytes` of X, at least 1.
+
+    If the targets of a row, of `target_bytes`, are larger than the row, they decide.
+    """
     return max(1, chunk_bytes // max(int(np.prod(row_shape)) * dtype.itemsize, target_bytes))
 
 
@@ -217,7 +226,7 @@ def id_dtype(n_classes: int) -> np.dtype[Any]:
 def codecs(
     dtype: np.dtype[Any], compress: str, row_shape: Sequence[int] = ()
 ) -> list[BytesBytesCodec]:
-    """Return the codecs after the bytes codec: perhaps zstd, and a checksum, last.
+    """Return the codecs after the bytes codec: zstd, if `compress` says so, and a checksum.
 
     compress : "zstd", "none", or "auto", which compresses integers and packed sparse rows only,
         because the noise in floats does not compress, and decoding would slow reading down
@@ -226,24 +235,24 @@ def codecs(
         raise ConfigError(
             f"{mention('compress', compress)} is unknown", 'use "auto", "zstd" or "none"'
         )
-    compressible = dtype.kind == "u" or is_packed(row_shape)
-    zstd = compress == "zstd" or (compress == "auto" and compressible)
-    return [*([ZstdCodec(level=ZSTD_LEVEL)] if zstd else []), Crc32cCodec()]
+    is_compressible = dtype.kind == "u" or is_packed(row_shape)
+    uses_zstd = compress == "zstd" or (compress == "auto" and is_compressible)
+    return [*([ZstdCodec(level=ZSTD_LEVEL)] if uses_zstd else []), Crc32cCodec()]
 
 
 def row_arrays(weighted: bool) -> tuple[str, ...]:
-    """Return the names of arrays with the same row chunks, in the order of their digests."""
+    """Return the names of the arrays of rows, in the order of their digests."""
     return ("X", "y", "w", "row") if weighted else ("X", "y", "row")
 
 
 def table_names(appends: int) -> tuple[str, str]:
     """Return the names of the digests and checksums of a store after `appends` appends."""
-    ending = f"-{appends}" if appends else ""
+    ending = f"-{appends}" if appends else ""  # stores without appends have the plain names
     return f"digests{ending}", f"crc{ending}"
 
 
 def array_names(mark: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of all arrays of a store, from its attribute."""
+    """Return the names of all arrays of a store. mark : its attribute `streamkern`"""
     weighted = mark.get("weight_totals") is not None
     return (*row_arrays(weighted), *table_names(mark.get("appends", 0)))
 
@@ -255,7 +264,7 @@ def dimension_names(row_shape: Sequence[int]) -> tuple[str, ...]:
     return ("row", "feature") if len(row_shape) == 1 else ("row", "height", "width", "channel")
 
 
-def canonical(array: NDArray[Any]) -> NDArray[Any]:
+def canonical_array(array: NDArray[Any]) -> NDArray[Any]:
     """Return a C-contiguous, little-endian array; the array itself if it already is."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
@@ -267,7 +276,7 @@ def chunk_digest(*arrays: NDArray[Any]) -> NDArray[np.uint8]:
 
 def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the SHA-256 of an array in little-endian C order: (32,) uint8."""
-    return np.frombuffer(hashlib.sha256(canonical(array).data).digest(), np.uint8)
+    return np.frombuffer(hashlib.sha256(canonical_array(array).data).digest(), np.uint8)
 
 
 def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
@@ -287,11 +296,13 @@ def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
 
 
 def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:
-    """Return the spec of a finished store of streamkern, from its attribute and its open arrays.
+    """Return the spec of a finished store of streamkern, from its open arrays and its attribute.
 
     y : None for a store opened without targets
     w : None for a store without sample weights
+    state : the attribute `streamkern`
     """
+    # Without targets, all facts about them are left out. Newer facts may be missing: use `get`.
     classes = None if state["classes"] is None or y is None else tuple(state["classes"])
     counts = state["class_counts"]
     return StoreSpec(
@@ -334,7 +345,10 @@ def _vector(values: Sequence[float] | None) -> NDArray[np.float64] | None:
 
 
 def first_nonfinite(block: NDArray[Any]) -> tuple[int, int, float] | None:
-    """Return row, flat column and value of the first NaN or infinity in (rows, ...), or None."""
+    """Return row, column and value of the first NaN or infinity in a block (k, ...), or None.
+
+    The column counts the entries of a row in C order.
+    """
     if block.dtype.kind != "f" or block.size == 0:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -343,9 +357,9 @@ def first_nonfinite(block: NDArray[Any]) -> tuple[int, int, float] | None:
     if np.isfinite(total):
         return None
     flat = block.reshape(len(block), -1)
-    rows_ok = np.isfinite(flat).all(axis=1)
-    if rows_ok.all():
+    is_finite_row = np.isfinite(flat).all(axis=1)
+    if is_finite_row.all():  # the sum overflowed
         return None
-    row = int(np.argmin(rows_ok))
+    row = int(np.argmin(is_finite_row))
     column = int(np.argmin(np.isfinite(flat[row])))
     return row, column, float(flat[row, column])

@@ -35,16 +35,17 @@ class _CheckedArray:
 
     def __getitem__(self, index: tuple[Any, ...]) -> NDArray[Any]:
         """Return the part at `index`, of slices and of integers of at least 0."""
-        rows, *others = index
-        first: Any = slice(None)
-        if not isinstance(rows, slice):
-            rows, first = slice(rows, rows + 1), 0
-        part: NDArray[Any] = self.store.rows[self.name][rows][(first, *others)]
+        row_index, *other_indices = index
+        rows: Any = row_index
+        row_in_slice: Any = slice(None)
+        if not isinstance(row_index, slice):  # stored rows are read by slices only
+            rows, row_in_slice = slice(row_index, row_index + 1), 0
+        part: NDArray[Any] = self.store.rows[self.name][rows][(row_in_slice, *other_indices)]
         return part
 
 
 def torch_dataset(store: Any, batch_size: int, options: Mapping[str, Any]) -> Any:
-    """Return the dataset of `Store.to_torch`. options : of `Loader`"""
+    """Return the dataset of `Store.to_torch`. options : parameters of `Loader`"""
     return on_demand(_LOADER_MODULE).Loader(store, batch_size, **options).to_torch()
 
 
@@ -81,7 +82,9 @@ def xarray_dataset(store: Any) -> Any:
     dims = {"X": ("row", *axes), "y": ("row", "output"), "w": ("row",)}
     arrays = {name: (dims[name][: array.ndim], array) for name, array in dask_arrays(store).items()}
     column_names = {"feature": spec.columns, "output": spec.target_columns}
-    used = {dim for array_dims, _ in arrays.values() for dim in array_dims}
-    coords = {dim: list(names) for dim, names in column_names.items() if names and dim in used}
+    array_dims = {dim for dims_of_array, _ in arrays.values() for dim in dims_of_array}
+    coords = {
+        dim: list(names) for dim, names in column_names.items() if names and dim in array_dims
+    }
     attrs = {} if spec.classes is None else {"classes": list(spec.classes)}
     return xr.Dataset(arrays, coords, attrs)

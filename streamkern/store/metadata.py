@@ -25,18 +25,18 @@ from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.icechunk_repository import icechunk_snapshot
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
-from streamkern.filesystem.path_kinds import no_store
+from streamkern.filesystem.path_kinds import no_store_text
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
-from streamkern.store.conventions import check_dimensions, no_member, stands_for_array
+from streamkern.store.conventions import check_dimensions, missing_member_text, stands_for_array
 from streamkern.store.layout import StoreSpec
-from streamkern.store.packing import native, refuse_packed
+from streamkern.store.packing import native_dtype, refuse_packed
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.zarr_json import (
     Documents,
-    lost_mark,
+    lost_mark_error,
     open_array,
-    single_array,
+    single_array_error,
     store_documents,
     store_mark,
 )
@@ -50,15 +50,16 @@ Arrays = tuple[Any, Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class GroupContents:
-    """The contents of a group.
+    """The contents of a group that is read as a training set.
 
     store, path : the zarr store, and the path of the group in it
     names : names of the arrays of rows, targets and sample weights
     spec : description of the store
     x, y, w : zarr arrays; y and w may be None
-    row, digests, crc : zarr arrays of streamkern's own stores, else None
-    mark : the attribute of streamkern's own stores, else empty
-    unused : the member "w" of a foreign group that is read with targets and without weights
+    row, digests, crc : zarr arrays of a store of streamkern, else None
+    mark : the attribute `streamkern` of a store of streamkern, else empty
+    unused_weights : the member "w" of a foreign group that is read with targets, but without
+        weights; else None
     """
 
     store: StrictStore
@@ -72,17 +73,30 @@ class GroupContents:
     digests: Any = None
     crc: Any = None
     mark: Mapping[str, Any] = field(default_factory=dict)
-    unused: Any = None
+    unused_weights: Any = None
 
 
 def read_metadata(
     inner: Any, prefix: str, url: str, names: ArrayNames, missing: str, foreign: bool = False
 ) -> GroupContents:
-    """Return the contents of a group; CorruptChunkError for an altered store of streamkern.
+    """Return the contents of a group.
 
-    In streamkern's own stores the sample weights, if any, are read with the targets.
+    In a store of streamkern the sample weights, if any, are read with the targets.
 
-    foreign : read the arrays without streamkern's metadata, also if streamkern wrote them
+    Parameters
+    ----------
+    inner : zarr store that holds the group at the path `prefix`
+    url : URL of the store, for messages
+    names : names of the arrays to read
+    missing : meaning of an absent chunk in a foreign group, as for `open_store`
+    foreign : read the arrays without streamkern's metadata, even if streamkern wrote them
+
+    Raises
+    ------
+    CorruptChunkError
+        If the metadata of a store of streamkern are altered.
+    StoreNotFoundError, DataError, ConfigError
+        As `open_store`.
     """
     for name in names:
         if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
@@ -95,9 +109,9 @@ def read_metadata(
 
 
 def fingerprints_now(contents: GroupContents, url: str) -> list[str]:
-    """Return the present fingerprint of a store, then its earlier ones, before rows were appended.
+    """Return the fingerprints of a store, read now: the present one, then those before appends.
 
-    The newest is first. The list is empty if a store of streamkern was deleted.
+    The newest fingerprint is first. The list is empty if a store of streamkern was deleted.
     """
     if contents.spec.foreign:
         arrays = _foreign_arrays(
@@ -107,11 +121,12 @@ def fingerprints_now(contents: GroupContents, url: str) -> list[str]:
     mark = store_mark(contents.store, contents.path, url)
     if mark is None:
         return []
-    return [str(mark.get("fingerprint")), *(was for _, was in reversed(mark.get("before", [])))]
+    old_fingerprints = [fingerprint for _, fingerprint in mark.get("before", [])]
+    return [str(mark.get("fingerprint")), *reversed(old_fingerprints)]
 
 
-def rows_appended(url: str, n_rows: int) -> DataError:
-    """Return the error for a store of `n_rows` rows that can no longer be read in its old state."""
+def rows_appended_error(url: str, n_rows: int) -> DataError:
+    """Return the error for a store that was opened with `n_rows` rows and has more by now."""
     return DataError(
         f"rows were appended to {redact(url)} since it was opened with {n_rows} rows, and these "
         "rows cannot be read alone any more",
@@ -163,26 +178,26 @@ def _foreign_contents(
         group = zarr.open_group(inner, path=group.path, mode="r", use_consolidated=False)
     X, y, w = _foreign_arrays(group, names, url)
     if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
-        raise lost_mark(url)
+        raise lost_mark_error(url)
     for name, array in zip(names, (X, y, w), strict=True):
         if array is not None:
             refuse_packed(array, f"{name!r} of {redact(url)}", fill_is_gap=missing != "fill")
     spec = _foreign_spec((X, y, w), names, url)
-    unused = None
+    unused_weights = None
     if y is not None and "w" not in names:
-        with suppress(Exception):  # it was not requested, and may be damaged
-            unused = _member(group, "w")
-    return GroupContents(strict, path, names, spec, X, y, w, unused=unused)
+        with suppress(Exception):  # the array was not requested, and may be damaged
+            unused_weights = _member(group, "w")
+    return GroupContents(strict, path, names, spec, X, y, w, unused_weights=unused_weights)
 
 
 def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
     """Return the arrays of these names; raise StoreNotFoundError if one is missing."""
     arrays = []
     for name in names:
-        with _metadata_errors_explained(f"the metadata of {name!r} of {redact(url)}"):
+        with _explain_metadata_errors(f"the metadata of {name!r} of {redact(url)}"):
             array = None if name is None else _member(group, name)
             if isinstance(array, zarr.Array):
-                dict(array.attrs)  # zarr parses them only when they are used
+                dict(array.attrs)  # zarr parses attributes only when they are used
         if name is not None and not isinstance(array, zarr.Array):
             if stands_for_array(array):
                 raise DataError(
@@ -190,14 +205,14 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
                     "an array",
                     "ingest it (streamkern ingest, or ingest_store)",
                 )
-            raise StoreNotFoundError(no_member(name, group, redact(url)))
+            raise StoreNotFoundError(missing_member_text(name, group, redact(url)))
         arrays.append(array)
     X, y, w = arrays
     return X, y, w
 
 
 def _member(group: zarr.Group, name: str) -> Any:
-    """Return the member at a path; None if there is none, also below an array."""
+    """Return the member at a path; None if there is none, even if the path leads into an array."""
     try:
         return group.get(name)
     except FileNotFoundError:
@@ -205,15 +220,18 @@ def _member(group: zarr.Group, name: str) -> Any:
 
 
 @contextmanager
-def _metadata_errors_explained(what: str) -> Iterator[None]:
-    """Turn any error that a library raises on metadata it does not understand into a DataError."""
+def _explain_metadata_errors(subject: str) -> Iterator[None]:
+    """Turn errors of libraries on metadata that they do not understand into a DataError.
+
+    subject : the metadata, as the subject of the message
+    """
     try:
         yield
     except (OSError, StreamkernError, MemoryError):
         raise
     except Exception as error:
         raise DataError(
-            f"{what} cannot be read ({type(error).__name__}: {error})",
+            f"{subject} cannot be read ({type(error).__name__}: {error})",
             "restore them from a copy, or write the array again",
         ) from error
 
@@ -221,57 +239,32 @@ def _metadata_errors_explained(what: str) -> Iterator[None]:
 def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
     """Return the group, with missing chunks turned into errors."""
     try:
-        with _metadata_errors_explained(f"the metadata of {redact(url)}"):
+        with _explain_metadata_errors(f"the metadata of {redact(url)}"):
             # Consolidated metadata may be older than the arrays, and hide rows appended since.
             open_group = partial(
                 zarr.open_group, strict, path=path, mode="r", use_consolidated=False
             )
-            try:  # without a format zarr asks for the metadata of both: four requests
+            try:  # without a format, zarr requests the metadata of both: four requests
                 return open_group(zarr_format=3)
             except FileNotFoundError:
                 return open_group(zarr_format=2)
             except (ContainsArrayError, NodeTypeValidationError) as error:
-                raise single_array(url) from error
+                raise single_array_error(url) from error
     except FileNotFoundError:
         array = sync(strict.exists(f"{path}/.zarray".lstrip("/")))  # of Zarr v2
-        missing = single_array(url) if array else StoreNotFoundError(no_store(url))
-    raise missing  # zarr's own tracebacks add nothing
+        refusal = single_array_error(url) if array else StoreNotFoundError(no_store_text(url))
+    raise refusal  # here, because zarr's own tracebacks add nothing
 
 
 def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     """Return the spec of foreign arrays; y and w are read for classes and weights."""
     X, y, w = arrays
-    location = f"{names[0]!r} of {redact(url)}"
-    if X.ndim < 2 or X.shape[0] < 1:
-        raise DataError(
-            f"{location} has shape {X.shape}", "give an array of shape (n, d) with at least one row"
-        )
-    x_dtype = native(np.dtype(X.dtype))
-    if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
-        raise DataError(
-            f"{location} has dtype {x_dtype}, but rows that are read without ingest must have one "
-            f"of {layout.X_DTYPE_NAMES}",
-            "ingest the data, which converts the rows (streamkern ingest, or ingest_store)",
-        )
-    layout.check_row_layout(X.shape[1:], x_dtype, location)
-    classes, counts, n_outputs = None, None, 0
+    x_dtype = _foreign_row_dtype(X, f"{names[0]!r} of {redact(url)}")
+    n_outputs, counts = 0, None
     if y is not None:
         check_dimensions(X, (repr(names[1]), y))
-        if y.ndim not in (1, 2) or y.shape[0] != X.shape[0]:
-            raise DataError(
-                f"{names[1]!r} of {redact(url)} has shape {y.shape}",
-                f"{X.shape[0]} rows of X need ({X.shape[0]},) class ids or ({X.shape[0]}, c) "
-                "values",
-            )
-        n_outputs = 1 if y.ndim == 1 else y.shape[1]
-        if y.ndim == 1 and np.dtype(y.dtype).kind in "iub":
-            counts = _scan_classes(y, f"{names[1]!r} of {redact(url)}")
-            classes, n_outputs = tuple(str(k) for k in range(len(counts))), len(counts)
-        elif np.dtype(y.dtype).kind not in "iuf":
-            raise DataError(
-                f"{names[1]!r} of {redact(url)} has dtype {y.dtype}",
-                "ingest it, which reads labels (streamkern ingest, or ingest_store)",
-            )
+        n_outputs, counts = _scan_targets(y, X.shape[0], f"{names[1]!r} of {redact(url)}")
+    classes = None if counts is None else tuple(str(k) for k in range(len(counts)))
     return StoreSpec(
         n_rows=X.shape[0],
         row_shape=tuple(X.shape[1:]),
@@ -281,13 +274,55 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
         classes=classes,
         class_counts=counts,
         fingerprint=foreign_fingerprint(arrays, names),
-        y_dtype=None if y is None else native(np.dtype(y.dtype)),
+        y_dtype=None if y is None else native_dtype(np.dtype(y.dtype)),
         weight_totals=None if w is None else _scan_weights(y, w, classes, names, url),
     )
 
 
+def _foreign_row_dtype(X: Any, location: str) -> np.dtype[Any]:
+    """Return the dtype of foreign rows; raise DataError unless they can be trained on."""
+    if X.ndim < 2 or X.shape[0] < 1:
+        raise DataError(
+            f"{location} has shape {X.shape}", "give an array of shape (n, d) with at least one row"
+        )
+    x_dtype = native_dtype(np.dtype(X.dtype))
+    if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
+        raise DataError(
+            f"{location} has dtype {x_dtype}, but rows that are read without ingest must have one "
+            f"of {layout.X_DTYPE_NAMES}",
+            "ingest the data, which converts the rows (streamkern ingest, or ingest_store)",
+        )
+    layout.check_row_layout(X.shape[1:], x_dtype, location)
+    return x_dtype
+
+
+def _scan_targets(y: Any, n_rows: int, location: str) -> tuple[int, tuple[int, ...] | None]:
+    """Return the number of outputs, and the rows per class; None instead of these for values.
+
+    Raises DataError unless y holds class ids or values for `n_rows` rows.
+    """
+    if y.ndim not in (1, 2) or y.shape[0] != n_rows:
+        raise DataError(
+            f"{location} has shape {y.shape}",
+            f"{n_rows} rows of X need ({n_rows},) class ids or ({n_rows}, c) values",
+        )
+    kind = np.dtype(y.dtype).kind
+    if y.ndim == 1 and kind in "iub":
+        counts = _scan_classes(y, location)
+        return len(counts), counts
+    if kind not in "iuf":
+        raise DataError(
+            f"{location} has dtype {y.dtype}",
+            "ingest it, which reads labels (streamkern ingest, or ingest_store)",
+        )
+    return 1 if y.ndim == 1 else y.shape[1], None
+
+
 def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
-    """Return the fingerprint of the snapshot, which covers the contents, else of the metadata."""
+    """Return a fingerprint from the snapshot of icechunk, or else from the metadata.
+
+    A snapshot identifies the contents; the metadata do not.
+    """
     snapshot = icechunk_snapshot(arrays[0].store_path.store)
     if snapshot is not None:
         paths = [a.path for a in arrays if a is not None]
@@ -297,14 +332,14 @@ def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
         for name, a in zip(names, arrays, strict=True)
         if a is not None
     ]
-    return "meta:" + json_digest(description, b"")  # of the text and a line break
+    return "meta:" + json_digest(description, b"")  # b"" adds a line break to the digested text
 
 
 def _scan_classes(y: Any, location: str) -> tuple[int, ...]:
     """Return the rows per class id 0..max of a foreign integer y, in one pass by chunks."""
     counts = np.zeros(0, np.int64)
-    for _, stored in _slabs(location, y):
-        ids = stored.astype(np.int64)
+    for _, slab in _slabs(location, y):
+        ids = slab.astype(np.int64)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= MAX_INFERRED_CLASSES:
             raise DataError(
@@ -312,28 +347,28 @@ def _scan_classes(y: Any, location: str) -> tuple[int, ...]:
                 f"integers count as class ids from 0 to {MAX_INFERRED_CLASSES - 1}: ingest the "
                 "data, which converts labels",
             )
-        block = np.bincount(ids, minlength=len(counts))
-        block[: len(counts)] += counts
-        counts = block
+        slab_counts = np.bincount(ids, minlength=len(counts))
+        slab_counts[: len(counts)] += counts
+        counts = slab_counts
     return tuple(int(k) for k in counts)
 
 
 def _scan_weights(
     y: Any, w: Any, classes: tuple[str, ...] | None, names: ArrayNames, url: str
 ) -> tuple[float, ...]:
-    """Return sums of foreign sample weights, as in `StoreSpec`, in one pass over w, y by class."""
+    """Return the sums of foreign sample weights, as in `StoreSpec`; one pass over w, and y."""
     location = f"{names[2]!r} of {redact(url)}"
     if y is None or w.shape != y.shape[:1]:
         raise DataError(f"{location} has shape {w.shape}", "give one number for each row")
     totals = np.zeros(1 if classes is None else len(classes))
-    for start, part, *ids in _slabs(location, w, *([] if classes is None else [y])):
-        part = as_weights(part, len(part), location, start)
-        add_totals(totals, ids[0] if ids else part, part, classes is not None)
+    for start, slab, *ids in _slabs(location, w, *([] if classes is None else [y])):
+        weights = as_weights(slab, len(slab), location, start)
+        add_totals(totals, ids[0] if ids else weights, weights, classes is not None)
     return tuple(totals.tolist())
 
 
 def _slabs(location: str, *arrays: Any) -> Iterator[Any]:
-    """Yield the first row and the rows of `arrays`, some chunks of the first at a time."""
+    """Yield the first row of a slab and its rows in each of `arrays`; a slab is whole chunks."""
     step = max(unit_rows(arrays[0]), 1 << 16)
     for start in range(0, arrays[0].shape[0], step):
         try:

@@ -1,4 +1,4 @@
-"""Blocks of rows in host memory, and the checks of rows before they are stored."""
+"""Blocks of rows in host memory, and the checks that rows pass before they are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RowBlock(NamedTuple):
-    """Rows in host memory: what readers, sources, the loader and writers of stores exchange.
+    """Rows in host memory, as readers, sources, the loader and writers of stores exchange them.
 
     X : (k, *row_shape), in the dtype of the storage
     y : (k,) class ids, or (k, c) floats; (k, 0) without targets
@@ -34,7 +34,7 @@ class RowBlock(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[NDArray[Any]]) -> RowBlock:
-        """Return the block that has these `arrays`, in the order of the property."""
+        """Return the block with these arrays, in the order of the property `arrays`."""
         X, y, *w, row_ids = arrays
         return cls(X, y, w[0] if w else None, row_ids)
 
@@ -73,20 +73,26 @@ def by_unit(
 ) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
     """Yield (unit, positions in `rows`, row numbers within the unit) for each unit with rows.
 
-    edges : (n_units + 1,) first row of each unit, and the number of rows
+    edges : (n_units + 1,) first row of each unit, and the number of all rows
+    rows : (k,) row numbers, in any order
     """
     unit_of_row = np.searchsorted(edges, rows, side="right") - 1
     order = np.argsort(unit_of_row, kind="stable")
-    units, first = np.unique(unit_of_row[order], return_index=True)
-    for u, index in zip(units.tolist(), np.split(order, first[1:]), strict=bool(len(rows))):
+    units, starts = np.unique(unit_of_row[order], return_index=True)
+    # Without rows, there are no units, but np.split returns one empty part.
+    for u, index in zip(units.tolist(), np.split(order, starts[1:]), strict=bool(len(rows))):
         yield u, index, rows[index] - edges[u]
 
 
 def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     """Return the rows of chunk `i` of a store in the dtypes of its arrays.
 
-    Raises DataError, or NonFiniteError, for rows that do not fit: another number of rows, shape or
-    dtype, values that are not finite, and ids outside the classes.
+    Raises
+    ------
+    DataError
+        If the number of rows, a shape or a dtype is wrong, or an id is outside the classes.
+    NonFiniteError
+        If a value is NaN or infinite.
     """
     X, y, w, row_ids = np.asarray(rows.X), np.asarray(rows.y), rows.w, rows.row_ids
     start = _first_row(spec, i, X)
@@ -114,7 +120,7 @@ def check_finite(values: NDArray[Any], location: str, first_row: int) -> None:
 
 
 def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
-    """Return the first row of chunk `i`, which has rows X."""
+    """Return the number of the first row of chunk `i`; raise DataError unless X fits the chunk."""
     if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
         raise DataError(
             f"chunk {i} has X {X.shape} {X.dtype}",
@@ -131,11 +137,12 @@ def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
     return start
 
 
-def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
-    """Return the targets of chunk `i` in the dtype of the store; raise unless they fit."""
-    if len(y) != rows:
+def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, n_rows: int) -> NDArray[Any]:
+    """Return the targets of chunk `i` in the dtype of the store; raise as `checked_chunk`."""
+    if len(y) != n_rows:
         raise DataError(
-            f"chunk {i} has {rows} rows of X, but {len(y)} targets", "give one target for each row"
+            f"chunk {i} has {n_rows} rows of X, but {len(y)} targets",
+            "give one target for each row",
         )
     if spec.classes is not None:
         if y.ndim != 1 or y.dtype.kind not in "iu":
@@ -146,7 +153,7 @@ def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDAr
                 f"give 0 to {spec.n_outputs - 1}",
             )
         return y.astype(spec.y_dtype)
-    y = y.reshape(rows, -1).astype(spec.y_dtype, copy=False)
+    y = y.reshape(n_rows, -1).astype(spec.y_dtype, copy=False)
     if y.shape[1] != spec.n_outputs:
         raise DataError(
             f"chunk {i} has {y.shape[1]} targets", f"give {spec.n_outputs}, as the store has"

@@ -1,7 +1,7 @@
-"""Sample weights w_i >= 0 of mean 1: the loss is half the mean of w_i |f(x_i) - y_i|^2.
+"""Sample weights w_i >= 0 of mean 1; the squared loss is half the mean of w_i |f(x_i) - y_i|^2.
 
 A row may have a weight (array `w` of a store, `sample_weight` of an array), and a class may have
-one; the weight of a row is their product, divided by the mean over an epoch. With mean 1 the ridge,
+one; training uses the product of both, divided by its mean over an epoch. With mean 1 the ridge,
 the losses and the step rules keep the scale that they have without weights, and a row with weight 3
 counts as three copies of it. The weights of rows are stored as float32 before this division,
 so the rows of a mixture of stores keep the proportions in which they were stored.
@@ -78,7 +78,7 @@ def warn_of_unused(w: Any, n_rows: int, location: str) -> None:
     """Warn if the array `w` of a group or file could be sample weights that were not requested.
 
     w : the member called "w", or None
-    n_rows : rows of X beside it
+    n_rows : number of rows of X
     location : name of the group, for messages
     """
     dtype = getattr(w, "dtype", None)
@@ -86,14 +86,18 @@ def warn_of_unused(w: Any, n_rows: int, location: str) -> None:
         warn(
             f"the array 'w' of {location} has a number for each row, and is not used as sample "
             f"weights; give {mention('sample_weight', 'w')} to use it, or ignore this if it holds "
-            f"something else"
+            "something else"
         )
 
 
 def add_totals(
     totals: NDArray[np.float64], y: NDArray[Any], w: NDArray[Any] | None, classes: bool
 ) -> None:
-    """Add the weights of a block, or its number of rows, to `totals`: (c,) by class, else (1,)."""
+    """Add the weights of a block to `totals`, (c,) by class or (1,); without weights, its rows.
+
+    y : (k,) class ids if `classes`, otherwise any array of k targets
+    w : (k,) sample weights, or None
+    """
     if classes:
         totals += np.bincount(y.astype(np.int64), w, minlength=len(totals))
     else:
@@ -101,7 +105,7 @@ def add_totals(
 
 
 class WeightedRows(Protocol):
-    """Attributes of a source that `weight_factors` uses, see `BaseSource`."""
+    """The attributes of a source that `weight_factors` uses, see `BaseSource`."""
 
     n_rows: int
     classes: tuple[str, ...] | None
@@ -116,9 +120,11 @@ def weight_factors(
 ) -> NDArray[np.float64] | None:
     """Return the factors of the row weights that make their mean 1; None without weights.
 
-    The result is (c,), one factor for each class, or (1,) if targets are values. "balanced" gives
-    every class that has rows the same total weight, n / (classes * rows of the class) per row, as
-    in scikit-learn; classes missing in a table have weight 1.
+    The result is (c,), one factor for each class, or (1,) if targets are values.
+
+    class_weight : weights by class name, 1 for classes without one; or "balanced", which gives
+        every class that has rows the same total weight: n / (classes * rows of the class) per row,
+        as in scikit-learn
 
     Raises
     ------
@@ -159,10 +165,10 @@ def weigh_rows(
 ) -> NDArray[np.float64]:
     """Return the weights (k,) of rows with targets y, (k,) class ids or (k, c) values.
 
+    Weights that are negligible beside the largest are 0.
+
     w : (k,) sample weights, or None
     factors : from `weight_factors`, or None
-
-    Weights that are negligible beside the largest are 0.
     """
     weights = np.ones(len(y)) if w is None else w.astype(np.float64)
     if factors is not None:
@@ -173,8 +179,8 @@ def weigh_rows(
 def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], noun: str) -> list[str]:
     """Return sentences about anything unusual in the classes.
 
-    totals : (c,) the rows of each class, or their weights
-    noun : noun for the messages, "rows", perhaps with a phrase, or "weight"
+    totals : (c,) number of rows of each class, or their total weight
+    noun : noun for the sentences, "weight", or "rows", which a phrase may follow
     """
     present = np.flatnonzero(totals > 0)
     if len(present) == 0:
@@ -187,12 +193,12 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], noun: str
         ]
     notes = []
     if len(present) < len(totals):
-        first = classes[int(np.argmin(totals > 0))]
+        empty_class = classes[int(np.argmin(totals > 0))]
         n_others = len(totals) - len(present) - 1
-        missing = f"class {first!r} and {n_others} more have no {noun}"
-        if not n_others:
-            missing = f"class {first!r} has no {noun}"
-        notes.append(f"{missing}, and will not be predicted")
+        clause = f"class {empty_class!r} has no {noun}"
+        if n_others:
+            clause = f"class {empty_class!r} and {n_others} more have no {noun}"
+        notes.append(f"{clause}, and will not be predicted")
     shares = totals / totals.sum()
     low, high = present[np.argmin(totals[present])], int(np.argmax(totals))
     if totals[high] > IMBALANCE_RATIO * totals[low]:

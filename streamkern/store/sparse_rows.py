@@ -1,9 +1,9 @@
-"""Sparse rows packed into rows of one length, so that they are stored and moved as dense ones are.
+"""Sparse rows packed into rows of one length, so that they are stored and moved like dense rows.
 
 A packed row (2, k) holds the entries of a sparse row, at most k of them, in the order of their
 features: gaps, the distance of each feature from the one before (of the first from 0), and values.
-It ends in zeros. Gaps are stored rather than feature numbers because they are small: they compress
-well, and float32 holds them exactly. A gap above `MAX_GAP` is divided by entries of value 0.
+It ends in zeros. Gaps replace the feature numbers because they are small: they compress well, and
+float32 holds them exactly. Entries of value 0 divide a gap above `MAX_GAP`.
 
 Every row of a store has as many bytes as any other, and so every chunk, batch, staging buffer and
 checkpoint has a size that is known in advance. The compressor removes the zeros at the ends.
@@ -25,9 +25,9 @@ from streamkern.store.conventions import rows_of_slice
 MAX_GAP = 1 << 24
 """Largest gap. float32 holds it, and all smaller ones, exactly."""
 MAX_FEATURES = 1 << 31
-MAX_DENSE_FEATURES = 4096
-"""Rows with more features than this stay sparse if they are `MIN_SIZE_RATIO` times shorter so."""
-MIN_SIZE_RATIO = 4
+MAX_DENSE_FEATURES, MIN_SIZE_RATIO = 4096, 4
+"""Rows with more features stay sparse if packing makes them at least `MIN_SIZE_RATIO` times
+shorter."""
 
 
 def is_packed(row_shape: Sequence[int]) -> bool:
@@ -36,9 +36,9 @@ def is_packed(row_shape: Sequence[int]) -> bool:
 
 
 def stays_sparse(n_features: int, n_entries: int) -> bool:
-    """Return whether rows stay sparse that have `n_features` and at most `n_entries` entries.
+    """Return whether rows of `n_features` with at most `n_entries` entries each stay sparse.
 
-    Raises DataError if they can be neither sparse nor dense.
+    Raises DataError for more than `MAX_FEATURES` features.
     """
     if n_features > MAX_FEATURES:
         raise DataError(
@@ -51,7 +51,7 @@ def stays_sparse(n_features: int, n_entries: int) -> bool:
 def longest_row(indptr: NDArray[Any], n_features: int) -> int:
     """Return the length k of the packed rows of a CSR array, at least 1.
 
-    If feature numbers exceed `MAX_GAP`, it includes the entries that divide larger gaps.
+    The length includes the entries that divide gaps above `MAX_GAP`.
     """
     return int(np.diff(indptr).max(initial=1)) + n_features // MAX_GAP
 
@@ -59,21 +59,21 @@ def longest_row(indptr: NDArray[Any], n_features: int) -> int:
 def pack_rows(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray[Any]:
     """Return the packed rows (n, 2, k) of a sparse array X (n, d) of SciPy.
 
+    Zeros that X stores are left out, and entries of one feature are added up.
+
     width : k; by default the k of the longest row. Raises DataError if a row is longer
     dtype : float32 or float64
-
-    Zeros that X stores are left out, and entries of one feature are added up.
     """
     X = canonical_csr(X)
-    row_of = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+    row_of_feature = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
     features = X.indices.astype(np.int64)
     gaps = np.diff(features, prepend=0)
-    starts = X.indptr[:-1][np.diff(X.indptr) > 0]
+    starts = X.indptr[:-1][np.diff(X.indptr) > 0]  # of the rows that are not empty
     gaps[starts] = features[starts]
+    # Each feature has an entry, preceded by the entries that divide its gap.
     n_entries_of_gap = gaps // MAX_GAP + 1
-    # Position of each entry, after those that only divide its gap.
     entry_of_feature = np.cumsum(n_entries_of_gap) - 1
-    row_of = np.repeat(row_of, n_entries_of_gap)
+    row_of = np.repeat(row_of_feature, n_entries_of_gap)  # row of each entry
     lengths = np.bincount(row_of, minlength=X.shape[0])
     longest = int(lengths.max(initial=1))
     if width is not None and longest > width:
@@ -82,6 +82,7 @@ def pack_rows(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDAr
             f"{width} of the rows before",
             "ingest all rows together, to a new store",
         )
+    # Position of each entry in its row: its number minus the number of the row's first entry.
     positions = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     out = np.zeros((X.shape[0], 2, width or longest), dtype)
     out[row_of, 0, positions] = MAX_GAP
@@ -90,10 +91,12 @@ def pack_rows(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDAr
     return out
 
 
-def entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
-    """Return row numbers, feature numbers (int64) and values of the entries of packed rows, (e,).
+def packed_entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
+    """Return row numbers, feature numbers (int64) and values, (e,) each, of the nonzero entries.
 
-    rows : (n, 2 k) or (n, 2, k), an array of `xp`. Entries are in the order of rows and features.
+    The entries are in the order of rows and features.
+
+    rows : (n, 2 k) or (n, 2, k) packed rows, an array of `xp`
     """
     rows = rows.reshape(len(rows), 2, math.prod(rows.shape[1:]) // 2)
     features = xp.cumsum(rows[:, 0].astype(np.int64), axis=1)
@@ -103,13 +106,13 @@ def entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
 
 def as_csr(rows: NDArray[Any], n_features: int) -> Any:
     """Return packed rows (n, 2, k) or (n, 2 k) as a CSR array (n, n_features) of SciPy."""
-    row, feature, value = entries(rows, np)
+    row, feature, value = packed_entries(rows, np)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(rows)))])
     return sp.csr_array((value, feature, indptr), shape=(len(rows), n_features))
 
 
 def put_packed(rows: Any, out: Any) -> None:
-    """Write packed rows (n, 2 k) to `out` (n, 2 K). DataError if k is above K."""
+    """Write packed rows (n, 2 k) to `out` (n, 2 K); raise DataError if k is above K."""
     k, k_out = rows.shape[1] // 2, out.shape[1] // 2
     if k > k_out:
         raise DataError(
@@ -133,7 +136,7 @@ def widen_rows(rows: NDArray[Any], row_shape: Sequence[int]) -> NDArray[Any]:
 
 def packed_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the Euclidean distances of all pairs of packed rows (n, 2 k): (n (n - 1) / 2,)."""
-    _, feature, _ = entries(rows, np)
+    _, feature, _ = packed_entries(rows, np)
     X = as_csr(rows, int(feature.max(initial=0)) + 1)
     products = (X @ X.T).toarray()
     norms = products.diagonal()
@@ -145,11 +148,12 @@ def packed_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class PackedRows:
-    """The packed rows (n, 2, k) of a CSR array, made as they are read, by slices.
+    """The packed rows (n, 2, k) of a CSR array; slices of rows are packed when they are read.
 
-    csr : function that returns rows `start` to `stop` as a CSR array of SciPy
+    csr : function that returns rows start … stop - 1 as a CSR array of SciPy
     shape : (n, d) of the sparse array
     width : k
+    dtype : dtype of the values; packed rows are float32 if it can hold them, else float64
     parts : arrays that hold the rows, if they are in memory
     """
 
@@ -162,8 +166,8 @@ class PackedRows:
     ) -> None:  # fmt: skip
         n_rows, self.n_features = map(int, shape)
         self._csr, self.shape, self.parts = csr, (n_rows, 2, width), tuple(parts)
-        narrow = np.can_cast(np.dtype(dtype), np.float32, "safe")
-        self.dtype = np.dtype(np.float32 if narrow else np.float64)
+        fits_float32 = np.can_cast(np.dtype(dtype), np.float32, "safe")
+        self.dtype = np.dtype(np.float32 if fits_float32 else np.float64)
 
     @classmethod
     def of_matrix(cls, X: Any) -> PackedRows:

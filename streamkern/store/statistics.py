@@ -7,9 +7,9 @@ triples merge by the update of Chan, Golub and LeVeque (1979):
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. All values are differences to the first row,
+which does not cancel as sum(x^2) - sum(x)^2 / n would. The first row is subtracted from all rows,
 so a constant column has no deviation at all, and a column far from 0 loses no precision. For
-targets n is the sum of the sample weights, if rows have some. The slab size depends on the row size
+targets, n is the sum of the sample weights if rows have some. The slab size depends on the row size
 only, so the same chunks in the same order give the same bits, interrupted or not.
 """
 
@@ -35,10 +35,12 @@ _STATISTICS_SLAB_BYTES = 1 << 20
 class Statistics:
     """Per-feature and global mean and standard deviation (over n), and rows per class.
 
-    mean, scale, global_mean, global_scale : of the rows that have a weight; 0 if none has
+    mean, scale : (d,) float64, of the rows with a sample weight above 0; 0 if there are none
+    global_mean, global_scale : the same over all entries of these rows
+    class_counts : rows of each class; None if targets are values
     weight_totals : sums of the sample weights, as in `StoreSpec`
-    n_counted : rows that have a weight; None if all have
-    target_mean, target_scale : (c,) float64, by the sample weights; None if those are all 0
+    target_mean, target_scale : (c,) float64, weighted by the sample weights; None if all are 0
+    n_counted : number of rows with a weight above 0; None if all rows have one
     """
 
     mean: NDArray[np.float64]
@@ -57,10 +59,10 @@ class ColumnMoments:
 
     def __init__(self, n_columns: int) -> None:
         self.weight = 0.0
-        self._first: NDArray[np.float64] | None = None
-        self._mean = np.zeros(n_columns)  # less the first row
-        self._m2 = np.zeros(n_columns)
-        self._varies = np.zeros(n_columns, bool)
+        self._first: NDArray[np.float64] | None = None  # the first row
+        self._mean = np.zeros(n_columns)  # minus the first row
+        self._m2 = np.zeros(n_columns)  # sum of squared deviations from the mean
+        self._varies = np.zeros(n_columns, bool)  # whether two values of the column differ
         self._slab_rows = max(1, _STATISTICS_SLAB_BYTES // (8 * max(1, n_columns)))
 
     @classmethod
@@ -78,11 +80,8 @@ class ColumnMoments:
     def take(self, columns: Any) -> ColumnMoments:
         """Return the moments of the columns at `columns`, a slice or an array, in that order."""
         moments = ColumnMoments(len(self._mean[columns]))
-        moments.weight, moments._mean, moments._m2 = (
-            self.weight,
-            self._mean[columns],
-            self._m2[columns],
-        )
+        moments.weight = self.weight
+        moments._mean, moments._m2 = self._mean[columns], self._m2[columns]
         moments._first = None if self._first is None else self._first[columns]
         moments._varies = self._varies[columns]
         return moments
@@ -116,17 +115,18 @@ class ColumnMoments:
             block *= w
         self._merge(weight, mean, block.sum(axis=0))
 
-    def merge(self, other: ColumnMoments, factor: float = 1.0) -> None:
-        """Add the rows of `other`, with weights multiplied by `factor`."""
-        if not other.weight:
+    def merge(self, moments: ColumnMoments, factor: float = 1.0) -> None:
+        """Add the rows of other moments, with their weights multiplied by `factor`."""
+        if not moments.weight:
             return
         if self._first is None:
-            self._first = other.mean
+            self._first = moments.mean
         with np.errstate(over="ignore", invalid="ignore"):
-            self._merge(factor * other.weight, other.mean - self._first, factor * other._m2)
-        self._varies |= other._varies
+            self._merge(factor * moments.weight, moments.mean - self._first, factor * moments._m2)
+        self._varies |= moments._varies
 
     def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
+        """Add rows by the update of the module docstring. mean : minus the first row"""
         delta = mean - self._mean
         self._varies |= delta != 0
         total = self.weight + weight
@@ -145,7 +145,7 @@ class ColumnMoments:
         return self._m2 / (self.weight or 1.0)
 
     def underflows(self) -> NDArray[np.bool_]:
-        """Return whether each column varies, but with squares below the range of float64."""
+        """Return (n_columns,) bool: the column varies, but its squares underflow float64."""
         return np.asarray(self._varies & (self._m2 < np.finfo(np.float64).tiny))
 
 
@@ -169,13 +169,16 @@ class RunningStatistics:
 
     @classmethod
     def from_spec(cls, spec: StoreSpec) -> RunningStatistics:
-        """Return the statistics of a store's rows, to be continued; the spec must have them."""
+        """Return the statistics of the rows of a store, to which rows can be added.
+
+        spec : spec of a store with statistics
+        """
         statistics = cls(spec.n_features, None if spec.classes is None else len(spec.classes))
         assert spec.mean is not None
         assert spec.scale is not None
         statistics.n_rows = spec.n_rows
-        counted = spec.n_rows if spec.n_counted is None else spec.n_counted
-        statistics._features = ColumnMoments.from_statistics(counted, spec.mean, spec.scale)
+        n_counted = spec.n_rows if spec.n_counted is None else spec.n_counted
+        statistics._features = ColumnMoments.from_statistics(n_counted, spec.mean, spec.scale)
         if spec.class_counts is not None:
             statistics._counts = np.array(spec.class_counts, np.int64)
         if spec.weight_totals is not None:
@@ -211,17 +214,17 @@ class RunningStatistics:
         n_classes = None if self._counts is None else len(self._counts)
         return RunningStatistics(len(self._features.mean), n_classes)
 
-    def merge(self, other: RunningStatistics) -> None:
-        """Add all rows of `other`."""
-        self.n_rows += other.n_rows
-        self._features.merge(other._features)
-        if self._counts is not None and other._counts is not None:
-            self._counts += other._counts
-        if other._targets is not None:
-            self._targets = self._targets or ColumnMoments(len(other._targets.mean))
-            self._targets.merge(other._targets)
-        if other._totals is not None:
-            self._totals = other._totals + (0.0 if self._totals is None else self._totals)
+    def merge(self, stats: RunningStatistics) -> None:
+        """Add all rows of other statistics."""
+        self.n_rows += stats.n_rows
+        self._features.merge(stats._features)
+        if self._counts is not None and stats._counts is not None:
+            self._counts += stats._counts
+        if stats._targets is not None:
+            self._targets = self._targets or ColumnMoments(len(stats._targets.mean))
+            self._targets.merge(stats._targets)
+        if stats._totals is not None:
+            self._totals = stats._totals + (0.0 if self._totals is None else self._totals)
 
     def result(self) -> Statistics:
         """Return the statistics of the rows so far; raise DataError if there are none."""
@@ -238,14 +241,14 @@ class RunningStatistics:
             raise DataError("the variance of X overflows float64", "give X in a larger unit")
         if self._features.underflows().all():
             raise DataError("the variance of X underflows float64", "give X in a smaller unit")
-        counts = None if self._counts is None else tuple(int(c) for c in self._counts)
+        class_counts = None if self._counts is None else tuple(self._counts.tolist())
         target_mean, target_scale = self._target_moments()
         return Statistics(
             mean=mean,
             scale=np.sqrt(variance),
             global_mean=float(mean.mean()),
             global_scale=float(np.sqrt(total)),
-            class_counts=counts,
+            class_counts=class_counts,
             weight_totals=None if self._totals is None else tuple(self._totals.tolist()),
             target_mean=target_mean,
             target_scale=target_scale,
@@ -255,12 +258,17 @@ class RunningStatistics:
     def _target_moments(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | tuple[None, None]:
-        """Return mean and standard deviation of the targets; for a class p and sqrt(p (1 - p))."""
+        """Return mean and standard deviation (c,) of the targets, or None if all weights are 0.
+
+        For the one-hot column of a class with the share p they are p and sqrt(p (1 - p)).
+        """
         if self._counts is not None:
             totals = self._counts.astype(np.float64) if self._totals is None else self._totals
             weight = totals.sum()
-            share = totals / weight if weight else None
-            return (None, None) if share is None else (share, np.sqrt(share * (1 - share)))
+            if not weight:
+                return None, None
+            shares = totals / weight
+            return shares, np.sqrt(shares * (1 - shares))
         targets = self._targets
         if targets is None or not targets.weight:
             return None, None

@@ -1,9 +1,9 @@
-"""Reads training sets in Zarr; `layout` describes them on disk.
+"""Read training sets in Zarr, as `layout` describes them on disk.
 
 A chunk that is missing, truncated or fails its checksum raises `CorruptChunkError` with its key; an
 OSError of the storage passes through unchanged, so that the prefetcher may retry it. A store that
 streamkern did not write ("foreign") is read too: its fingerprint covers only metadata, and integer
-targets become classes 0..max after one pass over y.
+targets become the classes 0..max after one pass over y.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
 from streamkern.store.facts import store_facts, store_html
 from streamkern.store.lazy_arrays import dask_arrays, torch_dataset, xarray_dataset
-from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
+from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended_error
 from streamkern.store.row_block import by_unit
 from streamkern.store.sample_weights import as_weights, warn_of_unused
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
@@ -47,21 +47,21 @@ class Store:
     Attributes
     ----------
     url : str
-        The URL it was opened with (may contain credentials: use `redact` to show it).
+        The URL with which the store was opened. It may hold credentials: `redact` it to show it.
     spec : StoreSpec
-    stored : StoredChunks
+    stored_chunks : StoredChunks
         The chunks in the storage.
     """
 
-    def __init__(self, stored: StoredChunks, reopen: Any) -> None:
-        self.url, self.spec, self.stored = stored.url, stored.spec, stored
+    def __init__(self, chunks: StoredChunks, reopen: Any) -> None:
+        self.url, self.spec, self.stored_chunks = chunks.url, chunks.spec, chunks
         self._reopen = reopen
 
     def __repr__(self) -> str:
-        return repr(self.stored)
+        return repr(self.stored_chunks)
 
     def _repr_html_(self) -> str:
-        return store_html(self.stored)
+        return store_html(self.stored_chunks)
 
     def __reduce__(self) -> Any:
         # A Dask worker opens the store again: no open file, socket or event loop is pickled.
@@ -69,17 +69,18 @@ class Store:
             raise TypeError(
                 f"{self!r} was opened from a zarr Group and cannot be pickled; open it by URL"
             )
-        return _reopened, (self._reopen, self.spec.fingerprint)
+        return _reopen_unchanged, (self._reopen, self.spec.fingerprint)
 
-    def until(self, stopped: threading.Event) -> Store:
+    def with_stop_event(self, stopped: threading.Event) -> Store:
         """Return the same store, whose requests raise StorageError once `stopped` is set."""
-        return Store(self.stored.until(stopped), self._reopen)
+        return Store(self.stored_chunks.with_stop_event(stopped), self._reopen)
 
     @property
     def rows(self) -> dict[str, StoredRows]:
         """The arrays X, y and w that exist; slices are read and checked as chunks are."""
-        arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
-        return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
+        chunks = self.stored_chunks
+        arrays = zip(("X", "y", "w"), (chunks.x, chunks.y, chunks.w), strict=True)
+        return {name: StoredRows(chunks, a) for name, a in arrays if a is not None}
 
     def to_dask(self) -> dict[str, Any]:
         """Return X, y and w, if they exist, as lazy arrays of Dask, as stored.
@@ -117,7 +118,7 @@ class Store:
 
     def chunk_bounds(self, i: int) -> tuple[int, int]:
         """Return the first row of chunk `i`, and the row after its last."""
-        return self.stored.bounds(i)
+        return self.stored_chunks.bounds(i)
 
     def read_chunk(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return X (rows, *row_shape) as stored, and y, (rows,) int64 ids or (rows, c) floats.
@@ -127,13 +128,14 @@ class Store:
         Raises
         ------
         CorruptChunkError
-            Missing, truncated or failing its checksum; names the key, as ``X/c/12/0``.
+            If the chunk is missing or truncated, or its checksum is wrong. The message names the
+            key, such as ``X/c/12/0``.
         NonFiniteError
-            NaN or infinity in X or y; names chunk, row and column.
+            If X or y has NaN or infinity. The message names chunk, row and column.
         DataError
-            A class id outside the classes.
+            If a class id is outside the classes.
         OSError
-            The storage failed; worth a retry.
+            If the storage failed; a retry may succeed.
         """
         return self.read_weighted_chunk(i)[:2]
 
@@ -144,10 +146,13 @@ class Store:
 
         Raises DataError for a weight that is negative or not finite, and otherwise as `read_chunk`.
         """
-        X, *rest = self.stored.read(i)
-        self._check_finite(X, i, self.stored.x)
-        y = self._checked_targets(rest[0], i) if rest else _no_targets(len(X))
-        return X, y, None if self.stored.w is None else self._checked_weights(rest[1], i)
+        X, *targets_and_weights = self.stored_chunks.read(i)
+        self._check_finite(X, i, self.stored_chunks.x)
+        if not targets_and_weights:
+            return X, _no_targets(len(X)), None
+        y, *weights = targets_and_weights
+        w = self._checked_weights(weights[0], i) if weights else None
+        return X, self._checked_targets(y, i), w
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return X and y of the given rows (k,), in their order, repeats allowed.
@@ -159,15 +164,14 @@ class Store:
             raise ConfigError(f"rows is {rows.dtype} {rows.shape}", "give a list of integers")
         rows = rows.astype(np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.spec.n_rows):
-            bad = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
-            raise ConfigError(f"row {bad} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
+            row = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
+            raise ConfigError(f"row {row} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
         y_shape = () if spec.classes is not None else (spec.n_outputs,)
         y = np.empty((len(rows), *y_shape), spec.target_dtype)
-        for i, index, index_in_chunk in by_unit(
-            np.arange(self.n_chunks + 1) * spec.chunk_rows, rows
-        ):
+        edges = np.arange(self.n_chunks + 1) * spec.chunk_rows
+        for i, index, index_in_chunk in by_unit(edges, rows):
             chunk_X, chunk_y = self.read_chunk(i)
             X[index], y[index] = chunk_X[index_in_chunk], chunk_y[index_in_chunk]
         return X, y
@@ -175,24 +179,26 @@ class Store:
     def read_targets(self, i: int) -> NDArray[Any]:
         """Return y of chunk `i` as `read_chunk`, without reading X."""
         start, stop = self.chunk_bounds(i)
-        if self.stored.y is None:
+        if self.stored_chunks.y is None:
             return _no_targets(stop - start)
-        return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
+        return self._checked_targets(self.stored_chunks.read_array(self.stored_chunks.y, i), i)
 
     def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
         """Return y of chunk `i` and its sample weights, if there are some, without reading X."""
-        y, w = self.read_targets(i), self.stored.w
-        return y, None if w is None else self._checked_weights(self.stored.read_array(w, i), i)
+        y, w = self.read_targets(i), self.stored_chunks.w
+        return y, None if w is None else self._checked_weights(
+            self.stored_chunks.read_array(w, i), i
+        )
 
     def source_rows(self, i: int) -> NDArray[np.uint64]:
         """Return the number of each row of chunk `i` in its source, (rows,) uint64.
 
-        It counts over `spec.files`; in foreign stores it is the position in the store. Raises as
-        `read_chunk`.
+        The numbers count the rows of all `spec.files`; in foreign stores they are the positions in
+        the store. Raises as `read_chunk`.
         """
-        if self.stored.row is None:
+        if self.stored_chunks.row is None:
             return np.arange(*self.chunk_bounds(i), dtype=layout.ROW_NUMBER_DTYPE)
-        rows: NDArray[np.uint64] = self.stored.read_array(self.stored.row, i)
+        rows: NDArray[np.uint64] = self.stored_chunks.read_array(self.stored_chunks.row, i)
         return rows
 
     def check_unchanged(self) -> None:
@@ -201,23 +207,23 @@ class Store:
         Foreign stores are compared by their metadata only. Rows appended since follow the rows of
         this store, which are unchanged.
         """
-        now = fingerprints_now(self.stored.contents, self.url)
-        if not now:
+        fingerprints = fingerprints_now(self.stored_chunks.contents, self.url)
+        if not fingerprints:
             raise DataError(
                 f"{self!r} was deleted while it was in use",
                 "restore it and resume, or start a new run",
             )
-        if self.spec.fingerprint not in now:
-            raise _changed_error(self, self.spec.fingerprint, now[0])
+        if self.spec.fingerprint not in fingerprints:
+            raise _changed_error(self, self.spec.fingerprint, fingerprints[0])
 
     def codec_names(self) -> list[str]:
         """Return the names of X's codecs, in the order of encoding."""
-        names: list[str] = store_facts(self.stored)["codecs"]
+        names: list[str] = store_facts(self.stored_chunks)["codecs"]
         return names
 
     def stored_bytes(self) -> int:
         """Return the bytes of the arrays in the storage, from a listing."""
-        return sum(int(array.nbytes_stored()) for array in self.stored.arrays)
+        return sum(int(array.nbytes_stored()) for array in self.stored_chunks.arrays)
 
     def verify(self) -> None:
         """Read every chunk and compare it with its digest, then the digests with the fingerprint.
@@ -225,35 +231,35 @@ class Store:
         Raises
         ------
         CorruptChunkError
-            Names the first chunk that differs.
+            If a chunk differs. The message names the first such chunk.
         DataError
-            The store is foreign: it has no digests to compare with.
+            If the store is foreign: it has no digests to compare with.
         """
-        stored = self.stored
-        if self.spec.foreign or stored.y is None:
+        chunks = self.stored_chunks
+        if self.spec.foreign or chunks.y is None:
             raise DataError(
                 f"{self!r} has no digests, so it cannot be verified", "ingest the data again"
             )
-        digests = stored.read_digests()
+        digests = chunks.read_digests()
         for i in range(self.n_chunks):
-            parts = [*stored.read(i), self.source_rows(i)]
+            parts = [*chunks.read(i), self.source_rows(i)]
             if not np.array_equal(layout.chunk_digest(*parts), digests[i]):
-                keys = " or ".join(stored.key(array, i) for array in (*stored.arrays, stored.row))
+                keys = " or ".join(chunks.key(array, i) for array in (*chunks.arrays, chunks.row))
                 raise CorruptChunkError(
                     f"chunk {keys} of {self!r} does not match its digest", "ingest the data again"
                 )
 
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
-        """Return stored targets as `read_chunk` does; raise for values that are invalid."""
+        """Return stored targets of chunk `i` as `read_chunk` does; raise if they are invalid."""
         if self.spec.classes is None:
-            self._check_finite(y, i, self.stored.y)
+            self._check_finite(y, i, self.stored_chunks.y)
             y = y.reshape(len(y), -1)
             return y if y.dtype.kind == "f" else y.astype(np.float64)
         ids = y.astype(np.int64)
-        outside = (ids < 0) | (ids >= self.spec.n_outputs)
-        if outside.any():
-            row = int(np.argmax(outside))
-            key, start = self.stored.key(self.stored.y, i), self.chunk_bounds(i)[0]
+        is_outside = (ids < 0) | (ids >= self.spec.n_outputs)
+        if is_outside.any():
+            row = int(np.argmax(is_outside))
+            key, start = self.stored_chunks.key(self.stored_chunks.y, i), self.chunk_bounds(i)[0]
             raise DataError(
                 f"class id {ids[row]} in {key}, row {start + row} of {self!r}, "
                 f"is outside its {self.spec.n_outputs} classes",
@@ -263,40 +269,46 @@ class Store:
 
     def _checked_weights(self, w: NDArray[Any], i: int) -> NDArray[np.float32]:
         """Return the stored sample weights of chunk `i`; raise DataError if they are invalid."""
-        location = f"{self.stored.key(self.stored.w, i)} of {self!r}"
+        location = f"{self.stored_chunks.key(self.stored_chunks.w, i)} of {self!r}"
         return as_weights(w, len(w), location, self.chunk_bounds(i)[0])
 
     def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
+        """Raise NonFiniteError for NaN or infinity in chunk `i` of an array."""
         nonfinite = layout.first_nonfinite(block)
         if nonfinite is not None:
             row, column, value = nonfinite
             raise NonFiniteError(
-                f"{value} in {self.stored.key(array, i)} (chunk {i}) of {self!r}: row "
+                f"{value} in {self.stored_chunks.key(array, i)} (chunk {i}) of {self!r}: row "
                 f"{self.chunk_bounds(i)[0] + row}, column {column}",
                 "clean the data and ingest it again",
             )
 
 
-def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
-    """Return the store, reopened; DataError if its rows were changed or appended to."""
+def _reopen_unchanged(reopen: Callable[[], Store], fingerprint: str) -> Store:
+    """Reopen a store in another process; raise DataError unless it has the same rows.
+
+    fingerprint : fingerprint of the store that was pickled
+    """
     store = reopen()
     if store.spec.fingerprint != fingerprint:
-        before = {was: n for n, was in store.stored.contents.mark.get("before", [])}
-        if fingerprint in before:
-            raise rows_appended(store.url, before[fingerprint])
+        old_states = store.stored_chunks.contents.mark.get("before", [])
+        old_row_counts = {old_fingerprint: n_rows for n_rows, old_fingerprint in old_states}
+        if fingerprint in old_row_counts:
+            raise rows_appended_error(store.url, old_row_counts[fingerprint])
         raise _changed_error(store, fingerprint, store.spec.fingerprint)
     return store
 
 
-def _changed_error(store: Store, was: str, now: str) -> DataError:
+def _changed_error(store: Store, old_fingerprint: str, fingerprint: str) -> DataError:
     return DataError(
-        f"{store!r} was changed while it was in use: its fingerprint was {was[:16]} and is "
-        f"{now[:16]}",
+        f"{store!r} was changed while it was in use: its fingerprint was {old_fingerprint[:16]} "
+        f"and is {fingerprint[:16]}",
         "restore it and resume, or start a new run",
     )
 
 
 def _no_targets(n_rows: int) -> NDArray[Any]:
+    """Return the targets of `n_rows` rows of a store without targets, (n_rows, 0)."""
     return np.empty((n_rows, 0), np.float32)
 
 
@@ -346,10 +358,11 @@ def open_store(
     """
     check_missing(missing)
     inner: Any
+    # The zarr store, the path in it, the URL as text, and a call that another process can make.
     if isinstance(url, zarr.Group):
         text, reopen = str(url.store_path), None
         inner, prefix = url.store, url.path
-    elif not isinstance(url, str | os.PathLike):  # of icechunk
+    elif not isinstance(url, str | os.PathLike):  # an object of icechunk
         inner, prefix = unwrap_icechunk_store(url), ""
         text = f"icechunk+session:///@snapshot={icechunk_snapshot(inner)}"
         reopen = partial(open_store, inner, x=x, y=y, w=w, missing=missing, foreign=foreign)
@@ -379,5 +392,5 @@ def open_store(
         except CorruptChunkError:
             if not reads_left:
                 raise
-    warn_of_unused(contents.unused, contents.spec.n_rows, redact(text))
+    warn_of_unused(contents.unused_weights, contents.spec.n_rows, redact(text))
     return Store(StoredChunks(contents, text, cache), reopen)

@@ -1,7 +1,7 @@
 """Read the chunks of a store as stored, and again after a fault of the storage.
 
 If `fast_chunks` supports the arrays, chunks are files or objects, the latter perhaps kept in a
-cache; else zarr reads them. A chunk of streamkern's own stores is compared with the recorded
+cache; otherwise zarr reads them. A chunk of streamkern's own stores is compared with the recorded
 checksum of its place, so a chunk of another place or store is an error.
 """
 
@@ -30,7 +30,7 @@ from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
 from streamkern.store.metadata import (
     GroupContents,
     fingerprints_now,
-    rows_appended,
+    rows_appended_error,
     unit_rows,
 )
 
@@ -57,7 +57,7 @@ class StoredChunks:
     Attributes
     ----------
     contents : contents of the group
-    url, spec : as in the store
+    url, spec : as in `Store`
     x, y, w : zarr arrays; y and w may be None
     arrays : x, y and w, in this order, without the ones that are None
     row : zarr array of the row numbers in the source; None in foreign stores
@@ -74,38 +74,39 @@ class StoredChunks:
         self.objects = store.objects if isinstance(store, StrictStore) else None
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
-        self._known_crcs: list[Any] = []  # read at the first use
-        self._last_digests: NDArray[np.uint8] | None = None  # with them
+        # Empty until the first use; a list, because the copies of `with_stop_event` share it.
+        self._known_crcs: list[Any] = []
+        self._last_chunk_digest: NDArray[np.uint8] | None = None  # read with the checksums
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
         tables = (contents.row, contents.digests, contents.crc)
         aligned = [a for a in self.arrays if a.chunks[0] == contents.spec.chunk_rows]
         self._readers = {a.path: chunk_reader(a) for a in (*aligned, *tables) if a is not None}
         if cache is not None:
-            self._keep_chunks(cache)
+            self._use_cache(cache)
 
     def __repr__(self) -> str:
         shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
-    def until(self, stopped: threading.Event) -> StoredChunks:
+    def with_stop_event(self, stopped: threading.Event) -> StoredChunks:
         """Return the same chunks; requests end once `stopped` is set, except reads by zarr."""
         if self.objects is None:
             return self
         stoppable = copy.copy(self)
         stoppable._readers = {
-            path: reader.until(stopped) if isinstance(reader, ChunkObjects) else reader
+            path: reader.with_stop_event(stopped) if isinstance(reader, ChunkObjects) else reader
             for path, reader in self._readers.items()
         }
         return stoppable
 
     def absent_chunks(self) -> int:
-        """Return the number of chunks, or shards if any, missing in the storage, from a listing."""
+        """Return the number of chunks (of shards, if there are some) that a listing lacks."""
         n_absent = 0
         for array in self.arrays:
             unit = array.shards or array.chunks
             expected = np.prod([-(-n // k) for n, k in zip(array.shape, unit, strict=True)])
-            # zarr counts the chunks inside shards
+            # `nchunks_initialized` counts the chunks inside shards.
             chunks_per_shard = int(np.prod(unit) // np.prod(array.chunks))
             n_absent += int(expected) - int(array.nchunks_initialized) // chunks_per_shard
         return n_absent
@@ -118,7 +119,7 @@ class StoredChunks:
         return start, min(start + self.spec.chunk_rows, self.spec.n_rows)
 
     def key(self, array: Any, i: int) -> str:
-        """Return the key of chunk `i` of an array in the storage, as ``X/c/12/0``."""
+        """Return the key of chunk `i` of an array in the storage, such as ``X/c/12/0``."""
         return chunk_key(array, i * self.spec.chunk_rows // unit_rows(array))
 
     def read(self, i: int) -> list[NDArray[Any]]:
@@ -131,7 +132,7 @@ class StoredChunks:
 
     def read_digests(self) -> Any:
         """Return the checked digests, (n_chunks, 96) uint8, or (n_chunks, 128) with weights."""
-        with self._appends_explained():
+        with self._explain_appends():
             digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
@@ -140,12 +141,12 @@ class StoredChunks:
         return digests
 
     def read_crcs(self) -> NDArray[np.uint32]:
-        """Return the checksums of the chunks as stored, (n_chunks, 3 or 4), checked and kept."""
+        """Return the checksums of the stored chunks, (n_chunks, 3 or 4); read by the first call."""
         with self._lock:
             if not self._known_crcs:
-                with self._appends_explained():
+                with self._explain_appends():
                     table = self._read_table(self.contents.crc)
-                    self._last_digests = self._last_chunk_digests()
+                    self._last_chunk_digest = self._read_last_chunk_digest()
                 if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest",
@@ -156,14 +157,14 @@ class StoredChunks:
         return crcs
 
     @contextmanager
-    def _appends_explained(self) -> Iterator[None]:
-        """Raise `rows_appended` if tables that are read inside were removed by a second append."""
+    def _explain_appends(self) -> Iterator[None]:
+        """Raise `rows_appended_error` if a second append removed a table that is read inside."""
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
-            now, fingerprint = fingerprints_now(self.contents, self.url), self.spec.fingerprint
-            if fingerprint in now[1:]:
-                raise rows_appended(self.url, self.spec.n_rows) from error
+            earlier_fingerprints = fingerprints_now(self.contents, self.url)[1:]
+            if self.spec.fingerprint in earlier_fingerprints:
+                raise rows_appended_error(self.url, self.spec.n_rows) from error
             raise
 
     def _part(self, array: Any, i: int) -> _Part:
@@ -178,9 +179,11 @@ class StoredChunks:
 
     def _read_table(self, array: Any) -> NDArray[Any]:
         """Return all values of a small array of a store that streamkern wrote."""
-        n, k = array.shape[0], array.chunks[0]
-        starts = range(0, n, k)
-        parts = [_Part(array, chunk_key(array, a // k), a, min(a + k, n)) for a in starts]
+        n_rows, chunk_rows = array.shape[0], array.chunks[0]
+        parts = [
+            _Part(array, chunk_key(array, i), start, min(start + chunk_rows, n_rows))
+            for i, start in enumerate(range(0, n_rows, chunk_rows))
+        ]
         return np.concatenate(self._read(parts))
 
     def _read(self, parts: Sequence[_Part]) -> list[NDArray[Any]]:
@@ -196,17 +199,21 @@ class StoredChunks:
         ]
 
     def _read_objects(self, readers: list[Any], parts: Sequence[_Part]) -> list[Any]:
-        """Return the rows of each part, requested at once."""
-        objects, rows = readers[0].objects, dict[str, Any]()
+        """Return the rows of each part, all requested at once.
+
+        Parts that do not decode are requested again, up to `MAX_READS` times in all.
+        """
+        objects = readers[0].objects
+        rows: dict[str, Any] = {}  # of the parts that have decoded, by key
         for reads_left in reversed(range(MAX_READS)):
-            missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
+            remaining = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
             refetch = reads_left < MAX_READS - 1
             try:
-                raw = objects.get_many([part.key for _, part in missing], refetch=refetch)
+                raw = objects.get_many([part.key for _, part in remaining], refetch=refetch)
             except FileNotFoundError as error:
                 raise CorruptChunkError(f"chunk {error}", self._remedy()) from error
-            for (reader, part), data in zip(missing, raw, strict=True):
-                with self._errors_explained(part.key, retry=reads_left > 0):
+            for (reader, part), data in zip(remaining, raw, strict=True):
+                with self._explain_errors(part.key, retry=reads_left > 0):
                     rows_and_crc = reader.decode(data, part.stop - part.start)
                     rows[part.key] = self._checked_rows(part, *rows_and_crc)
             if len(rows) == len(parts):
@@ -214,9 +221,10 @@ class StoredChunks:
         return [rows[part.key] for part in parts]
 
     def _read_part(self, reader: Any, part: _Part) -> NDArray[Any]:
+        """Return the rows of a part that is no object. reader : None if zarr reads the array"""
         rows = None
         for reads_left in reversed(range(MAX_READS if self._remote else 1)):
-            with self._errors_explained(part.key, retry=reads_left > 0):
+            with self._explain_errors(part.key, retry=reads_left > 0):
                 if reader is None:
                     rows = _native_byte_order(np.asarray(part.array[part.start : part.stop]))
                 else:
@@ -226,7 +234,7 @@ class StoredChunks:
         return rows
 
     def _checked_rows(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
-        """Return the rows; raise ValueError unless the chunk is the one written at its place."""
+        """Return the rows; raise ValueError unless they are the ones written at this place."""
         if part.crc is not None and crc != part.crc and not self._was_extended(part, rows):
             raise ValueError(
                 "it is intact, but not the chunk that was written there: its checksum differs"
@@ -237,27 +245,28 @@ class StoredChunks:
         """Return whether this is the last chunk, and rows were appended to it since the opening."""
         if part.stop - part.start == self.spec.chunk_rows:
             return False
-        digests = self._last_digests
-        if digests is None:
+        digest = self._last_chunk_digest
+        if digest is None:
             return False
-        names = layout.row_arrays(len(digests) == 4 * layout.DIGEST_BYTES)
+        # The digest of a chunk joins the digests of its arrays; four arrays if there are weights.
+        names = layout.row_arrays(len(digest) == 4 * layout.DIGEST_BYTES)
         start = names.index(part.array.basename) * layout.DIGEST_BYTES
-        written = digests[start : start + layout.DIGEST_BYTES]
-        return np.array_equal(layout.array_digest(rows), written)
+        old_digest = digest[start : start + layout.DIGEST_BYTES]
+        return np.array_equal(layout.array_digest(rows), old_digest)
 
-    def _last_chunk_digests(self) -> NDArray[np.uint8] | None:
-        """Return the digests of the last chunk if rows may be appended to it, else None.
+    def _read_last_chunk_digest(self) -> NDArray[np.uint8] | None:
+        """Return the digest of the last chunk if rows may be appended to it, else None.
 
-        They are read with the checksums, because the second append removes their table.
+        It is read with the checksums, because the second append removes its table.
         """
         if self.spec.n_rows % self.spec.chunk_rows == 0 or self._remote:
             return None
-        last: NDArray[np.uint8] = self._read_table(self.contents.digests)[-1].copy()
-        return last
+        digest: NDArray[np.uint8] = self._read_table(self.contents.digests)[-1].copy()
+        return digest
 
     @contextmanager
-    def _errors_explained(self, key: str, *, retry: bool) -> Iterator[None]:
-        """Name the chunk that does not decode, or suppress the error if it will be read again."""
+    def _explain_errors(self, key: str, *, retry: bool) -> Iterator[None]:
+        """Name the chunk in errors of a block; with `retry`, suppress errors of decoding."""
         try:
             yield
         except (StreamkernError, OSError, MemoryError) as error:
@@ -273,6 +282,7 @@ class StoredChunks:
             ) from error
 
     def _remedy(self) -> str:
+        """Return the remedy for a damaged chunk."""
         if self.spec.foreign:
             return (
                 "restore it, or, if its writer leaves out chunks that hold only the fill value, "
@@ -282,7 +292,7 @@ class StoredChunks:
 
     # -- the cache
 
-    def _keep_chunks(self, cache: Cache) -> None:
+    def _use_cache(self, cache: Cache) -> None:
         """Read the chunks of a remote store through `cache`; local chunks are not cached."""
         if self.spec.foreign and self._remote:
             warn(
@@ -299,7 +309,7 @@ class StoredChunks:
                 )
 
     def _belongs_to_store(self, key: str, raw: Any) -> bool:
-        """Return whether an object is the chunk of this store, by its checksum."""
+        """Return whether an object is the chunk of this store that `key` names, by its checksum."""
         path, _, number = key.partition("/c/")
         array = next(array for array in self.arrays if array.path == path)
         reader: Any = self._readers[path]
@@ -313,10 +323,10 @@ class StoredChunks:
 class StoredRows:
     """One array of a store by slices of rows, read and checked as its chunks are."""
 
-    def __init__(self, stored: StoredChunks, array: Any) -> None:
+    def __init__(self, chunks: StoredChunks, array: Any) -> None:
         self.shape, self.dtype, self.chunks = array.shape, np.dtype(array.dtype), array.chunks
         self.shards, self.ndim = array.shards, array.ndim
-        self._stored, self._array = stored, array
+        self._chunks, self._array = chunks, array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
@@ -326,10 +336,10 @@ class StoredRows:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows `start` to `stop`."""
-        k = self._stored.spec.chunk_rows
+        k = self._chunks.spec.chunk_rows
         parts = [np.empty((0, *self.shape[1:]), self.dtype)]
         for i in range(start // k, -(-stop // k)):
-            chunk = self._stored.read_array(self._array, i)
+            chunk = self._chunks.read_array(self._array, i)
             parts.append(chunk[max(start - i * k, 0) : stop - i * k])
         return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
 

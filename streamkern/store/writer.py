@@ -3,7 +3,7 @@
 The state of an unfinished store is kept in the store itself. The group attribute holds the status
 "writing", the plan, and the id of the writer: a writer that continues after another one has taken
 over does not find its own id, and does not publish. The array `digests` is the journal, in which
-each chunk is recorded after it is written.
+each chunk is record after it is written.
 """
 
 from __future__ import annotations
@@ -52,28 +52,33 @@ class StoreWriter(ChunkOutput):
     """Writes a store chunk by chunk; it cannot be opened before `finish`.
 
     Until then the store is unfinished: `open_store` refuses it, and the same writer (same layout,
-    same `plan`) resumes it. `done` lists the chunks in the journal, `read_back` reads one back and
-    verifies it.
+    same `plan`) resumes it. `is_written` marks the chunks in the journal; `read_back` reads a chunk
+    back and verifies it.
 
     Parameters
     ----------
     url : str or path
-    row_shape, x_dtype, n_outputs, classes, chunk_rows, n_rows
+    row_shape, x_dtype, n_outputs, classes, chunk_rows
         As in `StoreSpec`.
     overwrite : bool
         Replace a store that streamkern wrote. Anything else at the URL is never deleted.
     compress : {"auto", "zstd", "none"}
         "auto": zstd for integers, nothing for floats. Chunks are always checksummed.
-    y_dtype : dtype
-        Dtype of regression targets; class ids get the smallest unsigned integer that holds them.
     storage_options : mapping, optional
     plan : mapping of JSON values, optional
         Everything that determines the content. Resuming with a different plan raises an error.
-    weighted : bool
-        Whether rows have sample weights.
     details
-        Other fields of `StoreSpec`: columns, target_columns, files, n_origins, hides_copies,
+        n_rows : number of rows, required.
+        weighted : whether rows have sample weights; False by default.
+        y_dtype : dtype of targets that are values, required for them; class ids get the smallest
+        unsigned integer dtype that holds them.
+        Optional fields of `StoreSpec`: columns, target_columns, files, n_origins, hides_copies,
         encoder, n_left_out, label_dtype, weight_column, file_form.
+
+    Attributes
+    ----------
+    resumed : bool
+        Whether an interrupted write of the same plan is continued.
     """
 
     def __init__(
@@ -92,8 +97,9 @@ class StoreWriter(ChunkOutput):
         **details: Any,
     ) -> None:
         spec = _new_spec(row_shape, x_dtype, n_outputs, classes, chunk_rows, **details)
-        self._compress, self._made_from = compress, source_digest(plan or {}, compress)
-        layout.codecs(spec.x_dtype, compress)
+        self._compress = compress
+        self._made_from = source_digest(plan or {}, compress)
+        layout.codecs(spec.x_dtype, compress)  # raises an error for an unknown compression
         self._store = zarr_store(url, storage_options=storage_options, read_only=False)
         self._writer_id = uuid.uuid4().hex
         with disk_full_hint(str(url)):
@@ -108,13 +114,16 @@ class StoreWriter(ChunkOutput):
             super().__init__(str(url), spec, self._arrays.values(), Journal(digests))
 
     def _claim(self, url: str, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
-        """Claim the group until another writer claims it; return it and `resumed`.
+        """Claim the group until another writer claims it; return it, and the attribute `resumed`.
 
-        resumed : whether an interrupted write of the same plan is continued
+        With `overwrite`, any group that streamkern wrote is replaced.
 
-        Raises DataError if a finished store or something else is there, and ResumeMismatchError if
-        the unfinished store there has a different plan. With `overwrite`, anything that
-        streamkern wrote is replaced.
+        Raises
+        ------
+        DataError
+            If the URL has a finished store, or anything that is not a store of streamkern.
+        ResumeMismatchError
+            If the URL has an unfinished store with a different plan.
         """
         mark, location = mark_at(self._store, url), redact(url)
         writing: Any = {
@@ -123,9 +132,9 @@ class StoreWriter(ChunkOutput):
         }  # fmt: skip
         if mark is not None and mark.get("kind") == STORE:
             remove_leftover_files(self._store, STORE)
-            same = mark.get("plan") == plan and mark.get("schema") == layout.STORE_SCHEMA
+            is_same_plan = mark.get("plan") == plan and mark.get("schema") == layout.STORE_SCHEMA
             status = mark.get("status")
-            if same and status == "writing":
+            if is_same_plan and status == "writing":
                 group = zarr.open_group(self._store, mode="r+")
                 group.attrs[ATTRIBUTE] = writing
                 return group, True
@@ -133,12 +142,12 @@ class StoreWriter(ChunkOutput):
                 raise DataError(
                     f"{location} already holds a store", f"{mention('overwrite', True)} replaces it"
                 )
-            if not overwrite and not same:
-                old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
-                names = _differences(old, {"schema": layout.STORE_SCHEMA, **plan})
+            if not overwrite and not is_same_plan:
+                old_plan = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
+                difference = _difference_text(old_plan, {"schema": layout.STORE_SCHEMA, **plan})
                 raise ResumeMismatchError(
                     f"{location} holds an unfinished store made with other settings or data "
-                    f"({names})",
+                    f"({difference})",
                     f"repeat the call with those, or pass {mention('overwrite', True)}",
                 )
         return begin_group(self._store, url, writing), False
@@ -155,8 +164,9 @@ class StoreWriter(ChunkOutput):
     def _create_arrays(self, spec: StoreSpec) -> dict[str, Any]:
         """Create the arrays X, y, row and, if weighted, w; reuse those of an interrupted call."""
         n, k = spec.n_rows, spec.chunk_rows
-        values = spec.classes is None
-        y_shape, y_names = ((n, spec.n_outputs), ("row", "output")) if values else ((n,), ("row",))
+        has_values = spec.classes is None
+        y_shape = (n, spec.n_outputs) if has_values else (n,)
+        y_names = ("row", "output") if has_values else ("row",)
         names = layout.dimension_names(spec.row_shape)
         arrays = {
             "X": self._array("X", (n, *spec.row_shape), k, spec.x_dtype, names),
@@ -190,26 +200,32 @@ class StoreWriter(ChunkOutput):
         return RunningStatistics(self.spec.n_features, None if classes is None else len(classes))
 
     @property
-    def done(self) -> NDArray[np.bool_]:
+    def is_written(self) -> NDArray[np.bool_]:
         """(chunks,) bool, True for chunks that the journal records as written."""
-        return self.journal.done
+        return self.journal.is_written
 
     def finish(self, stats: Statistics | None = None) -> StoreSpec:
-        """Publish the store: attributes are written last, in one step. Return its spec."""
-        missing = np.flatnonzero(~self.done)
-        if len(missing):
-            raise self._finish_error(f"chunk {missing[0]} of {self.spec.n_chunks} was not written")
+        """Publish the store in one step: its final attribute is written last. Return its spec.
+
+        stats : statistics of all rows; required for a store with sample weights
+        """
+        missing_chunks = np.flatnonzero(~self.is_written)
+        if len(missing_chunks):
+            raise self._finish_error(
+                f"chunk {missing_chunks[0]} of {self.spec.n_chunks} was not written"
+            )
         if self.spec.weight_totals is not None and (stats is None or stats.weight_totals is None):
             raise self._finish_error("pass statistics computed with the sample weights")
         self._check_claim()
         group, arrays = self._group, self._arrays
         with disk_full_hint(self.url):
-            damaged = self._first_damaged()
+            # Chunks of a killed call may be damaged although the journal has them.
+            damaged = self._first_damaged_chunk()
             if damaged is not None:
                 raise self._finish_error(
                     f"chunk {damaged} of {self.spec.n_chunks} is damaged; write it again"
                 )
-            if "crc" in group:
+            if "crc" in group:  # from a call that was killed before it published the store
                 del group["crc"]
             crc = self._write_crcs(group, "crc", np.empty((0, len(arrays)), np.uint32))
             state = {**self._attributes(stats), "crc": crc}
@@ -217,8 +233,8 @@ class StoreWriter(ChunkOutput):
             publish_group(group, state, self._check_claim)
         return layout.spec_from_attributes(arrays["X"], arrays["y"], arrays.get("w"), state)
 
-    def _finish_error(self, why: str) -> DataError:
-        return DataError(f"{redact(self.url)} cannot be finished: {why}")
+    def _finish_error(self, reason: str) -> DataError:
+        return DataError(f"{redact(self.url)} cannot be finished: {reason}")
 
     def _attributes(self, stats: Statistics | None) -> dict[str, Any]:
         """Return the attribute of the finished store, without digests of its metadata."""
@@ -256,7 +272,10 @@ def _new_spec(
     weighted: bool = False,
     **details: Any,
 ) -> StoreSpec:
-    """Return the spec of a new store; raise ConfigError or DataError for an impossible one."""
+    """Return the spec of a new store; raise ConfigError or DataError if it is impossible.
+
+    Parameters as for `StoreWriter`.
+    """
     dtype = np.dtype(x_dtype).newbyteorder("=")
     sparse = sparse_features(details.get("file_form")) is not None
     layout.check_row_layout(row_shape, dtype, sparse=sparse)
@@ -281,8 +300,9 @@ def _new_spec(
             f"columns has {len(columns)} names, but rows have the shape {tuple(row_shape)}",
             "give one name for each",
         )
-    names = [n for n in ("columns", "target_columns") if details.get(n) is not None]
-    details |= {name: tuple(details[name]) for name in names}
+    # As a spec holds them: tuples instead of any sequences.
+    given_names = [n for n in ("columns", "target_columns") if details.get(n) is not None]
+    details |= {name: tuple(details[name]) for name in given_names}
     details["files"] = tuple((name, int(k)) for name, k in details.get("files", ()))
     y_dtype = np.dtype(y_dtype).newbyteorder("=") if classes is None else id_dtype(len(classes))
     return StoreSpec(
@@ -316,10 +336,10 @@ def _full_plan(spec: StoreSpec, plan: Mapping[str, Any] | None, compress: str) -
 
 def statistics_json(stats: Statistics | None) -> dict[str, Any]:
     """Return the statistics as a store's attribute holds them."""
-    recorded = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
-    if recorded["n_counted"] is None:  # as in stores written by 0.1.0
-        del recorded["n_counted"]
-    return recorded
+    record = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
+    if record["n_counted"] is None:  # as in stores written by 0.1.0
+        del record["n_counted"]
+    return record
 
 
 def _json(value: Any) -> Any:
@@ -341,15 +361,17 @@ def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str
 
 
 def _identifies_data(value: Any) -> bool:
+    """Return whether a plan, or a part of one, identifies the contents of all data in it."""
     if isinstance(value, Mapping):
-        # An ingested foreign store is identified by its metadata only: it has no fingerprint.
-        unknown = "meta:" if value.get("kind") == "zarr" else ""
-        identity = str(value.get("fingerprint", unknown))
+        # An ingested foreign store without a fingerprint is identified by its metadata only.
+        default = "meta:" if value.get("kind") == "zarr" else ""
+        identity = str(value.get("fingerprint", default))
         is_weak = value.get("kind") in _WEAKLY_IDENTIFIED or identity.startswith(("meta:", "name:"))
         return not is_weak and all(_identifies_data(v) for v in value.values())
     return not isinstance(value, list | tuple) or all(_identifies_data(v) for v in value)
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _difference_text(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the keys whose values differ, as a clause: "seed, n_rows differ"."""
     names = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     return ", ".join(names) + " differ"

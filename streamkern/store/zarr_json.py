@@ -2,8 +2,8 @@
 
 Zarr accepts the metadata that it finds, so one altered character may mean another codec, or drop an
 attribute. The store's `streamkern` attribute therefore records a SHA-256 of each array's zarr.json,
-and one of the group's own metadata. The arrays are marked, too: a group that has lost its attribute
-is recognised as a damaged store, not taken for a foreign one.
+and another one of the group's metadata. The arrays are marked, too: a group that has lost its
+attribute is recognised as a damaged store, not taken for a foreign one.
 
 After an append, the zarr.json of the group repeats the metadata of the arrays, as consolidated
 metadata, which zarr and xarray also read. So the replacement of one file switches from the old
@@ -99,16 +99,16 @@ def _group_document(store: Any, path: str, url: str) -> Mapping[str, Any] | None
 def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
     """Return the `streamkern` attribute of a group, see `store_mark`. root : its zarr.json"""
     if root.get("node_type") == "array":
-        raise single_array(url)
+        raise single_array_error(url)
     attributes = root.get("attributes")
     mark = attributes.get(ATTRIBUTE) if isinstance(attributes, Mapping) else None
     if not isinstance(mark, Mapping):
         if any(trace in json.dumps(root) for trace in _STREAMKERN_TEXTS):
-            raise lost_mark(url)
+            raise lost_mark_error(url)
         return None
-    finished = mark.get("status") == "complete" and mark.get("kind") == STORE
-    has_digest = mark.get("schema") == STORE_SCHEMA and (finished or _DIGEST_KEY in mark)
-    if has_digest and _digest(root, mark) != mark.get(_DIGEST_KEY):
+    is_finished = mark.get("status") == "complete" and mark.get("kind") == STORE
+    needs_digest = mark.get("schema") == STORE_SCHEMA and (is_finished or _DIGEST_KEY in mark)
+    if needs_digest and _digest(root, mark) != mark.get(_DIGEST_KEY):
         raise CorruptChunkError(f"zarr.json of {redact(url)} does not match its digest", _REMEDY)
     return mark
 
@@ -118,7 +118,7 @@ def _array_documents(
 ) -> list[Mapping[str, Any] | None]:
     """Return the document of each array; None for a missing one.
 
-    After an append they are in the group's zarr.json, and otherwise in the arrays' own files.
+    After an append the documents are in the group's zarr.json, and otherwise in the arrays' files.
     """
     names = layout.array_names(mark)
     consolidated = root.get("consolidated_metadata") if mark.get("appends") else None
@@ -132,12 +132,12 @@ def _array_documents(
     ]
 
 
-def single_array(url: str) -> DataError:
+def single_array_error(url: str) -> DataError:
     """Return the error for the URL of an array, given instead of its group's."""
     return DataError(f"{redact(url)} is a single zarr array", "give the group that holds X and y")
 
 
-def lost_mark(url: str) -> CorruptChunkError:
+def lost_mark_error(url: str) -> CorruptChunkError:
     """Return the error for a group of streamkern that has lost its `streamkern` attribute."""
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, but the attribute 'streamkern' "
@@ -204,8 +204,8 @@ def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
     root : the group's zarr.json
     mark : its `streamkern` attribute
     """
-    rest = {name: value for name, value in mark.items() if name != _DIGEST_KEY}
-    return json_digest([root.get("zarr_format"), root.get("node_type"), rest])
+    digested_mark = {name: value for name, value in mark.items() if name != _DIGEST_KEY}
+    return json_digest([root.get("zarr_format"), root.get("node_type"), digested_mark])
 
 
 def _check_state(mark: Mapping[str, Any], url: str) -> None:
@@ -228,9 +228,9 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
 
 
 def _read_zarr_json(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
-    """Return the zarr.json of members of a group ("" for the group); None where there is none.
+    """Return the zarr.json of each of the named members, None if there is none.
 
-    All are requested at once.
+    The name "" means the group. All files are requested at once.
     """
     keys = ["/".join(part for part in (path, name, "zarr.json") if part) for name in names]
     prototype = default_buffer_prototype()
@@ -248,7 +248,7 @@ def _read_zarr_json(store: Any, path: str, names: Iterable[str]) -> list[bytes |
 
 
 def _parse_zarr_json(data: bytes, location: str) -> Mapping[str, Any]:
-    """Return a JSON object. where : the name of its file in error messages"""
+    """Return the content of a zarr.json, a JSON object. location : its file, for messages"""
     try:
         document = parsed_json(data)
     except ValueError as error:

@@ -7,7 +7,7 @@ thread waits) and scatters its rows to their shuffled places in the buffer.
     units ──read──> [ thread ] ──scatter──> [ buffer A: filling  ]
                     [ thread ] ──scatter──> [ buffer B: draining ] ──views──> batches
 
-So the bytes in flight are one unit per thread, no decoded unit waits for its turn, and the content
+So one unit per thread is in flight, no decoded unit waits for its turn, and the content
 of a batch depends neither on the number of threads nor on the order of arrival.
 """
 
@@ -28,7 +28,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import is_whole_number, to_builtin
 from streamkern.planning.sizes import POSITION_BYTES, ROW_ID_BYTES
 from streamkern.store.row_block import RowBlock
-from streamkern.stream.buffers import WHOLE_SHARE, Buffer, OpenBlock, Share
+from streamkern.stream.buffers import WHOLE_BLOCK, Buffer, OpenBlock, Shard
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.stream.sources.unit_edges import unit_sizes
@@ -43,11 +43,11 @@ class ReaderStats:
     """Counts and waiting times of a reader since it was created.
 
     batches, rows : number of batches and rows that were delivered
-    stall_s : seconds that the consumer waited for data in total
-    last_wait_s, longest_wait_s : seconds that it waited for the last batch, and at most for a batch
+    stall_s : seconds for which the consumer waited for data, in total
+    last_wait_s, longest_wait_s : seconds of the wait for the last batch, and of the longest wait
     bytes_read : decoded bytes of the units that arrived
     bytes_in_flight, bytes_in_flight_peak : decoded bytes of the units being read, now and at most
-    retries : reads repeated after a fault
+    retries : number of reads that were repeated after a fault
     """
 
     batches: int = 0
@@ -81,7 +81,7 @@ class BatchReader:
     retry_s : seconds for which a transient OSError (a time-out, a reset connection) is retried
     in_order : keep the order of the source, without shuffling
     repeat : use the order and the random draws of epoch 0 in every epoch, which then has number 0
-    share : the share of each batch that this rank reads
+    shard : the shard of each batch that this rank reads
     keep_bytes : if the decoded rows of all stores of the source fit into this size, rows stay in
         memory after their first read, for the next replica or epoch; ignored with `client`
     """
@@ -99,7 +99,7 @@ class BatchReader:
         retry_s: float = 60.0,
         in_order: bool = False,
         repeat: bool = False,
-        share: Share = WHOLE_SHARE,
+        shard: Shard = WHOLE_BLOCK,
         keep_bytes: int = 0,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
@@ -110,7 +110,7 @@ class BatchReader:
                 )
         source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
-        self.in_order, self.repeat, self.share = in_order, repeat, share
+        self.in_order, self.repeat, self.shard = in_order, repeat, shard
         self.stats = ReaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
@@ -119,12 +119,12 @@ class BatchReader:
         units_per_block = max(1, block_bytes // (unit_rows * self._row_bytes))
         self.mix_units = max(1, min(units_per_block, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
-        self._buffer_rows = min(share.rows(self.mix_units, unit_rows), source.n_rows)
+        self._buffer_rows = min(shard.max_rows(self.mix_units, unit_rows), source.n_rows)
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
         reads_wait = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, reads_wait)
         in_memory = client is None and source.decoded_bytes <= keep_bytes
-        self._reader: UnitReader = LocalReader(source.kept() if in_memory else source)
+        self._reader: UnitReader = LocalReader(source.with_unit_cache() if in_memory else source)
         if client is not None:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
@@ -133,7 +133,7 @@ class BatchReader:
         self._straddling_batch: Buffer | None = None
         self._iteration: _Iteration | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._is_closed = False
 
     def __enter__(self) -> BatchReader:
         return self
@@ -143,7 +143,7 @@ class BatchReader:
 
     def close(self) -> None:
         """End the iterator and the threads, and drop the buffers. May be called twice."""
-        self._closed = True
+        self._is_closed = True
         if self._iteration is not None:
             self._stop_reads(self._iteration)
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -176,49 +176,50 @@ class BatchReader:
         """Return batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
-    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[RowBlock]:
-        """Return batches of epochs first … stop - 1, from batch `start` of the first one on.
+    def epochs(self, first_epoch: int, stop: int, start: int = 0) -> Iterator[RowBlock]:
+        """Return batches of epochs first_epoch … stop - 1, from batch `start` of the first one on.
 
-        A batch is valid until the next one is requested: it holds views of a block buffer, or of
-        one reused buffer across a block's edge. With a `share`, it is the share of this rank. The
-        next epoch is read ahead while the last block of this one is drained.
+        A batch is valid until the next one is requested: it holds views of a block buffer or, if
+        it straddles two blocks, of another buffer, which is reused. With a `shard`, it holds the
+        shard of this rank. While the last block of an epoch is drained, the next epoch is read
+        ahead.
 
         Raises
         ------
         OSError, DataError, or any error of the source
-            The first failure in plan order, unchanged but for a note that names the unit.
+            The first failure in plan order, unchanged except for a note that names the unit.
         RunError
-            The iterator is used after another one was started or the loader was closed.
+            If the iterator is used after another one was started or the loader was closed.
         """
-        if not 0 <= start <= self.n_batches or first < 0:
+        if not 0 <= start <= self.n_batches or first_epoch < 0:
             raise ConfigError(
-                f"batch {start} of epoch {first} does not exist",
+                f"batch {start} of epoch {first_epoch} does not exist",
                 f"give an epoch of at least 0 and a batch from 0 to {self.n_batches}",
             )
-        return self._iterate(first, stop, start)
+        return self._iterate(first_epoch, stop, start)
 
-    def positions(self, first: int, stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    def positions(self, first_epoch: int, stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
         """Yield (epoch, index) of each batch of `epochs`; the epoch keys its random draws."""
-        for epoch in range(first, stop):
-            for index in range(start if epoch == first else 0, self.n_batches):
+        for epoch in range(first_epoch, stop):
+            for index in range(start if epoch == first_epoch else 0, self.n_batches):
                 yield 0 if self.repeat else epoch, index
 
     # ------------------------------------------------------------------- the consumer's thread
 
-    def _iterate(self, first: int, stop: int, start: int) -> Iterator[RowBlock]:
-        """Yield the batches of `epochs`, after ending the iteration before."""
+    def _iterate(self, first_epoch: int, stop: int, start: int) -> Iterator[RowBlock]:
+        """End the previous iteration, and yield the batches of `epochs`."""
         if self._iteration is not None:
             self._stop_reads(self._iteration)
-        if self._closed:  # the user knows the reader as a part of a loader
+        if self._is_closed:  # the user knows the reader as a part of a loader
             raise RunError("this loader is closed", "make a new one")
         iteration = self._iteration = _Iteration(
-            self._blocks(first, stop, start), list(self._buffers)
+            self._blocks(first_epoch, stop, start), list(self._buffers)
         )
         for buffer in self._buffers:
             buffer.last_copy = self._memory.last_copy()
         try:
             self._start_reads(iteration)
-            for _, index in self.positions(first, stop, start):
+            for _, index in self.positions(first_epoch, stop, start):
                 yield self._batch(iteration, index)
                 if iteration.stopped.is_set():
                     raise RunError(
@@ -226,12 +227,13 @@ class BatchReader:
                         "loader, or the loader was closed",
                         "finish an iterator before you start another one",
                     )
-                if iteration.drained:
-                    self._release_drained(iteration)
+                if iteration.is_drained:
+                    self._release_drained_block(iteration)
         finally:
             self._stop_reads(iteration)
 
     def _plan(self, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch."""
         return EpochPlan(
             self._sizes,
             seed=self.seed,
@@ -242,14 +244,14 @@ class BatchReader:
             in_order=self.in_order,
         )
 
-    def _blocks(self, first: int, stop: int, start: int) -> Iterator[tuple[EpochPlan, int]]:
-        """Yield every block from the one that holds batch `start` of epoch `first` on."""
-        for epoch in range(first, stop):
+    def _blocks(self, first_epoch: int, stop: int, start: int) -> Iterator[tuple[EpochPlan, int]]:
+        """Yield (plan, block) from the block of batch `start` of the first epoch on."""
+        for epoch in range(first_epoch, stop):
             plan = self._plan(epoch)
-            if epoch == first and start == self.n_batches:
+            if epoch == first_epoch and start == self.n_batches:
                 continue
-            begin = plan.batch(start)[0].block if epoch == first else 0
-            for block in range(begin, plan.n_blocks):
+            first_block = plan.batch(start)[0].block if epoch == first_epoch else 0
+            for block in range(first_block, plan.n_blocks):
                 yield plan, block
 
     def _batch(self, iteration: _Iteration, index: int) -> RowBlock:
@@ -258,7 +260,7 @@ class BatchReader:
         pieces = iteration.open_blocks[0].plan.batch(index)
         if len(pieces) == 1:
             piece, block = pieces[0], self._wait_for_block(iteration)
-            iteration.drained = piece.stop == block.n_rows
+            iteration.is_drained = piece.stop == block.n_rows
             rows = block.part(piece.start, piece.stop)
         else:
             if self._straddling_batch is None:
@@ -267,12 +269,12 @@ class BatchReader:
             n_copied = 0
             for piece in pieces:
                 if n_copied:
-                    self._release_drained(iteration)
+                    self._release_drained_block(iteration)
                 block = self._wait_for_block(iteration)
                 part = block.part(piece.start, piece.stop)
                 size = len(part.row_ids)
                 self._straddling_batch.rows.put(slice(n_copied, n_copied + size), part)
-                iteration.drained = piece.stop == block.n_rows
+                iteration.is_drained = piece.stop == block.n_rows
                 n_copied += size
             rows = self._straddling_batch.part(0, n_copied)
         self.stats.batches += 1
@@ -294,7 +296,7 @@ class BatchReader:
             stats.longest_wait_s = max(stats.longest_wait_s, stats.last_wait_s)
         return block
 
-    def _release_drained(self, iteration: _Iteration) -> None:
+    def _release_drained_block(self, iteration: _Iteration) -> None:
         """Give the drained block's buffer to the next block to be read."""
         buffer = iteration.open_blocks.popleft().buffer
         buffer.last_copy = self._memory.last_copy()
@@ -304,16 +306,16 @@ class BatchReader:
     def _start_reads(self, iteration: _Iteration) -> None:
         """Submit the reads of following blocks until two are being read or drained."""
         while len(iteration.open_blocks) < 2:
-            following = next(iteration.remaining_blocks, None)
-            if following is None:
+            next_block = next(iteration.remaining_blocks, None)
+            if next_block is None:
                 return
             if not iteration.free_buffers:
                 iteration.free_buffers.append(
                     Buffer(self.source, self._buffer_rows, self._block_rows, self._memory)
                 )
                 self._buffers.append(iteration.free_buffers[0])
-            plan, index = following
-            block = OpenBlock(plan, index, iteration.free_buffers.pop(), self.share)
+            plan, index = next_block
+            block = OpenBlock(plan, index, iteration.free_buffers.pop(), self.shard)
             iteration.open_blocks.append(block)
             block.futures = [
                 self._pool.submit(self._read_into, block, u, offset, iteration.stopped)
@@ -336,7 +338,7 @@ class BatchReader:
     # ----------------------------------------------------------------------- the pool's threads
 
     def _read_into(self, block: OpenBlock, u: int, offset: int, stopped: threading.Event) -> None:
-        """Read unit u and write its rows to the buffer. offset : as in `OpenBlock.units`."""
+        """Read unit u and write its rows to the buffer. offset : as in `OpenBlock.units`"""
         if stopped.is_set():
             return
         stats = self.stats
@@ -377,7 +379,7 @@ class _Iteration:
     free_buffers: list[Buffer]
     open_blocks: deque[OpenBlock] = field(default_factory=deque)
     stopped: threading.Event = field(default_factory=threading.Event)
-    drained: bool = False  # whether the last batch drained its block
+    is_drained: bool = False  # whether the last batch drained its block
 
 
 def _n_threads(threads: int | str, max_allowed: int, reads_wait: bool) -> int:

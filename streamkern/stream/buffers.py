@@ -1,6 +1,6 @@
 """Buffers of shuffle blocks: units arrive in any order, rows leave in the order of the plan.
 
-If several ranks train on the batches, each rank holds its own share of a block. The units of the
+If several ranks train on the batches, each rank holds its own shard of a block. The units of the
 block are assigned so that the ranks get about equally many rows, and each unit is read by one rank.
 A block of few units cannot be divided evenly by units; then each of the R ranks reads all units and
 keeps every R-th row.
@@ -26,8 +26,8 @@ MIN_UNITS_PER_RANK = 8
 
 
 @dataclass(frozen=True)
-class Share:
-    """The share of every block that one of several ranks reads.
+class Shard:
+    """The shard of every block that one of several ranks reads.
 
     rank, size : this rank, and the number of ranks
     """
@@ -37,43 +37,45 @@ class Share:
 
     @property
     def is_whole_block(self) -> bool:
-        """True if the share is the whole block."""
+        """True if the shard is the whole block."""
         return self.size == 1
 
     def divides_units(self, mix_units: int) -> bool:
         """Return whether blocks of `mix_units` units are divided by units, not by rows."""
         return not self.is_whole_block and mix_units >= MIN_UNITS_PER_RANK * self.size
 
-    def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def assigned_units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices of the units of a block that this rank reads, in ascending order.
 
         The units are assigned from the largest to the smallest, each to the rank with the fewest
-        rows so far. Of equal units, each of R ranks gets every R-th.
+        rows so far. Of units of equal size, each of R ranks gets every R-th.
 
-        sizes : (n,) rows of each unit
+        sizes : (n,) rows of each unit of the block
         """
-        totals, indices = [0] * self.size, []
+        rank_rows, indices = [0] * self.size, []
         for k in np.argsort(-sizes, kind="stable").tolist():
-            rank = totals.index(min(totals))
-            totals[rank] += int(sizes[k])
-            indices += [k] if rank == self.rank else []
+            rank = rank_rows.index(min(rank_rows))
+            rank_rows[rank] += int(sizes[k])
+            if rank == self.rank:
+                indices.append(k)
         return np.sort(np.array(indices, np.int64))
 
-    def rows(self, mix_units: int, unit_rows: int) -> int:
+    def max_rows(self, mix_units: int, unit_rows: int) -> int:
         """Return an upper bound on the rows of a block that this rank holds."""
-        share = -(-mix_units * unit_rows // self.size)
-        return share + unit_rows if self.divides_units(mix_units) else share
+        even_rows = -(-mix_units * unit_rows // self.size)
+        return even_rows + unit_rows if self.divides_units(mix_units) else even_rows
 
 
-WHOLE_SHARE = Share()
+WHOLE_BLOCK = Shard()
 
 
 class Buffer:
-    """Memory for the rows of a block, or of a share of it, and for their shuffled positions.
+    """Memory for the rows of a block, or of a shard of it, and for their shuffled positions.
 
-    n_positions : rows of the whole block
+    n_rows : number of rows to hold
+    n_positions : number of rows of the whole block
     memory : memory of the rows
-    last_copy : event of the last copy from the rows to a device; until then they must not change
+    last_copy : event of the last copy from the rows to a device, before which they must not change
     """
 
     def __init__(
@@ -84,56 +86,58 @@ class Buffer:
         self.last_copy: Any = NO_COPIES
 
     def part(self, start: int, stop: int) -> RowBlock:
+        """Return a view of rows start … stop - 1."""
         return self.rows.take(slice(start, stop))
 
 
 class OpenBlock:
-    """One shuffle block, or a share of it, that is being read into a buffer.
+    """One shuffle block, or a shard of it, that is being read into a buffer.
 
     units : the units to read, each with the position of its first row in the unshuffled block
     """
 
-    def __init__(self, plan: EpochPlan, block: int, buffer: Buffer, share: Share) -> None:
-        self.plan, self.block, self.buffer, self.share = plan, block, buffer, share
+    def __init__(self, plan: EpochPlan, block: int, buffer: Buffer, shard: Shard) -> None:
+        self.plan, self.block, self.buffer, self.shard = plan, block, buffer, shard
         self.n_rows = plan.block_rows(block)
         units, offsets = plan.block_units(block)
-        own_units = (
-            share.units(np.diff(offsets)) if share.divides_units(plan.mix_units) else slice(None)
-        )
+        own_units: Any = slice(None)
+        if shard.divides_units(plan.mix_units):
+            own_units = shard.assigned_units(np.diff(offsets))
         self._ends = offsets[1:][own_units]
         self.units = list(
             zip(units[own_units].tolist(), offsets[:-1][own_units].tolist(), strict=True)
         )
         self.futures: list[Future[None]] = []
-        self._shuffled = False
+        self._is_shuffled = False
         # (n_rows + 1,) number of this rank's rows before each position of the shuffled block.
-        self._share_index: np.ndarray | None = None
+        self._shard_index: np.ndarray | None = None
         self._lock = threading.Lock()
 
     def part(self, start: int, stop: int) -> RowBlock:
-        """Return the rows of this share in [start, stop) of the shuffled block."""
-        if not self.share.is_whole_block:
+        """Return the rows of this shard in [start, stop) of the shuffled block."""
+        if not self.shard.is_whole_block:
             self._shuffle()
-            assert self._share_index is not None
-            start, stop = int(self._share_index[start]), int(self._share_index[stop])
+            assert self._shard_index is not None
+            start, stop = int(self._shard_index[start]), int(self._shard_index[stop])
         return self.buffer.part(start, stop)
 
     def _shuffle(self) -> None:
         """Compute the shuffled positions of all rows, and which of them this rank holds."""
         with self._lock:  # the first unit to arrive does it for all
-            if self._shuffled:
+            if self._is_shuffled:
                 return
             positions = self.buffer.positions[: self.n_rows]
             self.plan.shuffle(self.block, positions)
-            if not self.share.is_whole_block:
-                share_index = np.zeros(self.n_rows + 1, np.int64)
-                if self.share.divides_units(self.plan.mix_units):
+            if not self.shard.is_whole_block:
+                # First 1 after each position that this rank holds, then the sums of these.
+                is_own = np.zeros(self.n_rows + 1, np.int64)
+                if self.shard.divides_units(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        share_index[1 + positions[start:stop]] = 1
+                        is_own[1 + positions[start:stop]] = 1
                 else:
-                    share_index[1 + self.share.rank :: self.share.size] = 1
-                self._share_index = np.cumsum(share_index, out=share_index)
-            self._shuffled = True
+                    is_own[1 + self.shard.rank :: self.shard.size] = 1
+                self._shard_index = np.cumsum(is_own, out=is_own)
+            self._is_shuffled = True
 
     def scatter(self, offset: int, block: RowBlock, u: int) -> None:
         """Write unit u, which begins at row `offset` of the unshuffled block, in shuffled order."""
@@ -141,16 +145,16 @@ class OpenBlock:
         positions = self.buffer.positions[offset : offset + len(block.row_ids)]
         target_rows = self.buffer.rows
         check_unit(block, target_rows, len(positions), u)
-        if self._share_index is not None:
-            is_own = self._share_index[positions + 1] > self._share_index[positions]
-            positions, block = self._share_index[positions[is_own]], block.take(is_own)
+        if self._shard_index is not None:
+            is_own = self._shard_index[positions + 1] > self._shard_index[positions]
+            positions, block = self._shard_index[positions[is_own]], block.take(is_own)
         self.buffer.last_copy.synchronize()
         for target, part in zip(target_rows.arrays, block.arrays, strict=True):
             _scatter(target, positions, part)
 
 
 def _scatter(target: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> None:
-    """Assign ``target[positions] = rows``, a row as one opaque item: faster for short rows."""
+    """Assign ``target[positions] = rows``, each row as one opaque item: faster if short."""
     row_bytes = target[:1].nbytes
     if row_bytes == 0 or not len(rows):
         return

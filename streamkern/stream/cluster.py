@@ -38,9 +38,9 @@ def connect(
     Raises
     ------
     MissingDependencyError
-        `distributed` is not installed.
+        If `distributed` is not installed.
     ConfigError
-        `address` is not the address of a scheduler, or no scheduler answers within `wait_s`.
+        If `address` is not the address of a scheduler, or no scheduler answers within `wait_s`.
     """
     if not re.search(SCHEDULER_ADDRESS, address):
         raise ConfigError(
@@ -50,7 +50,7 @@ def connect(
     client_class = import_optional("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
         try:
-            # First, because a client has no time limit for a port that does not answer.
+            # Before the client, which has no time limit for a port that does not answer.
             run_on(loop, asyncio.wait_for(_check_scheduler(address), wait_s)).result()
             client = client_class(address, loop=loop, timeout=wait_s, set_as_default=False)
         except Exception as error:  # any error, as the peer may be anything
@@ -61,8 +61,8 @@ def connect(
         try:
             yield client
         finally:
-            # The scheduler may hang; the loop ends anyway. If the scheduler is gone, the attempt to
-            # reconnect that ends here would write a traceback to the log.
+            # The scheduler may hang; the loop ends anyway. If the scheduler is gone, the client's
+            # attempt to reconnect ends here, and would write a traceback to the log.
             with contextlib.suppress(TimeoutError), _muted_client_log():
                 client.close()
 
@@ -91,26 +91,26 @@ def _muted_client_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _event_loop() -> Iterator[Any]:
-    """Yield a running event loop; a client's own loop would outlive a failed connection."""
-    current = on_demand("tornado.ioloop").IOLoop.current
-    running = threading.Event()
-    started: dict[str, Any] = {}
+    """Yield a running event loop, because a client's own loop outlives a failed connection."""
+    current_loop = on_demand("tornado.ioloop").IOLoop.current
+    is_running = threading.Event()
+    shared: dict[str, Any] = {}  # "loop", and "end", the event that ends it
 
     async def serve() -> None:
-        started["loop"], started["end"] = current(), asyncio.Event()
-        running.set()
-        await started["end"].wait()
+        shared["loop"], shared["end"] = current_loop(), asyncio.Event()
+        is_running.set()
+        await shared["end"].wait()
 
     thread = threading.Thread(
         target=lambda: asyncio.run(serve()), name="streamkern-cluster", daemon=True
     )
     thread.start()
-    running.wait()
+    is_running.wait()
     try:
-        yield started["loop"]
+        yield shared["loop"]
     finally:
-        started["loop"].add_callback(started["end"].set)
-        thread.join(CONNECT_TIMEOUT_S)  # a DNS look-up may block it
+        shared["loop"].add_callback(shared["end"].set)
+        thread.join(CONNECT_TIMEOUT_S)  # a DNS look-up may block the thread
 
 
 def check_cluster(client: Any, source: BaseSource) -> None:
@@ -131,7 +131,7 @@ def check_versions(client: Any) -> None:
     for name, local_version in checked_versions().items():
         attribute = f"{name}:__version__"
         versions = client.run(pkgutil.resolve_name, attribute, on_error="return")
-        if name == "streamkern":  # the scheduler unpickles tasks, too
+        if name == "streamkern":  # which the scheduler needs to unpickle tasks
             try:
                 versions["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, attribute)
             except ImportError as error:

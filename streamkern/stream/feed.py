@@ -25,19 +25,19 @@ from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
 
 CheckTargets = Callable[[np.ndarray, np.ndarray], None]
-"""Function that raises an error if stored targets, (m, c) or (m,), are wrong, given also the row
-numbers (m,)."""
+"""Function of stored targets, (m, c) or (m,), and row numbers (m,); it raises an error if a target
+is wrong."""
 
 
 def transform_dtype(
-    stored: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
+    stored_dtype: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
 ) -> np.dtype[Any]:
     """Return the dtype of rows within the transforms, before they are cast to `dtype`.
 
     Rows stored in float64 keep it: until a scaling has removed their offset, float32 may not
     distinguish them (time stamps).
     """
-    keep_float64 = len(transforms) > 0 and np.dtype(stored) == np.float64
+    keep_float64 = len(transforms) > 0 and np.dtype(stored_dtype) == np.float64
     return np.dtype(np.float64) if keep_float64 else np.dtype(dtype)
 
 
@@ -58,11 +58,17 @@ def prepare(
     """Return features X (m, d), targets Y (m, c) and sample weights w (m,) on the device.
 
     X and w have `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; float64 values keep
-    float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, computed
-    in float64 for values; if several outputs share a single target, each gets a column of it. w is
-    None without `factors` (from `weight_factors`). The draws of random transforms depend on (seed,
-    epoch, block.row_ids). Cost: one pass per transform; memory: X in `dtype`, and once more inside
-    a transform. `check` is called with the targets as stored.
+    float64. The draws of random transforms depend on (seed, epoch, block.row_ids). Cost: one pass
+    per transform; memory: X in `dtype`, and once more inside a transform.
+
+    Parameters
+    ----------
+    factors : from `weight_factors`; without factors, w is None
+    n_outputs, classes : as in `BaseSource`
+    targets : mean and scale of the outputs; with them Y is (Y - mean) / scale in `dtype`, the
+        targets of a solver, computed in float64 for values. If several outputs share a single
+        target, each gets a column of it.
+    check : called with the targets as stored
     """
     if check is not None:
         check(block.y, block.row_ids)
@@ -76,23 +82,23 @@ def prepare(
 
 
 class Feed:
-    """The batches of a loader on the device, ready for a step. Use as a context manager.
+    """The batches of a reader on the device, ready for a step. Use as a context manager.
 
-    On a GPU the block buffers of the loader are in pinned memory. The batches are copied from them
+    On a GPU the block buffers of the reader are in pinned memory. The batches are copied from them
     on a stream of its own, so batch i + 1 is uploaded while step i computes, as long as the loop
     does not wait for the device. Intermediate arrays are reused for the next batch.
 
     Parameters
     ----------
     dtype : float32 or float64
-    seed : seed of the random transforms; usually the loader's
+    seed : seed of the random transforms; usually the reader's
     factors : from `weight_factors`, for batches with sample weights
     targets, check : mean and scale to remove from the targets, and their check, see `prepare`
     """
 
     def __init__(
         self,
-        loader: BatchReader,
+        reader: BatchReader,
         backend: Backend,
         *,
         dtype: Any,
@@ -101,7 +107,7 @@ class Feed:
         targets: TargetScale | None = None,
         check: CheckTargets | None = None,
     ) -> None:
-        self.loader, self.backend, self.seed = loader, backend, seed
+        self.reader, self.backend, self.seed = reader, backend, seed
         self._check = check
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -109,8 +115,8 @@ class Feed:
                 f"{mention('dtype', self.dtype)} of the feed is not supported; use float32 or "
                 "float64"
             )
-        source = loader.source
-        loader.use_memory(backend.host_memory)
+        source = reader.source
+        reader.use_memory(backend.host_memory)
         self._arrays = _ReusableArrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs
         self._pipeline = _BatchPipeline(
@@ -129,7 +135,7 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Release the device buffers. The loader belongs to its owner and stays open."""
+        """Release the device buffers. The reader belongs to its owner and stays open."""
         for ring in self._rings.values():
             ring.close()
 
@@ -137,16 +143,16 @@ class Feed:
         """Return batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
-    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[Batch]:
-        """Return batches of epochs first … stop - 1, from batch `start` of the first one on."""
-        return self._iterate(self.loader.epochs(first, stop, start), first, stop, start)
+    def epochs(self, first_epoch: int, stop: int, start: int = 0) -> Iterator[Batch]:
+        """Return batches of epochs first_epoch … stop - 1, from batch `start` of the first on."""
+        positions = self.reader.positions(first_epoch, stop, start)
+        return self._iterate(self.reader.epochs(first_epoch, stop, start), positions)
 
     def _iterate(
-        self, blocks: Iterator[RowBlock], first: int, stop: int, start: int
+        self, blocks: Iterator[RowBlock], positions: Iterator[tuple[int, int]]
     ) -> Iterator[Batch]:
-        """Yield the device batches of the host batches `blocks`."""
-        loader = self.loader
-        positions = loader.positions(first, stop, start)
+        """Yield the device batches of the host batches `blocks`, which have these positions."""
+        reader = self.reader
         try:
             for block, (epoch, index) in zip(blocks, positions, strict=True):
                 if self._check is not None:
@@ -157,10 +163,10 @@ class Feed:
                 X, y, row_ids = (uploaded[name] for name in ("X", "y", "row_ids"))
                 self._arrays.restart()
                 X, Y, w = self._pipeline.step_arrays(X, y, row_ids, epoch, uploaded.get("w"))
-                n_rows = min(loader.batch_size, loader.source.n_rows - index * loader.batch_size)
-                last = index + 1 == loader.n_batches
-                # A copy: whoever uploads the row numbers reads no memory of the loader.
-                yield Batch(X, Y, block.row_ids.copy(), w, epoch, index, last, n_rows)
+                n_rows = min(reader.batch_size, reader.source.n_rows - index * reader.batch_size)
+                is_last = index + 1 == reader.n_batches
+                # A copy, because the reader reuses the memory of its row numbers.
+                yield Batch(X, Y, block.row_ids.copy(), w, epoch, index, is_last, n_rows)
         finally:
             blocks.close()  # type: ignore[attr-defined]  # at once, not when collected
 
@@ -177,11 +183,11 @@ class _ReusableArrays:
         self._next = 0
 
     def restart(self) -> None:
-        """Begin a new batch: the arrays of the last one may be overwritten."""
+        """Begin a new batch: the arrays of the previous batch may be overwritten."""
         self._next = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialised C-ordered array; allocate only if the old one is too small."""
+        """Return an uninitialised C-ordered array; allocate only if the old array is too small."""
         size, k = math.prod(shape), self._next
         self._next += 1
         if k == len(self._arrays):

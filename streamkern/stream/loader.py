@@ -27,11 +27,11 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int, checked_number
-from streamkern.store.layout import wanted_dtype
+from streamkern.store.layout import requested_x_dtype
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import as_csr, sparse_features
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.buffers import Share
+from streamkern.stream.buffers import Shard
 from streamkern.stream.loader_arguments import check_loader, checked_fields, open_source
 from streamkern.stream.row_maker import RowMaker
 from streamkern.stream.sources.transforms import Transform
@@ -52,16 +52,16 @@ class _ActiveReader(NamedTuple):
 class Loader:
     """Iterates over the epochs of a store or source in shuffled batches. Use as a context manager.
 
-    A pass of a ``for`` loop is one epoch, and the next pass is the next epoch in another order. An
-    abandoned epoch is not continued, except by `load_state_dict`. Batches are new arrays, so they
-    may be kept and changed; they support DLPack.
+    A ``for`` loop reads one epoch, and the next loop reads the next epoch, in another order. An
+    epoch that a loop leaves early is not continued, except by `load_state_dict`. Batches are new
+    arrays, so they may be kept and changed; they support DLPack.
 
     Parameters
     ----------
     data : URL, path, `Store` or source
         The training set; arrays are given as an `ArraySource`.
     batch_size : int
-        Rows of a batch, of all ranks together; the last one of an epoch may have fewer.
+        Rows of a batch, of all ranks together; the last batch of an epoch may have fewer.
     fields : str or sequence of str
         The arrays of a batch of m rows: "X" (m, *row_shape), "y", "w" (m,) sample weights, and
         "row_ids" (m,). y is (m,) int64 class ids, or (m, c) floats for c targets. One name gives
@@ -77,19 +77,21 @@ class Loader:
     dtype : dtype, optional
         The dtype of X. Default: as stored, or float32 (float64 from float64) after transforms.
     device : {"cpu", "gpu", "gpu:N", "auto"}
-        Where float transforms run and the arrays are: NumPy's or CuPy's.
+        The device on which float transforms run, and to which the arrays belong: arrays of NumPy
+        on the CPU, and of CuPy on a GPU.
     rank, n_ranks : int
-        The share of every batch that this process reads. All ranks have the same number of
-        batches. Their shares of a batch differ a little in size, and a small one may be empty.
+        The number of this process, from 0, and the number of processes that read each batch
+        together. All ranks have the same number of batches. Their shards of a batch differ a
+        little in size, and a shard of a small batch may be empty.
     threads : int or "auto"
         Number of reading threads.
     block_bytes : int
-        Rows are shuffled within blocks of this size, whole chunks put into a random order; two
+        Chunks are put into a random order, and rows are shuffled within blocks of this size; two
         blocks are held in memory. Another size gives another order.
     in_flight_bytes : int
         Bound on the decoded bytes that are being read.
     keep_bytes : int
-        Stores with no more decoded bytes are kept in memory, once they are read.
+        If the decoded rows of all stores fit into this size, rows stay in memory once read.
     retry_s : float
         Seconds for which a transient error of the storage is retried.
     client : distributed.Client, optional
@@ -105,9 +107,9 @@ class Loader:
     Raises
     ------
     ConfigError
-        An argument is not possible.
+        If an argument is not possible.
     StoreNotFoundError, DataError
-        As `open_store`; batches also raise CorruptChunkError and NonFiniteError.
+        As `open_store`. Iterating also raises CorruptChunkError and NonFiniteError.
 
     Examples
     --------
@@ -142,8 +144,9 @@ class Loader:
         self.source = as_source(open_source(data, transforms, storage_options))
         self.batch_size = checked_int("batch_size", batch_size)
         self.seed = checked_int("seed", seed, 0)
-        dtype = None if dtype is None else wanted_dtype(dtype)
-        self.drop_last, self.fields = drop_last, checked_fields(fields, self.source)
+        dtype = None if dtype is None else requested_x_dtype(dtype)
+        self.drop_last = drop_last
+        self.fields = checked_fields(fields, self.source)
         n_ranks = checked_int("n_ranks", n_ranks)
         if checked_int("rank", rank, 0) >= n_ranks:
             raise ConfigError(
@@ -164,10 +167,12 @@ class Loader:
             "in_flight_bytes": checked_int("in_flight_bytes", in_flight_bytes),
             "keep_bytes": checked_int("keep_bytes", keep_bytes, 0),
             "threads": threads, "retry_s": checked_number("retry_s", retry_s),
-            "share": Share(rank, n_ranks),
+            "shard": Shard(rank, n_ranks),
         }  # fmt: skip
-        # The number of the newest iterator: an older one ends, as both would move `position`.
-        self.position, self._state_loaded, self._iteration = (0, 0), False, 0
+        self.position = (0, 0)
+        self._is_at_next = False  # whether the next iteration begins at `position` itself
+        # The number of the newest iterator. Older iterators end, as both would move `position`.
+        self._iteration = 0
         self._active: _ActiveReader | None = None
         order = self._activate().reader.order_key()
         self._order = order | {"batch_size": self.batch_size, "in_order": int(not shuffle)}
@@ -201,7 +206,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch; between two epochs, of the next one."""
+        """The number of the current epoch; between two epochs, the number of the next one."""
         return self.position[0]
 
     def close(self) -> None:
@@ -223,14 +228,14 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a position of `state_dict`: the next iteration begins there.
+        """Set the position to that of a `state_dict`: the next iteration begins there.
 
         Raises
         ------
         ConfigError
-            `state` is not a state of a loader.
+            If `state` is not a state of a loader.
         ResumeMismatchError
-            The state belongs to other rows or another order.
+            If the state belongs to other rows or another order.
         """
         try:
             epoch, batch, order, source = (state[name] for name in _STATE_KEYS)
@@ -256,7 +261,7 @@ class Loader:
                 )
         epoch, batch = position
         if batch == math.ceil(self.source.n_rows / self.batch_size):
-            batch = len(self)  # the end, even if only one of the two loaders drops the last batch
+            batch = len(self)  # the end of the epoch, also if only this loader drops the last batch
         self.begin_at(epoch, batch)
 
     def begin_at(self, epoch: int, batch: int = 0) -> None:
@@ -265,14 +270,16 @@ class Loader:
             raise ConfigError(
                 f"{mention('batch', batch)} is beyond the end of an epoch", f"give 0 to {len(self)}"
             )
-        self.position, self._state_loaded = (checked_int("epoch", epoch, 0), batch), True
+        self.position = (checked_int("epoch", epoch, 0), batch)
+        self._is_at_next = True
         self._iteration += 1
 
     @property
     def next_position(self) -> tuple[int, int]:
         """Epoch and batch at which the next iteration begins."""
         epoch, batch = self.position
-        return (epoch + 1, 0) if batch and not self._state_loaded else (epoch, batch)
+        # An epoch that was left early is not continued, unless `begin_at` has set the position.
+        return (epoch + 1, 0) if batch and not self._is_at_next else (epoch, batch)
 
     def to_torch(self) -> Any:
         """Return a `torch.utils.data.IterableDataset` with these batches, as tensors.
@@ -287,11 +294,11 @@ class Loader:
         return torch_rows(self)
 
     def batches(self, step: int = 1) -> Iterator[Any]:
-        """Iterate as a ``for`` loop does, but deliver only one of `step` batches, the first one."""
+        """Iterate as a ``for`` loop does, but deliver only the first of every `step` batches."""
         self._iteration += 1
         iteration, process = self._iteration, os.getpid()
         epoch, start = self.position = self.next_position
-        self._state_loaded = False
+        self._is_at_next = False
         _, reader, maker = self._activate()
         n_batches = len(self)
         if start < n_batches:
@@ -314,7 +321,7 @@ class Loader:
         self.position = (epoch + 1, 0)
 
     def _selected_fields(self, rows: RowBlock) -> Array | tuple[Array, ...]:
-        """Return the arrays that `fields` names, X in the dtype of the loader."""
+        """Return the arrays that `fields` names, with X in the dtype of the loader."""
         if self._n_features is not None:
             X = as_csr(rows.X, self._n_features)
             rows = rows._replace(X=X if self._dtype is None else X.astype(self._dtype))
@@ -344,6 +351,6 @@ class Loader:
         return self._active
 
     def _digest(self) -> str:
-        """Return a digest of the description of the source."""
+        """Return a digest of the description of the source, 32 hexadecimal digits."""
         text = json.dumps(self.source.describe(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

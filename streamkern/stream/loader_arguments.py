@@ -46,7 +46,8 @@ def open_source(
     """Return `data` if it is a source, else the source of the store that it names.
 
     transforms, options : transforms and storage options of the store
-    Raises ConfigError for other data, and for transforms or options of a source.
+
+    Raises ConfigError for other data, and for transforms or options that are given with a source.
     """
     if not is_source(data):
         if isinstance(data, tuple | list) or hasattr(data, "__array__"):
@@ -73,11 +74,8 @@ def _transforms(source: BaseSource) -> Iterator[Transform]:
 def checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str, ...]:
     """Return the fields, one name or a tuple; raise ConfigError if the source lacks one."""
     requested: Any = fields
-    names = (
-        (requested,)
-        if isinstance(requested, str) or not np.iterable(requested)
-        else tuple(requested)
-    )
+    is_sequence = np.iterable(requested) and not isinstance(requested, str)
+    names = tuple(requested) if is_sequence else (requested,)
     unknown = [name for name in names if name not in RowBlock._fields]
     if unknown or not names or len(set(names)) < len(names):
         raise ConfigError(

@@ -69,8 +69,11 @@ def augment_store(
 
     Parameters
     ----------
-    inputs : one URL or several; `weights` : their shares, see `MixtureSource`
-    transforms : tables as in a run file, ``{"kind": "noise", "sigma": 0.5}``
+    inputs : one URL or several
+    out : URL of the new store
+    copies : number of replicas of each row
+    transforms : tables as in a run file, such as ``{"kind": "noise", "sigma": 0.5}``
+    weights : shares of the inputs in the rows, see `MixtureSource`
     x, y : names of the arrays
     sample_weight : name of the sample weights in stores that streamkern did not write
     foreign : read stores of streamkern as if another program had written them, see `open_store`
@@ -105,27 +108,29 @@ def materialise(
     """Write every virtual row of `source` to a store at `out_url`; return its spec.
 
     Rows and targets are as in one epoch of training; sample weights are kept unchanged. Targets
-    that a transform changes (mix-up) are stored as values. Noise comes from NumPy even if compiled
-    code is installed, whose last bits differ: a call may be resumed with or without it.
+    that a transform changes (mix-up) are stored as values. NumPy draws the noise even if compiled
+    code is installed, whose last bits differ; so a call may be resumed with or without it.
 
     Parameters
     ----------
     seed, epoch : seed and epoch of the order and of every draw
     shuffle : False keeps the rows in the order of the source
     chunk_mb : MiB of X in a chunk
+    compress : compression, as for `StoreWriter`
     dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform.
         Another dtype must hold every value; floats may be rounded to narrower floats.
     overwrite : replace a store made by streamkern; anything else at `out_url` is never deleted
     threads : threads that read, and threads that make chunks; "auto" as for `BatchReader`
     memory : bound on the memory used, in bytes
     progress : called with ("write", rows done, rows in all) after each chunk
+    storage_options : storage options of `out_url`
 
     Raises
     ------
     ConfigError, DataError
-        A setting is invalid, a row cannot be stored, or other files are at `out_url`.
+        If a setting is invalid, a row cannot be stored, or `out_url` holds other files.
     ResumeMismatchError
-        `out_url` has an unfinished store of other data or settings.
+        If `out_url` has an unfinished store of other data or settings.
     """
     seed, epoch = checked_int("seed", seed, 0), checked_int("epoch", epoch, 0)
     source = as_source(source)
@@ -133,7 +138,7 @@ def materialise(
     maker = RowMaker(source, seed, dtype, Backend(threads=1))
     target_row_bytes = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, target_row_bytes)
-    loader = BatchReader(
+    reader = BatchReader(  # each of its batches becomes one chunk
         source,
         batch_size=min(chunk_rows, source.n_rows),
         seed=seed,
@@ -144,15 +149,15 @@ def materialise(
         keep_bytes=memory // 8 if source.n_rows > stored_rows(source).n_rows else 0,
     )
     # Set once for the whole pool: limits that each thread sets and resets would outlive it.
-    with loader, maker.backend.single_threaded_blas():
-        plan = _content_plan(maker, loader, epoch, shuffle)
-        if not overwrite and _is_finished(out_url, storage_options, plan, compress):
+    with reader, maker.backend.single_threaded_blas():
+        plan = _content_plan(maker, reader, epoch, shuffle)
+        if not overwrite and _is_written_by_same_call(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
             row_shape=source.row_shape, x_dtype=maker.dtype,
             n_outputs=source.n_outputs, classes=maker.classes,
-            chunk_rows=loader.batch_size,
+            chunk_rows=reader.batch_size,
             overwrite=overwrite,
             compress=compress,
             n_rows=source.n_rows,
@@ -168,16 +173,16 @@ def materialise(
         )  # fmt: skip
         n_threads = n_writers(out_url, memory // 2, chunk_bytes)
         n_threads = n_threads if threads == "auto" else min(n_threads, int(threads))
-        numbers_of = row_numbers(source, loader.mix_units + n_threads)
-        chunks_from = partial(_chunks_from, maker, loader, epoch, numbers_of)
+        numbers_of = row_numbers(source, reader.mix_units + n_threads)
+        chunks_from = partial(_chunks_from, maker, reader, epoch, numbers_of)
         return fill_store(writer, chunks_from, n_threads, progress)
 
 
 def _content_plan(
-    maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool
+    maker: RowMaker, reader: BatchReader, epoch: int, shuffle: bool
 ) -> dict[str, Any]:
     """Return everything that determines the content of the store."""
-    order = loader.order_key()
+    order = reader.order_key()
     # The memory changes the order of the rows only through the units in a shuffle block.
     order["memory"] = order.pop("mix_units")
     return {
@@ -186,23 +191,23 @@ def _content_plan(
     }  # fmt: skip
 
 
-def _is_finished(
+def _is_written_by_same_call(
     url: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
     plan: Mapping[str, Any],
     compress: str,
 ) -> bool:
-    """Return whether the same call has finished before."""
+    """Return whether the same call has written the store before."""
     check_output(url, "stores")
     mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     return mark is not None and is_made_from(mark, plan, compress)
 
 
 def _chunks_from(
-    maker: RowMaker, loader: BatchReader, epoch: int,
-    numbers_of: Callable[[np.ndarray], np.ndarray], first: int,
+    maker: RowMaker, reader: BatchReader, epoch: int,
+    numbers_of: Callable[[np.ndarray], np.ndarray], start: int,
 ) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
-    """Yield functions that make chunk `first` and the chunks after it.
+    """Yield functions that make chunk `start` and the chunks after it.
 
     numbers_of : from `row_numbers`
     """
@@ -211,8 +216,8 @@ def _chunks_from(
         chunk = maker.make(rows, epoch, f"chunk {i}")
         return chunk._replace(row_ids=numbers_of(rows.row_ids))
 
-    for i, rows in enumerate(loader.epoch(epoch, first), first):
-        yield partial(make_chunk, i, rows.copy())  # the loader reuses its arrays
+    for i, rows in enumerate(reader.epoch(epoch, start), start):
+        yield partial(make_chunk, i, rows.copy())  # the reader reuses its arrays
 
 
 def _checked_settings(
@@ -227,7 +232,7 @@ def _checked_settings(
 
 
 def row_numbers(source: BaseSource, n_cached_units: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from virtual rows (k,) to their row numbers, (k,) uint64, for any thread.
+    """Return a function from virtual rows (k,) to their row numbers, (k,) uint64; thread-safe.
 
     n_cached_units : number of units whose row numbers stay in memory, 8 bytes for each row
     """

@@ -28,9 +28,9 @@ class Flow:
     stall_share : share of the time spent waiting for data
     read_bytes_per_s : decoded bytes that arrived, from any place
     bytes_in_flight : decoded bytes of the units being read
-    retries : reads and requests repeated after a fault
-    requests, stored_bytes_per_s : number of requests to remote stores, and stored bytes that arrive
-        from them; None for local stores
+    retries : number of reads and requests that were repeated after a fault
+    requests : number of requests to remote stores; None for local stores
+    stored_bytes_per_s : stored bytes that arrived from remote stores; None for local stores
     cache_share : share of the requested chunks found in the cache; None without a cache
     """
 
@@ -48,7 +48,7 @@ class Flow:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def text(self) -> str:
-        """Return the text of the progress line, the most important first: terminals cut its end."""
+        """Return the text of the progress line, important parts first: terminals cut its end."""
         parts = [f"{three_digits(self.samples_per_s)} samples/s"]
         if self.stall_share >= 0.01:
             parts.append(f"waits for data {self.stall_share:.0%}")
@@ -62,7 +62,7 @@ class Flow:
 
 
 class _Reading(NamedTuple):
-    """Counters at one time, in seconds of the clock."""
+    """The counters at the time `time_s` of the clock."""
 
     time_s: float
     samples: int
@@ -72,25 +72,26 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Measures the data flow from a loader to its consumer, from its construction on.
+    """Measures the data flow from a reader to its consumer, from its construction on.
 
     samples : number of samples trained on so far
     """
 
     def __init__(
-        self, loader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
+        self, reader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._loader, self._clock = loader, clock
-        stored = [store.stored for store in stores_in(loader.source)]
-        caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
-        self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
+        self._reader, self._clock = reader, clock
+        all_chunks = [store.stored_chunks for store in stores_in(reader.source)]
+        caches = dict.fromkeys(chunks.cache for chunks in all_chunks if chunks.cache is not None)
+        self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in all_chunks]
         self._counters += [cache.counts for cache in caches]
-        self._first_counts, self._first_retries = self._counts(), loader.stats.retries
+        self._first_counts, self._first_retries = self._counts(), reader.stats.retries
         self._readings = deque([self._reading(samples)])
 
     def flow(self, samples: int) -> Flow:
         """Return the flow, given that `samples` were trained on so far."""
         now, readings = self._reading(samples), self._readings
+        # The oldest reading becomes the last one that is at least `WINDOW_S` old.
         while len(readings) > 1 and now.time_s - readings[1].time_s >= WINDOW_S:
             readings.popleft()
         oldest = readings[0]
@@ -100,7 +101,7 @@ class Meter:
         counts = self._counts()
         counts.subtract(self._first_counts)
         requests, hits, misses = (counts[name] for name in ("requests", "hits", "misses"))
-        stats = self._loader.stats
+        stats = self._reader.stats
         return Flow(
             samples_per_s=(now.samples - oldest.samples) / seconds,
             stall_share=min(1.0, (now.stall_s - oldest.stall_s) / seconds),
@@ -120,8 +121,8 @@ class Meter:
         return total
 
     def _reading(self, samples: int) -> _Reading:
-        stats, stored = self._loader.stats, self._counts()["bytes_in"]
-        return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, stored)
+        stats, bytes_in = self._reader.stats, self._counts()["bytes_in"]
+        return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, bytes_in)
 
 
 def three_digits(number: float) -> str:

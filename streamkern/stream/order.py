@@ -1,4 +1,4 @@
-"""The order of an epoch, a pure function of (seed, epoch); no I/O, no array of n entries.
+"""The order of the rows in an epoch: a function of (seed, epoch), without I/O or arrays of n rows.
 
 A source is read in units (chunks, usually). One epoch visits them in a random order; `mix_units`
 consecutive units make a shuffle block, whose rows are put into a random order; batches are
@@ -9,10 +9,11 @@ consecutive runs of rows through the blocks and may straddle their edges.
     batches  [  0  ][  1  ][  2  ][ 3 ]
 
 Units of a mixture come from several strata. A block holds few units, so in a random order the
-shares of a batch would fluctuate as in a sorted store; the strata are interleaved evenly instead.
+shares of the strata in a batch would fluctuate as in a sorted store. The strata are interleaved
+evenly instead.
 
-Planning an epoch costs O(units log units) time and O(units) memory.
-The state of an iteration is (epoch, batch); a resume computes the same plan and skips.
+Planning an epoch costs O(units log units) time and O(units) memory. The state of an iteration is
+(epoch, batch); a resumed iteration computes the same plan and skips the batches before.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class EpochPlan:
 
     Parameters
     ----------
-    sizes : (n_units,) int64
-        Rows in each unit, from `unit_sizes`.
-    batch_size : rows in every batch but the last
+    sizes : (n_units,) int64 rows in each unit, from `unit_sizes`
+    seed, epoch : the keys of the random order, whole numbers of at least 0
+    batch_size : rows in every batch except the last
     mix_units : units per shuffle block
-    strata : (n_units,) integers, optional
-        The stratum of each unit. Any m consecutive units then hold m · share units of a stratum,
-        give or take 1 + share · n_strata.
+    strata : (n_units,) integers, the stratum of each unit, or None. Any m consecutive units then
+        hold m · share units of a stratum, to within 1 + share · n_strata, where share is the share
+        of the stratum in all units.
     in_order : keep units and rows in their order; `strata` are then ignored
     """
 
@@ -83,10 +84,9 @@ class EpochPlan:
         self._in_order = in_order
         rng = np.random.default_rng([seed, epoch, Stage.UNITS])
         self._units = np.arange(len(sizes)) if in_order else _unit_order(len(sizes), strata, rng)
-        permuted = sizes[self._units]
-        self._sizes = permuted
-        block_rows = np.add.reduceat(permuted, np.arange(0, len(sizes), mix_units))
-        self._edges = np.concatenate(([0], np.cumsum(block_rows)))  # epoch positions
+        self._sizes = sizes[self._units]  # in the order of the epoch
+        block_rows = np.add.reduceat(self._sizes, np.arange(0, len(sizes), mix_units))
+        self._edges = np.concatenate(([0], np.cumsum(block_rows)))  # first position of each block
         self.n_rows = int(self._edges[-1])
         self.n_blocks = len(block_rows)
         self.n_batches = -(-self.n_rows // batch_size)
@@ -119,10 +119,10 @@ class EpochPlan:
         pieces = []
         k = int(np.searchsorted(self._edges, start, side="right")) - 1
         while start < stop:
-            edge = int(self._edges[k])
-            end = min(stop, int(self._edges[k + 1]))
-            pieces.append(BlockSlice(k, start - edge, end - edge))
-            start, k = end, k + 1
+            block_start, block_stop = self._edges[k : k + 2].tolist()
+            piece_stop = min(stop, block_stop)
+            pieces.append(BlockSlice(k, start - block_start, piece_stop - block_start))
+            start, k = piece_stop, k + 1
         return pieces
 
 

@@ -1,8 +1,8 @@
-"""Measure the read speed of a store: stored objects, decoded chunks and batches.
+"""Measure how fast a store is read: stored objects, decoded chunks and batches.
 
     objects    whole objects of X, as stored, by 1, 4, 8, ... threads, one request each
-    chunks     `Store.read_chunk` by as many threads: also reads y, verifies checksums, decodes
-    batches    the `BatchReader` with its defaults, with a consumer that takes no time
+    chunks     `Store.read_chunk` by as many threads; also reads y, verifies checksums and decodes
+    batches    the `BatchReader` with its defaults, and a consumer that takes no time
 
 Chunks are read in random order. On a local disk, chunks that were read before come from the page
 cache if they fit.
@@ -25,6 +25,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text, text_table
 from streamkern.filesystem.urls import local_path, open_objects, zarr_store
+from streamkern.planning.sizes import ROW_ID_BYTES
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.base import target_bytes
 from streamkern.stream.sources.stores import ZarrSource
@@ -54,10 +55,12 @@ def read_speed(
 ) -> dict[str, Any]:
     """Return rows of measurements and a conclusion, JSON-able. Takes `seconds` for each row.
 
-    A row has: what ("objects", "chunks" or "batches"), connections, requests_per_s, bytes_per_s
-    (stored bytes of "objects", else decoded), samples_per_s, median_ms and p95_ms of a read; None
-    if not measured. Rows with more than 512 MiB in flight are left out.
+    A row has these entries, None if not measured: what ("objects", "chunks" or "batches"),
+    connections, requests_per_s, bytes_per_s (stored bytes of "objects", else decoded),
+    samples_per_s, and the times median_ms and p95_ms (95th percentile) of a read. Rows with more
+    than 512 MiB in flight are left out.
 
+    x, y : names of the arrays
     progress : called with each row once it is measured
     """
     if not 0 < seconds < math.inf:
@@ -68,17 +71,17 @@ def read_speed(
     store, rows = source.store, list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
     max_connections = max(1, _MAX_IN_FLIGHT_BYTES // chunk_bytes)
-    counts = [n for n in CONNECTION_COUNTS if n <= max_connections]
-    reads: dict[str, Callable[[int], int]] = {
+    connection_counts = [n for n in CONNECTION_COUNTS if n <= max_connections]
+    readers: dict[str, Callable[[int], int]] = {
         "objects": _object_reader(store, x, storage_options),
         "chunks": lambda i: sum(part.nbytes for part in store.read_chunk(i)),
     }
-    for stage, read in reads.items():
-        for n in counts:
-            rows.append(_measure(stage, read, store, n, seconds))
+    for stage, read_chunk in readers.items():
+        for n in connection_counts:
+            rows.append(_measure(stage, read_chunk, store, n, seconds))
             progress(rows[-1])
-    expected = max(row["bytes_per_s"] for row in rows if row["what"] == "chunks")
-    rows.append(_measure_batches(source, seconds, expected))
+    max_bytes_per_s = max(row["bytes_per_s"] for row in rows if row["what"] == "chunks")
+    rows.append(_measure_batches(source, seconds, max_bytes_per_s))
     progress(rows[-1])
     return {
         "url": redact(store.url),
@@ -107,39 +110,46 @@ def speed_text(rows: Sequence[ReadRow]) -> str:
 
 
 def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
-    """Return two sentences: the bottleneck with the bytes in flight, and the speed of batches."""
+    """Return two sentences: the bottleneck with the bytes in flight, and the speed of batches.
+
+    rows : from `read_speed`; the last row is the one of the batches
+    """
     objects, chunks = ([r for r in rows if r["what"] == stage] for stage in ("objects", "chunks"))
-    batches, best, decoded = rows[-1], max(objects, key=_speed), max(chunks, key=_speed)
+    batches = rows[-1]
+    best_read = max(objects, key=_samples_per_s)
+    read_rate, decoding_rate, batch_rate = (
+        _samples_per_s(row) for row in (best_read, max(chunks, key=_samples_per_s), batches)
+    )
     n = _connections_near_best(objects)
     in_flight = f"{n} connection{'s' * (n > 1)}, {size_text(n * chunk_bytes)} in flight"
-    mb_per_s, max_connections = best["bytes_per_s"] / 1e6, chunks[-1]["connections"]
+    mb_per_s, max_connections = best_read["bytes_per_s"] / 1e6, chunks[-1]["connections"]
     if max_connections > 1 and _connections_near_best(chunks) == max_connections:
         bottleneck = (
             f"Latency is the slow side: reads still get faster at {max_connections} connections, "
             f"{size_text(max_connections * chunk_bytes)} in flight; larger chunks, or more memory "
             "for the run, keep more in flight."
         )
-    elif _speed(decoded) < _NEAR_BEST_SHARE * _speed(best):
+    elif decoding_rate < _NEAR_BEST_SHARE * read_rate:
         bottleneck = (
-            f"Decoding is the slow side: {_speed(decoded):,.0f} samples/s, where the storage gives "
-            f"{_speed(best):,.0f}; more processors help, and so may chunks without compression."
+            f"Decoding is the slow side: {decoding_rate:,.0f} samples/s, where the storage gives "
+            f"{read_rate:,.0f}; more processors help, and so may chunks without compression."
         )
     else:
         bottleneck = f"Bandwidth is the slow side: {mb_per_s:,.0f} MB/s, reached with {in_flight}."
     return (
-        f"{bottleneck} In batches, with {batches['connections']} readers, {_speed(batches):,.0f} "
-        f"samples/s arrive ({_speed(batches) / _speed(best):.0%} of the best): a run that takes "
+        f"{bottleneck} In batches, with {batches['connections']} readers, {batch_rate:,.0f} "
+        f"samples/s arrive ({batch_rate / read_rate:.0%} of the best): a run that takes "
         "fewer does not wait for this store."
     )
 
 
 def _connections_near_best(rows: Sequence[ReadRow]) -> int:
-    """Return the fewest connections that reach 0.9 of the best speed."""
-    best = max(map(_speed, rows))
-    return int(next(row["connections"] for row in rows if _speed(row) >= _NEAR_BEST_SHARE * best))
+    """Return the fewest connections that reach 0.9 of the best speed. rows : by connections"""
+    near_best = _NEAR_BEST_SHARE * max(map(_samples_per_s, rows))
+    return int(next(row["connections"] for row in rows if _samples_per_s(row) >= near_best))
 
 
-def _speed(row: ReadRow) -> float:
+def _samples_per_s(row: ReadRow) -> float:
     """Return the samples per second of a measurement."""
     return float(row["samples_per_s"])
 
@@ -177,44 +187,48 @@ class _ChunkRead(NamedTuple):
 
 
 def _measure(
-    stage: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
+    stage: str, read_chunk: Callable[[int], int], store: Store, n_threads: int, seconds: float
 ) -> ReadRow:
-    """Measure `read` of random chunks by `n_threads` threads for `seconds`."""
+    """Measure reads of random chunks by `n_threads` threads for `seconds`.
+
+    read_chunk : reads a chunk, given its number, and returns the number of bytes
+    """
     n_chunks, lock = store.n_chunks, threading.Lock()
     finished_reads: list[_ChunkRead] = []
     order = np.random.default_rng(n_threads).permutation(n_chunks)
     start_s = time.perf_counter()
     n_bytes_read = n_started = 0
 
-    def read_chunks() -> None:
+    def read_until_time_is_up() -> None:
         nonlocal n_bytes_read, n_started
         while True:
             with lock:
                 time_is_up = (
                     time.perf_counter() - start_s > seconds or n_bytes_read > _MAX_BYTES_READ
                 )
-                if time_is_up and finished_reads:
+                if time_is_up and finished_reads:  # at least one read is measured
                     return
-                i, n_started = int(order[n_started % n_chunks]), n_started + 1
+                i = int(order[n_started % n_chunks])
+                n_started += 1
             read_start_s = time.perf_counter()
-            n_bytes = read(i)
-            first, last = store.chunk_bounds(i)
+            n_bytes = read_chunk(i)
+            start, stop = store.chunk_bounds(i)
             with lock:
                 n_bytes_read += n_bytes
                 duration_s = time.perf_counter() - read_start_s
-                finished_reads.append(_ChunkRead(duration_s, n_bytes, last - first))
+                finished_reads.append(_ChunkRead(duration_s, n_bytes, stop - start))
 
     with ThreadPoolExecutor(n_threads, "streamkern-readspeed") as pool:
-        for future in [pool.submit(read_chunks) for _ in range(n_threads)]:
+        for future in [pool.submit(read_until_time_is_up) for _ in range(n_threads)]:
             future.result()
-    elapsed = time.perf_counter() - start_s
-    durations_s = [done.duration_s for done in finished_reads]
+    elapsed_s = time.perf_counter() - start_s
+    durations_s = [read.duration_s for read in finished_reads]
     return {
         "what": stage,
         "connections": n_threads,
-        "requests_per_s": len(finished_reads) / elapsed,
-        "bytes_per_s": sum(done.n_bytes for done in finished_reads) / elapsed,
-        "samples_per_s": sum(done.n_rows for done in finished_reads) / elapsed,
+        "requests_per_s": len(finished_reads) / elapsed_s,
+        "bytes_per_s": sum(read.n_bytes for read in finished_reads) / elapsed_s,
+        "samples_per_s": sum(read.n_rows for read in finished_reads) / elapsed_s,
         "median_ms": 1e3 * float(np.median(durations_s)),
         "p95_ms": 1e3 * float(np.percentile(durations_s, 95)),
     }
@@ -223,25 +237,25 @@ def _measure(
 def _measure_batches(source: ZarrSource, seconds: float, bytes_per_s: float) -> ReadRow:
     """Measure the `BatchReader` for `seconds`, with blocks that take at most half of that time.
 
-    bytes_per_s : expected speed, in decoded bytes per second
+    bytes_per_s : expected decoded bytes per second
     """
     block_bytes = int(min(128 << 20, max(1.0, bytes_per_s * seconds / 2)))
     batch_size = min(_BATCH_ROWS, source.n_rows)
-    with BatchReader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:
+    with BatchReader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as reader:
         start_s = time.perf_counter()
-        for _ in loader.epochs(0, 1 << 30):
+        for _ in reader.epochs(0, 1 << 30):
             if time.perf_counter() - start_s > seconds:
                 break
-        elapsed = time.perf_counter() - start_s
-        measured = loader.stats.bytes_read / elapsed
-        threads = loader.threads
+        elapsed_s = time.perf_counter() - start_s
+        read_bytes_per_s = reader.stats.bytes_read / elapsed_s
+        sample_bytes = source.row_bytes + target_bytes(source) + ROW_ID_BYTES
+        threads = reader.threads
     return {
         "what": "batches",
         "connections": threads,
         "requests_per_s": None,
-        "bytes_per_s": measured,
-        # A row with its target, weight and row number.
-        "samples_per_s": measured / (source.row_bytes + target_bytes(source) + 8),
+        "bytes_per_s": read_bytes_per_s,
+        "samples_per_s": read_bytes_per_s / sample_bytes,
         "median_ms": None,
         "p95_ms": None,
     }

@@ -29,24 +29,26 @@ class RowMaker:
     ----------
     seed : seed of the draws
     dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform
-    backend : where the transforms run
+    backend : backend on which the transforms run
 
     Attributes
     ----------
-    dtype, y_dtype : dtypes of X, and of targets that are values
-    classes : None if targets are values
-    target_columns : None if a transform makes other targets
+    dtype : dtype of X
+    y_dtype : dtype of targets that are values
+    classes : the class names, or None if targets are values
+    target_columns : the names of the targets, or None if a transform makes other targets
 
     Raises ConfigError if `dtype` would lose values.
     """
 
     def __init__(self, source: BaseSource, seed: int, dtype: Any, backend: Backend) -> None:
         self.source, self.seed, self.backend = source, seed, backend
-        requested = None if dtype is None else layout.wanted_dtype(dtype)
+        requested = None if dtype is None else layout.requested_x_dtype(dtype)
         uses_float64 = np.float64 in (source.dtype, requested)
-        self._computed = np.dtype(np.float64 if uses_float64 else np.float32)
+        self._work_dtype = np.dtype(np.float64 if uses_float64 else np.float32)
         keeps_integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
-        default = self._computed if source.feed_transforms and not keeps_integers else source.dtype
+        needs_float = source.feed_transforms and not keeps_integers
+        default = self._work_dtype if needs_float else source.dtype
         self.dtype = default if requested is None else requested
         if not np.can_cast(default, self.dtype, "same_kind" if default.kind == "f" else "safe"):
             raise ConfigError(
@@ -54,43 +56,46 @@ class RowMaker:
                 f"the dtype {default.name}",
                 f"leave {mention('dtype=')} out, or give a dtype that can hold them",
             )
-        # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
-        value_dtype = source.y_dtype if source.classes is None else self._computed
-        self._values_dtype = np.promote_types(value_dtype, self._computed)
-        self._new_targets = self._changes_targets()
-        self.classes = None if self._new_targets else source.classes
-        self.target_columns = None if self._new_targets else source.target_columns
-        self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
+        # The dtype of targets after a transform; values stored in float64 keep it, as in the feed.
+        target_dtype = source.y_dtype if source.classes is None else self._work_dtype
+        self._values_dtype = np.promote_types(target_dtype, self._work_dtype)
+        self._makes_targets = self._changes_targets()
+        self.classes = None if self._makes_targets else source.classes
+        self.target_columns = None if self._makes_targets else source.target_columns
+        self.y_dtype = self._values_dtype if self._makes_targets else source.y_dtype
         # Factors of 1 keep the sample weights unchanged; training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
 
     def make(self, rows: RowBlock, epoch: int, location: str) -> RowBlock:
         """Return `rows` of this epoch after the feed transforms, as arrays of the backend.
 
-        row_ids stay as they are, on the host. `location` names the rows in errors.
+        The row_ids stay as they are, on the host.
+
+        location : name of the rows in messages
 
         Raises
         ------
         DataError
-            A transform changed targets that it left unchanged at first, or returned numbers that
+            If a transform changes targets that it left unchanged at first, or returns numbers that
             `dtype` cannot hold.
         """
         xp = self.backend.xp
         X, y = (self.backend.asarray(a) for a in (rows.X, rows.y))
         w: Any = None if rows.w is None else self.backend.asarray(rows.w)
+        # The transforms, in floating point; y stays as stored unless they change it.
         if self.source.feed_transforms:
             X, Y, w = prepare(
                 self.backend,
                 rows,
                 None if w is None else self._factors,
                 transforms=self.source.feed_transforms,
-                dtype=self._computed,
+                dtype=self._work_dtype,
                 seed=self.seed,
                 epoch=epoch,
                 n_outputs=self.source.n_outputs,
                 classes=self.source.classes,
             )
-            if self._new_targets:
+            if self._makes_targets:
                 y = Y
             elif not xp.array_equal(Y, self._as_values(y)):
                 raise DataError(
@@ -98,6 +103,7 @@ class RowMaker:
                     "for the first rows",
                     "return a new array in every call, so that targets are stored as values",
                 )
+        # X in the dtype and shape of the store.
         with np.errstate(over="ignore"):  # the writer reports the rows with infinities
             converted = X.astype(self.dtype, copy=False)
         if self.source.feed_transforms and self.dtype.kind == "u" and (converted != X).any():
@@ -110,16 +116,16 @@ class RowMaker:
         return RowBlock(X, y, w, rows.row_ids)
 
     def _as_values(self, y: Array) -> Array:
-        """Return y as the feed returns it: one-hot, or cast."""
+        """Return targets y as the feed returns them: ids as one-hot rows, values cast."""
         if self.source.classes is None:
             return y.astype(self._values_dtype, copy=False)
         xp = self.backend.xp
-        Y = xp.zeros((len(y), self.source.n_outputs), self._computed)
+        Y = xp.zeros((len(y), self.source.n_outputs), self._work_dtype)
         Y[xp.arange(len(y)), y] = 1
         return Y
 
     def _changes_targets(self) -> bool:
-        """Return whether the feed transforms return another Y than the one they are given."""
+        """Return whether the feed transforms return another array Y than they receive."""
         if not self.source.feed_transforms:
             return False
         sample = self.source.read_unit(0, self.seed, 0).take(slice(_SAMPLE_ROWS))
@@ -128,12 +134,12 @@ class RowMaker:
         _, returned, _ = apply_transforms(
             self.backend.xp,
             self.source.feed_transforms,
-            X.astype(self._computed),
+            X.astype(self._work_dtype),
             Y,
             rows=self.backend.asarray(sample.row_ids),
             seed=self.seed,
             epoch=0,
             stage=(Stage.FEED_TRANSFORM,),
-            dtype=self._computed,
+            dtype=self._work_dtype,
         )
         return returned is not Y

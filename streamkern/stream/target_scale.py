@@ -1,4 +1,4 @@
-"""The mean and the scale of the targets: y = mean + scale f(x), or so for their logarithm.
+"""The mean and the scale of the targets: y = mean + scale f(x), perhaps on a log scale.
 
 A kernel model has no constant term, and float32 loses small changes of large numbers and overflows
 above 3e38. So a least squares solver gets (y - mean) / scale, computed in float64 from the stored
@@ -12,12 +12,12 @@ The mean is a part of the model. It is the weighted mean over an epoch if that i
 counts, from statistics or from the targets without the features. If a function of the user makes or
 changes the targets, it is the mean of a sample, and f learns the difference.
 
-On a log scale, mean and scale refer to z = log(1 + y / unit). The inverse, unit (exp(z) - 1),
-maps a mean of z to about a median of y; the factor `gain` turns predictions into means again. Both
-maps are continued as odd functions, so that negative targets and predictions stay finite; the log
-scale is chosen only if a sample of the targets has none below 0. Far from the training rows the
-exponential of f may be arbitrarily large, so |z| is limited to `most`, a little above its value for
-the largest target, if all targets are in memory.
+On a log scale, mean and scale refer to z = log(1 + y / unit). The inverse y = unit (exp(z) - 1)
+maps the mean of z to about the median of y; the factor `gain` turns predictions into means again.
+Both maps are continued as odd functions, so that negative targets and predictions stay finite; the
+log scale is chosen only if a sample of the targets has none below 0. Far from the training rows,
+exp(z) may be arbitrarily large. So if all targets are in memory, |z| is limited to `most`, which is
+a little above the |z| of the largest target.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class TargetScale:
     """Mean and scale of each output.
 
     mean, scale : (c,) float64
-    unit : (c,) unit of the log scale; mean and scale then refer to log(1 + y / unit). None without
-        a log scale. The setup for a loss with a log link uses one for its least squares start
+    unit : (c,) unit of the log scale, None without a log scale. The setup for a loss with a log
+        link has one for its start by least squares.
     gain : (c,) factor of predictions on a log scale; None without a unit
-    most : (c,) largest |log(1 + y / unit)| of a prediction before the factor; None without a unit,
-        or if the largest target is not known
+    most : (c,) largest |z| of a prediction; None without a unit, or if the largest target is not
+        known
     """
 
     mean: NDArray[np.float64]
@@ -64,8 +64,9 @@ class TargetScale:
         """Return the mean of the targets, and the power of two above their standard deviation.
 
         Without `fit_intercept` the mean is 0, and the root mean square replaces the standard
-        deviation. Raises DataError if the variance overflows or underflows float64, or if
-        all weights are 0.
+        deviation.
+
+        Raises DataError if the variance overflows or underflows float64, or if all weights are 0.
         """
         if not moments.weight > 0:
             raise DataError("all sample weights are zero", "give some rows a weight above 0")
@@ -88,12 +89,13 @@ class TargetScale:
             )
         mean = moments.mean if fit_intercept else np.zeros_like(moments.mean)
         bounded_scale = np.maximum(np.sqrt(mean_square), CONSTANT_TARGET * np.abs(mean))
+        # The scale of an output that is always 0 is 2^0 = 1.
         exponent = np.where(bounded_scale > 0, np.frexp(bounded_scale)[1], 0)
         return cls(mean, np.ldexp(1.0, exponent))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> TargetScale:
-        """Return the scale from the result of `arrays`; versions without log scales had fewer."""
+        """Return the scale from the result of `arrays`; before log scales it had fewer arrays."""
         log_arrays = (arrays.get(f"target_{name}") for name in ("unit", "gain", "most"))
         mean, scale = (np.asarray(arrays[f"target_{name}"]) for name in ("mean", "scale"))
         return cls(mean, scale, *(None if a is None else np.asarray(a) for a in log_arrays))
@@ -123,8 +125,8 @@ class TargetScale:
     ) -> NDArray[np.float64]:
         """Return the squared errors (m, c) on the scale on which the targets are learned."""
         if self.unit is not None:
-            ungained = predictions if self.gain is None else predictions / self.gain
-            predictions, Y = (symmetric_log(np, a, self.unit) for a in (ungained, Y))
+            medians = predictions if self.gain is None else predictions / self.gain
+            predictions, Y = (symmetric_log(np, a, self.unit) for a in (medians, Y))
         return (predictions - Y) ** 2
 
     def slopes(self, predictions: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -140,7 +142,11 @@ class TargetScale:
 
 
 def transform_text(facts: Mapping[str, Any]) -> str:
-    """Return the facts of a setup about a log scale of the targets as text."""
+    """Return the log scale of the targets as text.
+
+    facts : facts of a setup: `unit`, a list, and perhaps `error_ratio`, the ratio of the errors
+        with and without the log scale
+    """
     units = [f"{unit:.4g}" for unit in facts["unit"][:MAX_UNITS_IN_TEXT]]
     ellipsis = ", ..." if len(facts["unit"]) > MAX_UNITS_IN_TEXT else ""
     text = f"log scale ({'unit' if len(units) == 1 else 'units'} {', '.join(units)}{ellipsis})"

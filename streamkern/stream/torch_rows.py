@@ -1,11 +1,12 @@
 """Batches of a loader as an iterable dataset of PyTorch.
 
-A DataLoader starts new workers for each pass, each with a copy of the dataset, and tells the
-dataset of the main process nothing. A small file therefore records where the next pass begins, and
-the workers of a pass read it. Workers belong to the same pass if the seeds of their DataLoader
-agree and the numbers of their processes are consecutive.
+A pass is one iteration over a DataLoader, from the position of the loader to the end of its epoch.
+For each pass a DataLoader starts new workers, each with a copy of the dataset, and does not inform
+the dataset of the main process. A small file therefore records where the next pass begins, and the
+workers of a pass read it. Workers belong to the same pass if the seeds of their DataLoader agree
+and the numbers of their processes are consecutive.
 
-The parameters `loader` are `Loader` objects; they have no type here, since its module imports this.
+Each parameter `loader` is a `Loader`, whose module imports this one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def torch_rows(loader: Any, folder: str | None = None) -> Any:
 
 @functools.cache
 def _dataset_class() -> Any:
-    """Return the class of datasets; defined here because its base class needs PyTorch."""
+    """Return the class of datasets, which is defined here because its base class needs PyTorch."""
     torch: Any = import_optional("torch", "Loader.to_torch", "torch")
 
     class TorchRows(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -77,9 +78,9 @@ def _dataset_class() -> Any:
             return state
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            self.passes.note_process()
+            self.passes.note_start_position()
             self.loader.load_state_dict(state)
-            self.passes.loaded = torch.utils.data.get_worker_info() is not None
+            self.passes.has_loaded_state = torch.utils.data.get_worker_info() is not None
 
     def _as_tensors(batch: Any) -> Any:
         return tuple(map(_tensor, batch)) if isinstance(batch, tuple) else _tensor(batch)
@@ -98,18 +99,25 @@ def _dataset_class() -> Any:
 class _PassRecord:
     """The record of the passes over a dataset, in a file that its processes share.
 
-    The file has these entries: "next", the (epoch, batch) where the next pass begins; "base", the
-    position of the loader from which "next" follows; "passes", (key, process number, position) of
-    the passes that workers began; and "of_workers", whether workers made the newest pass.
+    The file has these entries:
 
-    loaded : whether a state was loaded in this worker, for its next pass
+    next : (epoch, batch) where the next pass begins
+    base : the position of the loader from which `next` follows
+    passes : (key, process number, position) of each pass that workers began
+    of_workers : whether workers made the newest pass
+
+    Attributes
+    ----------
+    has_loaded_state : whether this worker loaded a state, for its next pass
     """
 
     def __init__(self, loader: Any, folder: str | None) -> None:
-        self.loader, self.loaded = loader, False
+        self.loader = loader
+        self.has_loaded_state = False
         self.folder = tempfile.mkdtemp(prefix="streamkern-passes-") if folder is None else folder
         if folder is None:
             weakref.finalize(self, _remove, self.folder, os.getpid())
+        # The process of the last pass, the passes begun in it, and the loader's position before.
         self._process, self._n_begun, self._base = 0, 0, (0, 0)
 
     @property
@@ -126,10 +134,10 @@ class _PassRecord:
             self.loader.begin_at(epoch, batch)
             next_epoch = [epoch + 1, 0]
             self._write({**record, "base": next_epoch, "next": next_epoch, "of_workers": False})
-        self.loaded = False
+        self.has_loaded_state = False
 
-    def note_process(self) -> None:
-        """Store the position of the copied loader, at the first call in a process."""
+    def note_start_position(self) -> None:
+        """Store the position of the loader at the first call in a process."""
         if self._process != os.getpid():
             self._process, self._n_begun = os.getpid(), 0
             self._base = self.loader.next_position
@@ -139,20 +147,21 @@ class _PassRecord:
 
         Worker w of W delivers batches w, w + W, … from the first batch of the pass on.
         """
-        self.note_process()
+        self.note_start_position()
+        # The same for all workers of a pass if they were started one after another.
         number = multiprocessing.current_process()._identity[-1] - worker.id
         key = [worker.seed - worker.id, self._n_begun]
         self._n_begun += 1
         with self._lock():
             record = self._read()
-            if self.loaded:  # the loader is at the next batch of this worker
+            if self.has_loaded_state:  # then the loader is at the next batch of this worker
                 epoch, batch = self.loader.next_position
                 record |= {"base": list(self._base), "next": [epoch + 1, 0]}
             else:
-                epoch, first = self._pass_start(record, key, number, worker.num_workers)
-                batch = min(first + worker.id, len(self.loader))
+                epoch, start = self._pass_start(record, key, number, worker.num_workers)
+                batch = min(start + worker.id, len(self.loader))
             self._write({**record, "of_workers": True})
-        self.loaded = False
+        self.has_loaded_state = False
         self.loader.begin_at(epoch, batch)
 
     def _pass_start(
@@ -163,10 +172,10 @@ class _PassRecord:
         key : seed of the DataLoader, and number of passes that this process began before
         number : number of the process minus the index of the worker
         """
-        for pass_key, first_number, position in record["passes"]:
-            if pass_key == key and abs(first_number - number) < n_workers:
+        for pass_key, pass_number, position in record["passes"]:
+            if pass_key == key and abs(pass_number - number) < n_workers:
                 return list(position)
-        if record["base"] != list(self._base):  # the position of the loader was set since
+        if record["base"] != list(self._base):  # since then, the loader's position has been set
             record["base"] = record["next"] = list(self._base)
         position = record["next"]
         record["passes"] = [*record["passes"], [key, number, position]][-_MAX_RECORDED_PASSES:]
@@ -177,6 +186,7 @@ class _PassRecord:
         return FileLock(Path(self.folder, "lock"))
 
     def _read(self) -> dict[str, Any]:
+        """Return the entries of the file, or their first values."""
         try:
             record: dict[str, Any] = json.loads(Path(self.folder, "passes.json").read_bytes())
         except FileNotFoundError:
@@ -189,6 +199,6 @@ class _PassRecord:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove the record if this process made it, and not a process from which it was forked."""
+    """Remove the record if this process made it; a forked process must leave it to its parent."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,13 +2,13 @@
 
 Transient faults are retried. A worker receives the pickled source with its first task, opens the
 stores itself and keeps the source open, so a worker that joins late or restarts needs nothing else.
-The bits of a unit do not depend on the worker that reads it, or on the number of tries. Tasks of a
-lost worker run on another one; a lost cluster ends the run.
+The bits of a unit depend neither on the worker that reads it nor on the number of tries. Tasks of a
+lost worker run on another worker; a lost cluster ends the run.
 
 A cluster is faster than the threads of this process if transforms or generators take more processor
 time than moving the rows; docs/howto/cluster.md gives the measured costs, and `python -m benchmarks
-cluster` measures them. Units of 4 to 8 MB are best: for smaller ones a task costs more than moving
-its rows, and larger ones slow the scheduler down. A client made with `direct_to_workers=True` (or
+cluster` measures them. Units of 4 to 8 MB are best: for smaller units a task costs more than moving
+its rows, and larger units slow the scheduler down. A client made with `direct_to_workers=True` (or
 DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true) fetches rows from the workers instead of through
 the scheduler; it must be able to connect to them.
 """
@@ -64,12 +64,13 @@ class LocalReader:
 
     def __init__(self, source: BaseSource) -> None:
         self._source = source
+        # The event that ends the current iteration, and the source whose requests end with it.
         self._cancellable: tuple[threading.Event | None, BaseSource] = (None, source)
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
         cancellable = self._cancellable  # one tuple, so that threads need no lock
-        if cancellable[0] is not stopped:  # closing then does not wait for a lost network
-            cancellable = self._cancellable = stopped, self._source.until(stopped)
+        if cancellable[0] is not stopped:  # the first read of an iteration
+            cancellable = self._cancellable = stopped, self._source.with_stop_event(stopped)
         return cancellable[1].read_unit(u, seed, epoch)
 
     def close(self) -> None:
@@ -114,8 +115,8 @@ def read_with_retries(
 
 
 MAX_INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
-_POLL_S = 0.25
-_REQUEST_TIMEOUT_S = 2.0  # and smallest time between two requests to the scheduler
+_POLL_S = 0.25  # seconds between two checks of a thread that waits
+_REQUEST_TIMEOUT_S = 2.0  # also the smallest time between two requests to the scheduler
 MAX_OPEN_SOURCES = 4  # sources that a worker keeps open
 _RESUME_HINT = "run the same command again: a run with a run_dir resumes from its last checkpoint"
 
@@ -134,15 +135,15 @@ def run_on(loop: Any, coroutine: Any) -> Future[Any]:
 class ClusterReader:
     """Reads units on the workers of a `distributed.Client` while the calling thread waits.
 
-    Each thread submits one unit at a time and releases its rows once fetched, so the workers and
-    the scheduler hold one unit per waiting thread. KilledWorker (several workers died in a task) is
-    raised as an OSError, which `read_with_retries` retries.
+    Each thread submits one unit at a time and releases its rows once they are fetched, so the
+    workers and the scheduler hold one unit per waiting thread. KilledWorker (several workers died
+    in a task) is raised as an OSError, which `read_with_retries` retries.
 
     Raises
     ------
     ClusterError
-        The client was closed or has lost its scheduler, or for `patience_s` seconds the scheduler
-        did not answer or had no worker.
+        If the client was closed or has lost its scheduler, or if for `patience_s` seconds the
+        scheduler did not answer or had no worker.
     """
 
     def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
@@ -196,14 +197,14 @@ class ClusterReader:
         share a key, not even two tries to read the same unit.
         """
         recipe, number = self._recipe_argument(), (epoch, u, next(self._numbers))
-        # Without it, a worker would read all of its units before it transforms one.
+        # Without the time-out, a worker would read all of its units before it transforms one.
         submit = partial(self._client.submit, fifo_timeout="0s")
         key = (f"read-{self._recipe.token}", *number)
-        read = submit(_read, recipe, not self._two_tasks, u, seed, epoch, key=key)
+        rows = submit(_read, recipe, not self._two_tasks, u, seed, epoch, key=key)
         if not self._two_tasks:
-            return read
+            return rows
         key = (f"transform-{self._recipe.token}", *number)
-        return submit(_transform, recipe, read, seed, epoch, key=key)
+        return submit(_transform, recipe, rows, seed, epoch, key=key)
 
     def _recipe_argument(self) -> Any:
         """Return the recipe, or a future of it if it is large."""
@@ -223,7 +224,7 @@ class ClusterReader:
     def _wait_for_rows(self, future: Any, start_s: float, stopped: threading.Event) -> RowBlock:
         """Return the result of the task.
 
-        Polls one transfer: `future.result(timeout)` would restart a slow transfer each time.
+        It polls one transfer, because `future.result(timeout)` would restart a slow one each time.
         """
         gather = self._client.gather(future, errors="skip", asynchronous=True)
         gathered = run_on(self._client.loop, gather)
@@ -241,7 +242,10 @@ class ClusterReader:
             gathered.cancel()
 
     def _check_client(self, error: BaseException | None = None) -> None:
-        """Raise ClusterError if the client was closed or has lost its scheduler."""
+        """Raise ClusterError if the client was closed or has lost its scheduler.
+
+        error : the error that led to this check
+        """
         if self._client.status in ("closing", "closed"):
             raise ClusterError(
                 f"{self._address} is lost: its scheduler ended, or the client was closed",
@@ -251,7 +255,7 @@ class ClusterReader:
     def _check_cluster(self, start_s: float) -> None:
         """Raise ClusterError if the cluster had no worker for too long.
 
-        One of the waiting threads sends a request to the scheduler, the others return at once.
+        One of the waiting threads sends a request to the scheduler; the others only compare times.
         """
         self._check_client()
         if not self._request_lock.acquire(blocking=False):
@@ -304,14 +308,20 @@ def _transform(recipe: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBloc
 
 
 def checked_versions() -> dict[str, str]:
-    """Return the package versions that must agree: NumPy's random draws depend on its version."""
+    """Return the versions of the packages that decide the rows, by name.
+
+    NumPy is one of them, because its random draws depend on its version.
+    """
     return {"streamkern": __version__, "numpy": np.__version__}
 
 
 def version_mismatch(name: str, local: str, remote: object, process: str) -> str:
-    """Return the message for a process with another version of a package, or without it.
+    """Return the message for a process with another version of a package, or without the package.
 
-    remote : its version, or the error of its import
+    name : the package
+    local : version of the package in this process
+    remote : version of the package in the other process, or the error of its import there
+    process : the other process, as the subject of the message
     """
     problem = f"has {name} {remote}" if isinstance(remote, str) else f"lacks {name} ({remote})"
     return f"{process} {problem}; install {name} {local} there, the version of this process"

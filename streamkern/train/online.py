@@ -151,7 +151,7 @@ class Online:
 
         with steps.feed() as feed:
             done_before = first_epoch, steps.position.samples
-            meter, loss_text = Meter(feed.loader, done_before[1]), loss_note(setup.meta)
+            meter, loss_text = Meter(feed.reader, done_before[1]), loss_note(setup.meta)
             run_progress.begin(
                 meter, run.data.source.n_rows, epochs, done_before, loss_note=loss_text
             )

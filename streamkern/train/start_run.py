@@ -25,7 +25,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import (
     PatchFeatures,
     patches_among,
-    restored_patches,
+    restore_patches,
 )
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.transforms import MixUp, Transform
@@ -189,5 +189,5 @@ def _receive_choices(ranks: Communicator) -> RankZeroChoices:
     """Receive the choices of rank 0, on another rank."""
     *sizes, parent_id, scores, shapes, numbers = json.loads(ranks.broadcast_bytes(b""))
     arrays = {name: ranks.broadcast(np.empty(shape)) for name, shape in shapes.items()}
-    patches = restored_patches(arrays, numbers) if arrays else None
+    patches = restore_patches(arrays, numbers) if arrays else None
     return sizes_from(*sizes), None if parent_id is None else tuple(parent_id), scores, patches

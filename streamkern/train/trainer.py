@@ -111,7 +111,7 @@ class Trainer:
             del warm  # no rank holds all weights from here on
         self.coordinator.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
-        check_order(order, self.feed.loader.order_key())
+        check_order(order, self.feed.reader.order_key())
         if self.run.inputs.continued_run is not None and not has_checkpoint:
             self._checkpoint()  # from here on the parent run is not needed
         run_dir = None if self.directory is None else redact(self.directory.location)
@@ -208,7 +208,7 @@ class Trainer:
     def _loop(self) -> None:
         """Take the remaining steps; save the state if an error ends them."""
         position, epochs = self.position, self.run.config.data.n_epochs
-        start, meter = time.perf_counter(), Meter(self.feed.loader, position.samples)
+        start, meter = time.perf_counter(), Meter(self.feed.reader, position.samples)
         expected, n_empty = self.run.method.n_epochs(self.run.problem), empty_steps(self.run)
         n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.steps.assembled.meta)
         self.progress.begin(meter, n_rows, expected, empty_steps=n_empty, loss_note=loss_text)
@@ -256,7 +256,7 @@ class Trainer:
 
     def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
-        stall_s = self.feed.loader.stats.stall_s
+        stall_s = self.feed.reader.stats.stall_s
         self.coordinator.exchange(self.position.step, stall_s, self.steps.rows)
         self.progress.record_step(loss)
         position = self.position
@@ -347,7 +347,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         self.progress.log_losses()
-        order, metrics = self.feed.loader.order_key(), self.evaluations.metrics_as_json()
+        order, metrics = self.feed.reader.order_key(), self.evaluations.metrics_as_json()
         meta: dict[str, Any] = {"order": order, "metrics": metrics, **self.environment.now()}
         if self.stopping.active:
             meta["validation"] = scores_as_json(self.stopping.scores)
@@ -389,7 +389,7 @@ class Trainer:
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log and self.ranks.rank == 0:
             self._read_history(self.directory)
-        stall_s = self.feed.loader.stats.stall_s
+        stall_s = self.feed.reader.stats.stall_s
         return self.steps.result(
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,

@@ -104,7 +104,7 @@ def test_info_separates_unsaved_steps_of_failed_run(
 def _save_every_four_steps(trainer: Any) -> None:
     """Save every four steps, but not at the end of a process, as if it had been killed."""
     if trainer.position.step % 4 == 0:
-        order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.metrics_as_json()
+        order, metrics = trainer.feed.reader.order_key(), trainer.evaluations.metrics_as_json()
         trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
 
 

@@ -47,7 +47,7 @@ STORE = "a" * 32
 
 
 class Library:
-    """An engine whose object `key` is made of its name and `edition`; counts what is asked for."""
+    """An engine that makes each object from its key and `edition`, and counts the requests."""
 
     def __init__(self, edition: str = "1", n_bytes: int = 3 * BLOCK) -> None:
         self.edition, self.n_bytes = edition, n_bytes
@@ -65,28 +65,32 @@ class Library:
         return ErrorKind.OTHER
 
 
-def opened(cache: Cache, engine: Library, url: str = "lib://shelf") -> CachedObjects:
+def open_cached(cache: Cache, engine: Library, url: str = "lib://shelf") -> CachedObjects:
+    """Return the objects of `engine`, read through `cache`."""
     inner = Objects(url, engine)  # type: ignore[arg-type]
     return CachedObjects(inner, cache, f"print-{engine.edition}", lambda key, data: True)
 
 
 def keys(n: int) -> list[str]:
+    """Return the keys of the first n chunks."""
     return [f"X/c/{i}/0" for i in range(n)]
 
 
-def read(objects: CachedObjects, engine: Library, desired: Sequence[str], **how: Any) -> None:
+def check_reads(
+    objects: CachedObjects, engine: Library, desired: Sequence[str], **how: Any
+) -> None:
     """Read, and compare every byte."""
     for key, data in zip(desired, objects.get_many(desired, **how), strict=True):
         assert bytes(data) == engine.bytes(key)
 
 
 def entries(folder: Path) -> list[Path]:
+    """Return the finished entries in the folder of a cache."""
     return [p for p in folder.glob("*/*") if p.parent.name != "new" and p.name != "used"]
 
 
 def bytes_held(folder: Path) -> int:
-    """Return the bytes in the folder, of finished entries and of others, as the disk counts
-    them."""
+    """Return the bytes that all files of a cache occupy on the disk."""
     total = 0
     for path in folder.glob("*/*"):
         with contextlib.suppress(FileNotFoundError):
@@ -94,7 +98,7 @@ def bytes_held(folder: Path) -> int:
     return total
 
 
-ENTRY = 4 * BLOCK  # what 3 blocks and a header take
+ENTRY = 4 * BLOCK  # bytes on the disk of 3 blocks and a header
 
 
 # -- one reader --------------------------------------------------------------------------------
@@ -102,25 +106,25 @@ ENTRY = 4 * BLOCK  # what 3 blocks and a header take
 
 def test_cache_fetches_an_object_once(tmp_path: Path) -> None:
     library, cache = Library(), Cache(tmp_path, 1 << 30)
-    objects = opened(cache, library)
+    objects = open_cached(cache, library)
     for _ in range(3):
-        read(objects, library, keys(5))
+        check_reads(objects, library, keys(5))
     assert library.asked == dict.fromkeys(keys(5), 1)
-    read(objects, library, ["X/c/5/0", *keys(2)])
+    check_reads(objects, library, ["X/c/5/0", *keys(2)])
     assert library.asked == dict.fromkeys(keys(6), 1)
     assert cache.counts.counts() == {"hits": 12, "misses": 6, "dropped": 0}
     # Another process, or another day.
-    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(6))
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, keys(6))
     assert library.asked == dict.fromkeys(keys(6), 1)
 
 
 def test_refetch_replaces_cached_entry(tmp_path: Path) -> None:
     library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
     cache = Cache(tmp_path, ENTRY)  # there is room for one alone
-    read(opened(cache, altered), altered, keys(1))
-    read(opened(cache, library), library, keys(1), refetch=True)
+    check_reads(open_cached(cache, altered), altered, keys(1))
+    check_reads(open_cached(cache, library), library, keys(1), refetch=True)
     assert library.asked == {keys(1)[0]: 1}
-    read(opened(cache, library), library, keys(1))
+    check_reads(open_cached(cache, library), library, keys(1))
     assert library.asked == {keys(1)[0]: 1}
 
 
@@ -129,18 +133,18 @@ def test_entries_of_other_stores_and_urls_are_separate(tmp_path: Path) -> None:
     libraries = [Library("1"), Library("2")]
     for library in libraries:
         for url in ("lib://shelf", "lib://other"):
-            read(opened(cache, library, url), library, keys(2))
-            read(opened(cache, library, url), library, keys(2))
+            check_reads(open_cached(cache, library, url), library, keys(2))
+            check_reads(open_cached(cache, library, url), library, keys(2))
         assert library.asked == dict.fromkeys(keys(2), 2)
     # A URL that differs in its secrets alone is the same.
-    read(opened(cache, library, "lib://me:hunter2@shelf?sig=hunter2"), library, keys(2))
+    check_reads(open_cached(cache, library, "lib://me:hunter2@shelf?sig=hunter2"), library, keys(2))
     assert library.asked == dict.fromkeys(keys(2), 2)
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
 
 
 def test_only_whole_chunk_reads_are_cached(tmp_path: Path) -> None:
     library = Library()
-    objects = opened(Cache(tmp_path, 1 << 30), library)
+    objects = open_cached(Cache(tmp_path, 1 << 30), library)
     for _ in range(2):
         assert bytes(objects.get("zarr.json")) == library.bytes("zarr.json")
         assert bytes(objects.get("X/c/0", 3, 9)) == library.bytes("X/c/0")[3:9]
@@ -163,9 +167,9 @@ def test_damaged_entry_is_dropped_and_fetched_again(
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
     library, cache = Library(n_bytes=n_bytes), Cache(folder, 1 << 30)
-    objects = opened(cache, library)
-    read(objects, library, keys(2))
-    victim, other = sorted(entries(folder))
+    objects = open_cached(cache, library)
+    check_reads(objects, library, keys(2))
+    victim, intact_entry = sorted(entries(folder))
     data, (kind, location, bit) = bytearray(victim.read_bytes()), damage
     if kind == "flip":
         data[location % len(data)] ^= 1 << bit
@@ -176,12 +180,12 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     elif kind == "foreign":
         data = bytearray(b"something that somebody else has put here" * 20)
     else:
-        data = bytearray(other.read_bytes())
+        data = bytearray(intact_entry.read_bytes())
     victim.write_bytes(data)
-    read(objects, library, keys(2))
+    check_reads(objects, library, keys(2))
     assert cache.counts.dropped == 1
     assert sum(library.asked.values()) == 3
-    read(objects, library, keys(2))
+    check_reads(objects, library, keys(2))
     assert sum(library.asked.values()) == 3
     shutil.rmtree(folder)
 
@@ -197,39 +201,39 @@ def test_foreign_folder_is_refused_as_cache(name: str, tmp_path: Path) -> None:
     """Check that no name alone makes a folder a cache."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
-    before = tree(tmp_path)
-    first = re.escape(name.partition("/")[0])
-    with pytest.raises(ConfigError, match=f"holds '{first}' and is not a cache of streamkern"):
+    files_before = tree(tmp_path)
+    first_name = re.escape(name.partition("/")[0])
+    with pytest.raises(ConfigError, match=f"holds '{first_name}' and is not a cache of streamkern"):
         Cache(tmp_path)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
     """Check that only files with the name of an entry are evicted, however full the cache is."""
     library = Library()
-    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(5))
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, keys(5))
     store = entries(tmp_path)[0].parent
     for folder in (tmp_path, tmp_path / "new", tmp_path / "mine", store, tmp_path / ("b" * 32)):
         folder.mkdir(exist_ok=True)
         for name in ("notes.txt", "0a1b"):
             (folder / name).write_text("mine")
             os.utime(folder / name, (0, 0))
-    before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
-    read(opened(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
+    files_before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
+    check_reads(open_cached(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
     assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
-    after = tree(tmp_path)
-    assert {name: after.get(name) for name in before} == before
+    files_after = tree(tmp_path)
+    assert {name: files_after.get(name) for name in files_before} == files_before
 
 
 def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None:
     """Check that a foreign folder at the path of the cache stays unchanged."""
     library, folder = Library(), tmp_path / "cache"
-    objects = opened(Cache(folder, 1 << 30), library)
+    objects = open_cached(Cache(folder, 1 << 30), library)
     folder.rename(tmp_path / "moved")
     folder.mkdir()
     (folder / "total").write_text("mine")
     with pytest.warns(UserWarning, match="moved, deleted or replaced"):
-        read(objects, library, keys(2))
+        check_reads(objects, library, keys(2))
     assert tree(folder) == {"total": b"mine"}
 
 
@@ -238,14 +242,14 @@ def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None
 
 def test_store_in_use_keeps_its_entries(tmp_path: Path) -> None:
     library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
-    objects = opened(cache, library)
+    objects = open_cached(cache, library)
     order = random.Random(0)
     for epoch in range(4):
-        before, expected = cache.counts.hits, order.sample(keys(10), 10)
+        hits_before, expected = cache.counts.hits, order.sample(keys(10), 10)
         for key in expected:
-            read(objects, library, [key])
+            check_reads(objects, library, [key])
         # A half fits, and in any order a half is found.
-        assert cache.counts.hits - before == (5 if epoch else 0)
+        assert cache.counts.hits - hits_before == (5 if epoch else 0)
         assert len(entries(tmp_path)) == 5
     assert bytes_held(tmp_path) <= 5 * ENTRY
 
@@ -254,36 +258,36 @@ def test_idle_stores_are_evicted_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * ENTRY)
     for edition, age in (("1", 9000), ("2", 8000), ("3", 60)):
         library = Library(edition)
-        read(opened(cache, library), library, keys(3))
+        check_reads(open_cached(cache, library), library, keys(3))
         marker = next(p for p in tmp_path.glob("*/used") if p.stat().st_mtime > time.time() - 60)
         os.utime(marker, (time.time() - age,) * 2)
     newest = Library("4")
     cache = Cache(tmp_path, 10 * ENTRY)
-    read(opened(cache, newest), newest, keys(2))
+    check_reads(open_cached(cache, newest), newest, keys(2))
     # 9 entries and one more fit. The next one clears a tenth of the limit, in the oldest store.
-    for edition, left in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
+    for edition, n_kept in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
         library = Library(edition)
-        objects = opened(Cache(tmp_path, 1), library)
-        read(objects, library, keys(3 if edition < "4" else 2))
-        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - left
+        objects = open_cached(Cache(tmp_path, 1), library)
+        check_reads(objects, library, keys(3 if edition < "4" else 2))
+        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - n_kept
 
 
 def test_lower_limit_applies_from_next_entry_on(tmp_path: Path) -> None:
     library = Library()
-    read(opened(Cache(tmp_path, 1 << 30), library), library, keys(10))
-    read(opened(Cache(tmp_path, 4 * ENTRY), library), library, keys(11))
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, keys(10))
+    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), library), library, keys(11))
     assert bytes_held(tmp_path) <= 4 * ENTRY
     # An object above the limit is not kept, and pushes nothing out.
     large = Library("large", n_bytes=4 * ENTRY)
     n_entries = len(entries(tmp_path))
-    read(opened(Cache(tmp_path, 4 * ENTRY), large), large, keys(1))
+    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), large), large, keys(1))
     assert len(entries(tmp_path)) == n_entries > 0
 
 
 def test_auto_cache_size_is_half_of_the_disk(tmp_path: Path) -> None:
     library, cache = Library(n_bytes=1 << 20), Cache(tmp_path)
     assert 0 < cache.limit <= shutil.disk_usage(tmp_path).total // 2
-    read(opened(cache, library), library, keys(3))
+    check_reads(open_cached(cache, library), library, keys(3))
     (tmp_path / "total").write_text(str(1 << 40))
     assert Cache(tmp_path).limit >= 1 << 39
 
@@ -291,10 +295,10 @@ def test_auto_cache_size_is_half_of_the_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "many", "12\n34"])
 def test_lost_total_is_counted_again(tmp_path: Path, text: str) -> None:
     library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
-    objects = opened(cache, library)
-    read(objects, library, keys(3))
+    objects = open_cached(cache, library)
+    check_reads(objects, library, keys(3))
     (tmp_path / "total").write_text(text)
-    read(objects, library, keys(9))
+    check_reads(objects, library, keys(9))
     assert bytes_held(tmp_path) <= 5 * ENTRY
     assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path)
 
@@ -303,7 +307,7 @@ def test_entry_dropped_during_count_is_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, cache = Library(), Cache(tmp_path, 3 * ENTRY)
-    read(opened(cache, library), library, keys(3))
+    check_reads(open_cached(cache, library), library, keys(3))
     (victim, *_), make_room = entries(tmp_path), cache._make_room
     dropping = threading.Thread(
         target=cache.drop, args=(EntryName(victim.parent.name, bytes.fromhex(victim.name)),)
@@ -319,9 +323,9 @@ def test_entry_dropped_during_count_is_counted_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_make_room", counted_before_the_drop)
-        read(opened(cache, library), library, ["X/c/8/0"])
+        check_reads(open_cached(cache, library), library, ["X/c/8/0"])
     dropping.join()
-    read(opened(cache, library), library, ["X/c/9/0"])
+    check_reads(open_cached(cache, library), library, ["X/c/9/0"])
     assert len(entries(tmp_path)) == 3
     assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path) == 3 * ENTRY
 
@@ -330,6 +334,7 @@ def test_entry_dropped_during_count_is_counted_again(
 
 
 def one_warning(caught: list[warnings.WarningMessage]) -> str:
+    """Return the text of the only warning."""
     (only,) = caught
     assert "chunks are read from the storage every time" in str(only.message)
     return str(only.message)
@@ -343,14 +348,14 @@ def test_reading_continues_without_cache_folder(tmp_path: Path, when: str) -> No
         if when == "before":
             (tmp_path / "file").write_text("")
             folder = tmp_path / "file" / "cache"
-        objects = opened(Cache(folder, 1 << 30), library)
-        read(objects, library, keys(2))
+        objects = open_cached(Cache(folder, 1 << 30), library)
+        check_reads(objects, library, keys(2))
         if when != "before":
             shutil.rmtree(folder)
         if when == "blocked":
             folder.write_text("no folder any more")
         for _ in range(3):
-            read(objects, library, keys(4))
+            check_reads(objects, library, keys(4))
     assert str(folder) in one_warning(caught)
     assert library.asked[keys(1)[0]] == 4
 
@@ -358,13 +363,13 @@ def test_reading_continues_without_cache_folder(tmp_path: Path, when: str) -> No
 def full_disk(folder: str) -> None:
     """Start a process that may write files of at most 20 000 bytes, as on a full disk."""
     library, cache = Library(n_bytes=19_000), Cache(folder, 1 << 30)
-    objects = opened(cache, library)
-    read(objects, library, keys(2))
+    objects = open_cached(cache, library)
+    check_reads(objects, library, keys(2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            read(objects, library, keys(5))
+            check_reads(objects, library, keys(5))
     assert os.strerror(errno.EFBIG) in one_warning(caught)
     assert library.asked[keys(1)[0]] == 3
     assert len(entries(Path(folder))) == 2
@@ -372,29 +377,31 @@ def full_disk(folder: str) -> None:
 
 
 def test_full_disk_ends_caching_but_not_reading(tmp_path: Path) -> None:
-    run("full_disk", tmp_path)
+    run_process("full_disk", tmp_path)
 
 
 # -- many processes ----------------------------------------------------------------------------
 
 
-def run(*arguments: object) -> None:
-    done = subprocess.run(
+def run_process(*arguments: object) -> None:
+    """Call a function of this module in another process, which must succeed."""
+    process = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def command(*arguments: object) -> list[str]:
+    """Return the command that calls a function of this module with arguments."""
     return [sys.executable, "-m", "tests.filesystem.test_cache", *map(str, arguments)]
 
 
 def share(folder: str, seed: str, idle_s: str) -> None:
     """Read at random, comparing every byte; ruin an entry now and then."""
     draw, library = random.Random(int(seed)), Library()
-    objects = opened(Cache(folder, 12 * ENTRY, idle_s=float(idle_s)), library)
+    objects = open_cached(Cache(folder, 12 * ENTRY, idle_s=float(idle_s)), library)
     for turn in range(250):
-        read(objects, library, draw.sample(keys(30), 2))
+        check_reads(objects, library, draw.sample(keys(30), 2))
         if turn % 20 == 0:
             with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
                 victim = draw.choice(entries(Path(folder)))
@@ -407,16 +414,16 @@ def share(folder: str, seed: str, idle_s: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("idle_s", [0.0, 3600.0])
 def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
-    n, most, samples = 4, 0, 0
-    shared = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
-    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in shared]
+    n, max_bytes, n_samples = 4, 0, 0
+    commands = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
+    processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in commands]
     while any(process.poll() is None for process in processes):
-        most, samples = max(most, bytes_held(tmp_path)), samples + 1
+        max_bytes, n_samples = max(max_bytes, bytes_held(tmp_path)), n_samples + 1
     for process in processes:
         assert (process.communicate()[1], process.returncode) == ("", 0)
-    assert samples > 10
+    assert n_samples > 10
     # An entry that is replaced while it is listed may be seen twice.
-    assert most <= (12 + 2 * n) * ENTRY
+    assert max_bytes <= (12 + 2 * n) * ENTRY
     assert 0 < bytes_held(tmp_path) <= (12 + n) * ENTRY
 
 
@@ -457,7 +464,7 @@ def test_cache_survives_kill_while_writing(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     library = Library()
     small = Cache(tmp_path, 8 * ENTRY, idle_s=0.0)
-    read(opened(small, library), library, keys(3))
+    check_reads(open_cached(small, library), library, keys(3))
     assert not list(tmp_path.glob("new/*"))
     assert bytes_held(tmp_path) <= 8 * ENTRY
 
@@ -471,6 +478,7 @@ Y = np.arange(500) % 3
 
 
 def batches(source: ZarrSource, epoch: int) -> list[RowBlock]:
+    """Return the batches of an epoch."""
     with BatchReader(source, batch_size=60, seed=0, threads=3) as loader:
         return copies_of(loader.epoch(epoch))
 
@@ -486,19 +494,19 @@ def test_second_epoch_makes_no_s3_requests(s3: S3Server, bucket: str, tmp_path: 
             cache = Cache(tmp_path / "cache", 1 << 30)
             return ZarrSource(url, storage_options=s3.options(proxy.endpoint), cache=cache)
 
-        first = source()
+        first_source = source()
         proxy.log()
-        assert_same(batches(first, 0), batches(plain, 0))
-        # The checksums, by which chunks are known as those of this store.
+        assert_same(batches(first_source, 0), batches(plain, 0))
+        # The table of checksums, by which chunks of this store are recognised.
         requested = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
         assert [method for method, _ in requested] == ["GET"] * 20
         assert all("/c/" in path for _, path in requested)
         for epoch in (1, 2):
-            assert_same(batches(first, epoch), batches(plain, epoch))
+            assert_same(batches(first_source, epoch), batches(plain, epoch))
             assert proxy.log() == []
         # Another process reads metadata and checksums alone: a changed store is noticed.
-        again: ZarrSource = pickle.loads(pickle.dumps(source()))
-        assert_same(batches(again, 1), batches(plain, 1))
+        unpickled: ZarrSource = pickle.loads(pickle.dumps(source()))
+        assert_same(batches(unpickled, 1), batches(plain, 1))
         assert not [path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]
         # Another store at the same place.
         ingest(

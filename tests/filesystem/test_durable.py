@@ -13,6 +13,7 @@ from streamkern.filesystem.durable import is_temporary, write_durably
 
 @pytest.fixture(autouse=True)
 def _real_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync files, as the other tests do not."""
     monkeypatch.setattr(os, "fsync", posix.fsync)
 
 

@@ -40,31 +40,33 @@ def write(repository: Any, X: np.ndarray = X, y: np.ndarray = Y) -> str:
     return str(session.commit("rows"))
 
 
-def make(path: Path) -> Any:
+def create_repository(path: Path) -> Any:
+    """Create an empty repository, and return it."""
     icechunk.set_logs_filter("error")  # it warns of commits by several processes
-    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    created = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     icechunk.set_logs_filter(None)
-    return made
+    return created
 
 
-def rows(store: Any) -> tuple[np.ndarray, np.ndarray]:
-    found, y = open_store(store).read_rows(np.arange(N))
-    return found, y[:, 0]
+def read_all_rows(store: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return X (N, 3) and y (N,) of a store."""
+    X_read, y = open_store(store).read_rows(np.arange(N))
+    return X_read, y[:, 0]
 
 
 def test_icechunk_tag_branch_and_snapshot_are_read_by_url(tmp_path: Path) -> None:
-    repository = make(tmp_path / "repo")
-    first = write(repository, X + 1, Y)
-    repository.create_tag("v1.csv", snapshot_id=first)  # is not an ending
+    repository = create_repository(tmp_path / "repo")
+    first_snapshot = write(repository, X + 1, Y)
+    repository.create_tag("v1.csv", snapshot_id=first_snapshot)  # is not an ending
     second = write(repository)
     location = f"icechunk+file://{tmp_path}/repo"
     for url, shift, snapshot in (
-        (f"{location}@tag=v1.csv", 1, first), (f"{location}@branch=main", 0, second),
+        (f"{location}@tag=v1.csv", 1, first_snapshot), (f"{location}@branch=main", 0, second),
         (location, 0, second), (f"{location}/", 0, second),
-        (f"{location}@snapshot={first}", 1, first),
+        (f"{location}@snapshot={first_snapshot}", 1, first_snapshot),
     ):  # fmt: skip
-        found, y = rows(url)
-        np.testing.assert_array_equal(found, X + np.float32(shift))
+        X_read, y = read_all_rows(url)
+        np.testing.assert_array_equal(X_read, X + np.float32(shift))
         np.testing.assert_array_equal(y, Y)
         store = open_store(url)
         assert store.spec.fingerprint == f"icechunk:{snapshot}:X+y"
@@ -75,7 +77,7 @@ def test_icechunk_tag_branch_and_snapshot_are_read_by_url(tmp_path: Path) -> Non
 
 def test_icechunk_store_stays_at_its_snapshot(tmp_path: Path) -> None:
     """Check also a worker that opens it again after the branch has moved."""
-    repository = make(tmp_path / "repo")
+    repository = create_repository(tmp_path / "repo")
     write(repository)
     by_url = open_store(f"icechunk+file://{tmp_path}/repo")
     by_object = open_store(repository)
@@ -84,7 +86,9 @@ def test_icechunk_store_stays_at_its_snapshot(tmp_path: Path) -> None:
         for opened in (store, pickle.loads(pickle.dumps(store))):
             np.testing.assert_array_equal(opened.read_rows(np.arange(N))[0], X)
             opened.check_unchanged()
-    np.testing.assert_array_equal(rows(f"icechunk+file://{tmp_path}/repo")[0], X + np.float32(1))
+    np.testing.assert_array_equal(
+        read_all_rows(f"icechunk+file://{tmp_path}/repo")[0], X + np.float32(1)
+    )
 
 
 def test_icechunk_objects_are_accepted_as_data() -> None:
@@ -92,23 +96,23 @@ def test_icechunk_objects_are_accepted_as_data() -> None:
     snapshot = write(repository)
     session = repository.readonly_session("main")
     group = zarr.open_group(session.store, mode="r")
-    for given in (repository, session, session.store, group):
-        assert ZarrSource(given).fingerprint == f"icechunk:{snapshot}:X+y"
-        np.testing.assert_array_equal(rows(given)[0], X)
+    for opened in (repository, session, session.store, group):
+        assert ZarrSource(opened).fingerprint == f"icechunk:{snapshot}:X+y"
+        np.testing.assert_array_equal(read_all_rows(opened)[0], X)
     model = KernelRegressor(n_centers=20, memory="500 MiB").fit(session.store)
     plain = KernelRegressor(n_centers=20, memory="500 MiB").fit(X, Y)
     np.testing.assert_allclose(model.predict(repository), plain.predict(X), atol=1e-4)
     writable = repository.writable_session("main")
-    for given in (writable, writable.store, zarr.open_group(writable.store)):
+    for opened in (writable, writable.store, zarr.open_group(writable.store)):
         with pytest.raises(ConfigError, match="can be written may change while it is read"):
-            open_store(given)
+            open_store(opened)
     with pytest.raises(ConfigError, match="is not supported as data"):
         open_store(icechunk.in_memory_storage())
     assert not any(map(is_icechunk, (X, None, "icechunk", [repository])))
 
 
 def test_missing_icechunk_branch_or_array_is_one_sentence(tmp_path: Path) -> None:
-    repository = make(tmp_path / "repo")
+    repository = create_repository(tmp_path / "repo")
     write(repository)
     location = f"icechunk+file://{tmp_path}/repo"
     for url, error, message in (
@@ -127,23 +131,25 @@ def test_missing_icechunk_branch_or_array_is_one_sentence(tmp_path: Path) -> Non
         "from streamkern import open_store\n"
         f"open_store({location!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"{MissingDependencyError.__name__}: reading icechunk" in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert f"{MissingDependencyError.__name__}: reading icechunk" in process.stderr
 
 
 def test_missing_icechunk_chunks_need_fill_missing_option(tmp_path: Path) -> None:
-    repository = make(tmp_path / "repo")
+    repository = create_repository(tmp_path / "repo")
     sparse = X.copy()
     sparse[7:14] = 0  # icechunk leaves out a chunk of the fill value, as zarr does
     write(repository, sparse)
     with pytest.raises(CorruptChunkError, match=r"X/c/1/0 is missing"):
-        rows(repository)
+        read_all_rows(repository)
     store = open_store(repository, missing="fill")
     np.testing.assert_array_equal(store.read_rows(np.arange(N))[0], sparse)
 
 
 def test_commands_accept_icechunk_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    repository = make(tmp_path / "repo")
+    repository = create_repository(tmp_path / "repo")
     write(repository)
     url, out = f"icechunk+file://{tmp_path}/repo", tmp_path / "p.npy"
     arguments = ["--memory", "1 GiB", "--epochs", "1", "--set", "model.n_centers=20"]
@@ -156,8 +162,8 @@ def test_commands_accept_icechunk_urls(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main.run_command(call) == 0, capsys.readouterr().err
     assert np.corrcoef(np.load(out), Y)[0, 1] > 0.9
-    stored, _ = open_store(tmp_path / "s.zarr").read_rows(np.arange(N))
-    assert {tuple(row) for row in stored.tolist()} == {tuple(row) for row in X.tolist()}
+    X_stored, _ = open_store(tmp_path / "s.zarr").read_rows(np.arange(N))
+    assert {tuple(row) for row in X_stored.tolist()} == {tuple(row) for row in X.tolist()}
 
 
 def test_icechunk_on_s3_uses_environment_or_option_credentials(
@@ -178,6 +184,6 @@ def test_icechunk_on_s3_uses_environment_or_option_credentials(
         ("ACCESS_KEY_ID", KEY), ("SECRET_ACCESS_KEY", SECRET), ("ENDPOINT_URL", s3.endpoint),
     ):  # fmt: skip
         monkeypatch.setenv(f"AWS_{name}", value)
-    np.testing.assert_array_equal(rows(url)[0], X)
+    np.testing.assert_array_equal(read_all_rows(url)[0], X)
     with pytest.raises(StoreNotFoundError, match="there is no branch 'main' in an icechunk"):
         open_store(f"icechunk+s3://{bucket}/other")

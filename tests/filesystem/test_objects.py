@@ -132,11 +132,11 @@ def test_objects_store_is_readable_by_zarr(place: Place) -> None:
             storage_options={k: v for k, v in place.options.items() if k != "engine"},
         )
         np.testing.assert_array_equal(zarr.open_array(remote, path="x", mode="r")[:], data)
-    again = zarr.open_group(ObjectsStore(place.open(), "group", read_only=True), mode="r")
-    np.testing.assert_array_equal(again["x"][3:40], data[3:40])
-    np.testing.assert_array_equal(again["deep/y"][:], np.arange(5))
-    assert sorted(again.keys()) == ["deep", "x"]
-    assert again["x"].nbytes_stored() > 0
+    reopened = zarr.open_group(ObjectsStore(place.open(), "group", read_only=True), mode="r")
+    np.testing.assert_array_equal(reopened["x"][3:40], data[3:40])
+    np.testing.assert_array_equal(reopened["deep/y"][:], np.arange(5))
+    assert sorted(reopened.keys()) == ["deep", "x"]
+    assert reopened["x"].nbytes_stored() > 0
     del group["x"]
     assert sorted(zarr.open_group(store, mode="r").keys()) == ["deep"]
     zarr.create_group(store, overwrite=True)
@@ -156,8 +156,10 @@ def test_store_has_equal_bytes_through_every_engine(
     spec = ingest_store(X, target.url, y=y, storage_options=target.options, chunk_mb=0.005)
     local = ingest_store(X, tmp_path / "t.zarr", y=y, chunk_mb=0.005)
     assert spec.fingerprint == local.fingerprint
-    stored = {p.relative_to(tmp_path / "t.zarr").as_posix(): p for p in tmp_path.rglob("*/c/*")}
-    for key, path in stored.items():
+    chunk_files = {
+        p.relative_to(tmp_path / "t.zarr").as_posix(): p for p in tmp_path.rglob("*/c/*")
+    }
+    for key, path in chunk_files.items():
         if path.is_file():
             assert target.raw(key) == path.read_bytes()
     for engine in (writer,) if writer == "memory" else ENGINES:
@@ -208,6 +210,7 @@ def test_raw_files_are_ingested_despite_faults(
 
 
 def make_store(s3: S3Server, bucket: str, rows: int = 300, **options: Any) -> str:
+    """Write a store of three classes to the bucket; return its URL."""
     rng = np.random.default_rng(0)
     url = f"s3://{bucket}/train.zarr"
     ingest_store(
@@ -271,7 +274,7 @@ def test_transient_faults_change_no_byte(engine: str, s3: S3Server, bucket: str)
         faults = proxy.stats()["faults"]
     assert sum(faults.values()) > 100
     assert set(faults) == set(TRANSIENT)
-    assert store.stored.traffic.retries > 0
+    assert store.stored_chunks.traffic.retries > 0
     open_store(url, storage_options=s3.options()).verify()
 
 
@@ -298,9 +301,9 @@ def test_persistent_wrong_bytes_raise_corrupt_chunk(engine: str, s3: S3Server, b
     store = open_store(url, storage_options=options)
     client = s3.client()
     with client.get_object(Bucket=bucket, Key="train.zarr/X/c/1/0")["Body"] as body:
-        good = bytearray(body.read())
-    good[100] ^= 4
-    client.put_object(Bucket=bucket, Key="train.zarr/X/c/1/0", Body=bytes(good))
+        intact_body = bytearray(body.read())
+    intact_body[100] ^= 4
+    client.put_object(Bucket=bucket, Key="train.zarr/X/c/1/0", Body=bytes(intact_body))
     with pytest.raises(CorruptChunkError, match=r"chunk X/c/1/0 of s3://.*does not decode"):
         store.read_chunk(1)
     client.delete_object(Bucket=bucket, Key="train.zarr/y/c/2")
@@ -319,8 +322,8 @@ def test_altered_metadata_is_read_again_and_then_refused(
     fingerprint = open_store(url, storage_options=options).spec.fingerprint
     with FaultProxy(s3.endpoint, seed=2, faults={"badbytes": 0.4, "shorten": 0.3}) as proxy:
         for _ in range(5):
-            seen = {"engine": engine, **s3.options(proxy.endpoint)}
-            assert open_store(url, storage_options=seen).spec.fingerprint == fingerprint
+            proxy_options = {"engine": engine, **s3.options(proxy.endpoint)}
+            assert open_store(url, storage_options=proxy_options).spec.fingerprint == fingerprint
         assert sum(proxy.stats()["faults"].values()) > 5
     with client.get_object(Bucket=bucket, Key="train.zarr/zarr.json")["Body"] as body:
         text = body.read().decode()
@@ -349,9 +352,9 @@ def test_missing_bucket_or_store_gives_one_sentence(
         open_store(
             f"s3://{bucket}/x", storage_options={"engine": engine, "endpoint_url": s3.endpoint}
         )
-    gone = {**options, "endpoint_url": "http://127.0.0.1:9", "deadline_s": 0}
+    dead_server_options = {**options, "endpoint_url": "http://127.0.0.1:9", "deadline_s": 0}
     with pytest.raises(StorageError, match=r"nothing listens at .*tries: 1"):
-        open_store(f"s3://{bucket}/x", storage_options=gone)
+        open_store(f"s3://{bucket}/x", storage_options=dead_server_options)
 
 
 @pytest.mark.parametrize(
@@ -428,6 +431,7 @@ def test_repr_and_errors_hide_secrets(s3: S3Server, bucket: str) -> None:
 
 
 def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
+    """Return the settings of a run whose store and run directory are in the bucket."""
     return RunConfig.from_tables(
         {
             "data": {
@@ -447,12 +451,12 @@ def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
 def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
     config = run_on(s3, bucket)
     train_model(config.with_overrides({"data.epochs": 1, "run.run_dir": None}))
-    seen: list[int] = []
+    steps: list[int] = []
     replaced = False
 
     def replace(record: dict[str, Any]) -> None:
         nonlocal replaced
-        seen.append(record["step"])
+        steps.append(record["step"])
         if not replaced:
             make_store(s3, bucket, rows=2000, overwrite=True, seed=1)
             replaced = True
@@ -465,7 +469,7 @@ def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
     with location:
         saved = location.load_latest()
     assert saved is not None
-    assert 0 < saved.step <= seen[0]
+    assert 0 < saved.step <= steps[0]
 
 
 # ---------------------------------------------------------------------- stopping, forks, caches
@@ -490,7 +494,7 @@ def test_stopped_reader_does_not_wait_for_silent_server(engine: str) -> None:
         objects = open_objects("s3://b/x", storage_options=options)
         threading.Timer(0.3, stopped.set).start()
         with pytest.raises(StorageError, match="was cancelled because its reader was closed"):
-            objects.until(stopped).get("a")
+            objects.with_stop_event(stopped).get("a")
     assert not waiting._pending_requests
 
 
@@ -557,10 +561,10 @@ for new in (False, True):
     print(ours.recv() if ours.poll(30) else "nothing")
     process.kill()
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=90
     )
-    old, new = done.stdout.splitlines()
+    old, new = process.stdout.splitlines()
     assert old.startswith("StorageAccessError:")
     assert "spawn" in old
     if engine == "obstore":
@@ -574,7 +578,7 @@ for new in (False, True):
 def test_cache_drops_entries_of_replaced_store(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     url, cache = make_store(s3, bucket), Cache(tmp_path / "cache", 1 << 30)
     store = open_store(url, storage_options=s3.options(), cache=cache)
-    before = store.read_chunk(0)
+    chunk_before = store.read_chunk(0)
     original = {
         key: bytes(open_objects(url, storage_options=s3.options()).get(key))
         for key, _ in open_objects(url, storage_options=s3.options()).list()
@@ -586,10 +590,10 @@ def test_cache_drops_entries_of_replaced_store(s3: S3Server, bucket: str, tmp_pa
     for key, data in original.items():
         client.put_object(Bucket=bucket, Key=f"train.zarr/{key}", Body=data)
     restored = open_store(url, storage_options=s3.options()).read_chunk(1)
-    again = open_store(url, storage_options=s3.options(), cache=cache)
-    for i, expected in ((0, before), (1, restored)):
-        np.testing.assert_array_equal(again.read_chunk(i)[0], expected[0])
-        np.testing.assert_array_equal(again.read_chunk(i)[1], expected[1])
+    cached = open_store(url, storage_options=s3.options(), cache=cache)
+    for i, expected in ((0, chunk_before), (1, restored)):
+        np.testing.assert_array_equal(cached.read_chunk(i)[0], expected[0])
+        np.testing.assert_array_equal(cached.read_chunk(i)[1], expected[1])
 
 
 def test_altered_checkpoint_is_read_again(s3: S3Server, bucket: str) -> None:

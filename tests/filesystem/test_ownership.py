@@ -30,14 +30,16 @@ FOREIGN_FILES = (
     "mine/zarr.json",
     "7",
 )
-HIDDEN = (".values/c/0", ".values/zarr.json")
+HIDDEN_FILES = (".values/c/0", ".values/zarr.json")
 
 
 def store_at(url: str) -> Any:
+    """Return the writable zarr store at a URL."""
     return zarr_store(url, read_only=False)
 
 
-def predictions(url: str) -> None:
+def write_predictions(url: str) -> None:
+    """Write a finished group of predictions."""
     group = begin_group(store_at(url), url, MARK)
     group.create_array("values", data=np.ones((8, 2)), chunks=(4, 2))
     publish_group(group, {**MARK, "status": "complete"})
@@ -53,9 +55,9 @@ def test_mark_is_written_with_first_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("local", [True, False])
 def test_replacing_group_keeps_foreign_files(local: bool, tmp_path: Path) -> None:
     url = str(tmp_path / "p") if local else f"memory://{tmp_path}/p"
-    predictions(url)
+    write_predictions(url)
     store = store_at(url)
-    foreign_files = (*FOREIGN_FILES, *HIDDEN)
+    foreign_files = (*FOREIGN_FILES, *HIDDEN_FILES)
     for name in foreign_files:
         if local:
             (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,16 +68,16 @@ def test_replacing_group_keeps_foreign_files(local: bool, tmp_path: Path) -> Non
     assert "values" not in group
     assert group.attrs[ATTRIBUTE] == MARK
     if local:
-        left = tree(tmp_path / "p")
+        remaining = tree(tmp_path / "p")
     else:
-        left = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
-    assert left.pop("zarr.json")
-    assert left == {name: name.encode() for name in foreign_files}
+        remaining = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
+    assert remaining.pop("zarr.json")
+    assert remaining == {name: name.encode() for name in foreign_files}
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
-    predictions(url)
+    write_predictions(url)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/0").write_text("mine")
     (tmp_path / "p/values/c/5").symlink_to(tmp_path / "elsewhere")
@@ -95,26 +97,26 @@ def test_group_without_mark_is_refused(case: str, tmp_path: Path) -> None:
     else:
         path.mkdir()
         (path / ("zarr.json" if case == "unreadable" else "notes.txt")).write_text("{")
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     with pytest.raises(DataError, match="holds files that streamkern did not write"):
         begin_group(store_at(str(path)), str(path), MARK)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 def test_group_of_another_kind_is_refused(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
-    predictions(url)
+    write_predictions(url)
     with pytest.raises(DataError, match=r"kind 'predictions' .* where 'store' would go"):
         begin_group(store_at(url), url, {**MARK, "kind": "store"})
 
 
 def test_folder_with_unfinished_first_file_is_free(tmp_path: Path) -> None:
     """Check that an unfinished first file does not occupy the folder."""
-    left = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
-    left.parent.mkdir()
-    left.write_text("{")
-    predictions(str(tmp_path / "p"))
-    assert not left.exists()
+    leftover_file = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
+    leftover_file.parent.mkdir()
+    leftover_file.write_text("{")
+    write_predictions(str(tmp_path / "p"))
+    assert not leftover_file.exists()
 
 
 def test_remove_group_keeps_foreign_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import streamkern as sk
 from streamkern.basics.errors import EXIT_USAGE
 from streamkern.cli.main import run_command
-from streamkern.filesystem.path_kinds import content_kind, enclosing
+from streamkern.filesystem.path_kinds import content_kind, enclosing_store_or_run
 from streamkern.train.saved_model import load_model
 
 X = np.random.default_rng(0).normal(size=(60, 3))
@@ -70,7 +70,7 @@ def test_opening_a_wrong_path_as_store_names_its_kind(sample_paths: Path) -> Non
 
 
 def test_stores_and_run_directories_refuse_other_outputs(sample_paths: Path) -> None:
-    before = sorted(str(path) for path in sample_paths.rglob("*"))
+    paths_before = sorted(str(path) for path in sample_paths.rglob("*"))
     inside_outputs = ["data.zarr/p", "data.zarr/X/p", "runs/first/p", "runs/first/checkpoints/p"]
     commands = [("predict", "runs/first", "rows.npz"), ("ingest", "rows.npz"),
                 ("augment", "data.zarr")]  # fmt: skip
@@ -79,7 +79,7 @@ def test_stores_and_run_directories_refuse_other_outputs(sample_paths: Path) -> 
             assert run_command([*command, location]) == EXIT_USAGE
     for name in inside_outputs:
         assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == EXIT_USAGE
-    assert sorted(str(path) for path in sample_paths.rglob("*")) == before
-    assert enclosing("data.zarr/X/p.csv") == (sample_paths / "data.zarr", "store")
+    assert sorted(str(path) for path in sample_paths.rglob("*")) == paths_before
+    assert enclosing_store_or_run("data.zarr/X/p.csv") == (sample_paths / "data.zarr", "store")
     for allowed in ("project/p.csv", "runs/p.csv"):  # in a foreign folder, and beside runs
         assert run_command(["predict", "runs/first", "rows.npz", allowed]) == 0

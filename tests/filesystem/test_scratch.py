@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {"chunk_mb": 2**-6, "memory": 1 << 18}
 
 
 def table(folder: Path, n: int = 3000) -> Path:
+    """Write a file of n rows and their targets; return its path."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 255, (n, 64), dtype=np.uint8)
     np.savez(folder / "data.npz", X=X, y=np.arange(n) % 10)
@@ -45,6 +46,7 @@ def table(folder: Path, n: int = 3000) -> Path:
 
 
 def foreign_files(folder: Path) -> dict[str, bytes]:
+    """Put files of another program into a folder; return the content of all its files."""
     (folder / "sub").mkdir(parents=True)
     for name in ("notes.txt", "state.json", "scratch.json", "0.rows", "000000000000.rows"):
         (folder / name).write_text(f"{name} of mine")
@@ -56,12 +58,12 @@ def foreign_files(folder: Path) -> dict[str, bytes]:
 def test_scratch_folder_keeps_foreign_files(tmp_path: Path, spilled: bool) -> None:
     """Check that foreign files in the scratch folder stay."""
     data, precious = table(tmp_path), tmp_path / "precious"
-    before = foreign_files(precious)
+    files_before = foreign_files(precious)
     settings = SMALL if spilled else {}
     ingest(data, tmp_path / "a.zarr", scratch=precious, **settings)
     with pytest.raises(DataError, match="no array 'Z'"):
         ingest(data, tmp_path / "b.zarr", scratch=precious, x="Z", **settings)
-    assert tree(precious) == before
+    assert tree(precious) == files_before
     assert sorted(p.name for p in precious.iterdir() if p.is_dir()) == ["sub"]
 
 
@@ -69,10 +71,10 @@ def test_foreign_scratch_folder_is_refused(tmp_path: Path) -> None:
     """Check a foreign folder with the same name, next to the output or in the given folder."""
     data = table(tmp_path)
     for parent in (None, tmp_path / "p"):
-        before = foreign_files(scratch_folder(tmp_path / "a.zarr", parent))
+        files_before = foreign_files(scratch_folder(tmp_path / "a.zarr", parent))
         with pytest.raises(DataError, match="which streamkern did not write; move it away"):
             ingest(data, tmp_path / "a.zarr", scratch=parent, **SMALL)
-        assert tree(scratch_folder(tmp_path / "a.zarr", parent)) == before
+        assert tree(scratch_folder(tmp_path / "a.zarr", parent)) == files_before
         assert not (tmp_path / "a.zarr").exists()
 
 
@@ -93,8 +95,8 @@ def test_concurrent_ingests_share_scratch_parent(tmp_path: Path) -> None:
     data, shared = table(tmp_path), tmp_path / "shared"
     ingest(data, tmp_path / "whole.zarr", **SMALL)
 
-    def second(phase: str, done: int, total: int | None) -> None:
-        if phase == "write" and done < 500:
+    def second(phase: str, n_done: int, total: int | None) -> None:
+        if phase == "write" and n_done < 500:
             ingest(data, tmp_path / "b.zarr", scratch=shared, **SMALL)
             with pytest.raises(DataError, match="in use by another call for the same output"):
                 ingest(data, tmp_path / "a.zarr", scratch=shared, overwrite=True, **SMALL)
@@ -108,41 +110,45 @@ def test_concurrent_ingests_share_scratch_parent(tmp_path: Path) -> None:
 def test_repeated_command_clears_scratch_left_after_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a second call removes the scratch files of a call that was killed after
-    publishing."""
+    """Check a call that was killed between publishing and deleting its scratch files."""
     data, out = table(tmp_path), tmp_path / "a.zarr"
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
         spec = ingest(data, out, **SMALL)
     assert tree(scratch_folder(out))
-    before = {name: (out / name).stat().st_mtime_ns for name in tree(out)}
+    times_before = {name: (out / name).stat().st_mtime_ns for name in tree(out)}
     assert ingest(data, out, **SMALL).fingerprint == spec.fingerprint
     assert not scratch_folder(out).exists()
-    assert before == {name: (out / name).stat().st_mtime_ns for name in tree(out)}
-    for other in ({"seed": 1}, {"chunk_mb": 2**-7}, {"compress": "none"}, {"dtype": "float32"}):
+    assert times_before == {name: (out / name).stat().st_mtime_ns for name in tree(out)}
+    for other_settings in (
+        {"seed": 1},
+        {"chunk_mb": 2**-7},
+        {"compress": "none"},
+        {"dtype": "float32"},
+    ):
         with pytest.raises(DataError, match="already holds a store"):
-            ingest(data, out, **{**SMALL, **other})
+            ingest(data, out, **{**SMALL, **other_settings})
     table(tmp_path, 2999)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(data, out, **SMALL)
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_finished_call_clears_unlocked_scratch_folder(tmp_path: Path, held: bool) -> None:
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_finished_call_clears_unlocked_scratch_folder(tmp_path: Path, is_locked: bool) -> None:
     data, out = table(tmp_path), tmp_path / "o.zarr"
     ingest(data, out, **SMALL)
     folder = scratch_folder(out)
     folder.mkdir()
     lock = filelock.FileLock(folder / ".streamkern.lock")
-    with lock if held else contextlib.nullcontext():
+    with lock if is_locked else contextlib.nullcontext():
         ingest(data, out, **SMALL)
-        assert folder.is_dir() == held
+        assert folder.is_dir() == is_locked
 
 
 def test_finished_call_keeps_scratch_of_other_settings(tmp_path: Path) -> None:
     """Check that an interrupted overwrite with other settings can resume from its scratch files."""
 
-    def stop(phase: str, done: int, total: int | None) -> None:
+    def stop(phase: str, n_done: int, total: int | None) -> None:
         if phase == "write":
             raise InterruptedError
 
@@ -152,9 +158,9 @@ def test_finished_call_keeps_scratch_of_other_settings(tmp_path: Path) -> None:
         ingest(data, tmp_path / "b.zarr", seed=1, progress=stop, scratch=tmp_path / "s", **SMALL)
     # As the scratch of an overwrite that had not yet come to its first chunk.
     scratch_folder(tmp_path / "b.zarr", tmp_path / "s").rename(scratch_folder(out))
-    before = tree(scratch_folder(out))
+    files_before = tree(scratch_folder(out))
     ingest(data, out, **SMALL)
-    assert tree(scratch_folder(out)) == before
+    assert tree(scratch_folder(out)) == files_before
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "mapped"])
@@ -162,17 +168,17 @@ def test_array_changed_in_its_middle_is_ingested_again(tmp_path: Path, mapped: b
     np.save(tmp_path / "X.npy", np.zeros((2000, 3)))
     X = np.load(tmp_path / "X.npy", mmap_mode="c" if mapped else None)
     y = np.zeros(2000, int)
-    first = ingest(X, tmp_path / "a.zarr", y=y).fingerprint
+    first_fingerprint = ingest(X, tmp_path / "a.zarr", y=y).fingerprint
     if mapped:  # known by its ends, so never taken for the same
         with pytest.raises(DataError, match="already holds a store"):
             ingest(X, tmp_path / "a.zarr", y=y)
     else:
-        again = ingest(np.asfortranarray(X), tmp_path / "a.zarr", y=y)
-        assert again.fingerprint == first
+        second_spec = ingest(np.asfortranarray(X), tmp_path / "a.zarr", y=y)
+        assert second_spec.fingerprint == first_fingerprint
     X[1000] = 1
     with pytest.raises(DataError, match="already holds a store"):
         ingest(X, tmp_path / "a.zarr", y=y)
-    assert ingest(X, tmp_path / "a.zarr", y=y, overwrite=True).fingerprint != first
+    assert ingest(X, tmp_path / "a.zarr", y=y, overwrite=True).fingerprint != first_fingerprint
 
 
 def test_foreign_scratch_state_is_refused(tmp_path: Path) -> None:
@@ -201,7 +207,7 @@ def stopped_ingest(folder: Path) -> tuple[Path, Path]:
     """Return data, and an output whose ingest was stopped when rows were in scratch files."""
     data, out = table(folder), folder / "a.zarr"
 
-    def stop(phase: str, done: int, total: int | None) -> None:
+    def stop(phase: str, n_done: int, total: int | None) -> None:
         if phase == "write":
             raise KeyboardInterrupt
 
@@ -210,18 +216,20 @@ def stopped_ingest(folder: Path) -> tuple[Path, Path]:
     return data, out
 
 
-def keys(document: Any, *above: str) -> Iterator[tuple[str, ...]]:
+def keys(document: Any, *parent_keys: str) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each key of nested dictionaries."""
     for name, value in document.items():
-        yield (*above, name)
+        yield (*parent_keys, name)
         if isinstance(value, dict):
-            yield from keys(value, *above, name)
+            yield from keys(value, *parent_keys, name)
 
 
 def document_without(document: Any, path: tuple[str, ...]) -> Any:
-    name, *below = path
-    if not below:
+    """Return nested dictionaries without the key at a path."""
+    name, *inner_keys = path
+    if not inner_keys:
         return {key: value for key, value in document.items() if key != name}
-    return document | {name: document_without(document[name], tuple(below))}
+    return document | {name: document_without(document[name], tuple(inner_keys))}
 
 
 @pytest.mark.parametrize("how", ["schema", "altered"])
@@ -232,13 +240,15 @@ def test_invalid_scratch_state_restarts_ingest(how: str, tmp_path: Path) -> None
     name = scratch_folder(out) / "scratch.json"
     uninterrupted = json.loads(name.read_bytes())
     body = json.loads(uninterrupted["body"])
-    lost = [p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")]
-    assert ("state", "bits") in lost
-    before = tree(scratch_folder(out))
-    for path in lost:
+    removable_keys = [
+        p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")
+    ]
+    assert ("state", "bits") in removable_keys
+    files_before = tree(scratch_folder(out))
+    for path in removable_keys:
         with Scratch(scratch_folder(out)) as scratch:
             scratch.restore("nobody's")  # so that the folder is there, and empty
-        for file, content in before.items():
+        for file, content in files_before.items():
             (scratch_folder(out) / file).write_bytes(content)
         text = json.dumps(document_without(body, path))
         sealed = {"schema": 0, "crc": zlib.crc32(text.encode())} if how == "schema" else {}
@@ -255,7 +265,7 @@ def test_only_unlocked_temporary_folders_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held = [create_locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
+    locked_folders = [create_locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
     for prefix in (FIT_PREFIX, RANKS_PREFIX):
         (tmp_path / f"{prefix}killed").mkdir()
         (tmp_path / f"{prefix}killed" / LOCK_FILE).touch()
@@ -265,23 +275,22 @@ def test_only_unlocked_temporary_folders_are_removed(
         str(tmp_path / "a.npz"), None, None, targets="values", seed=0, memory="auto"
     )  # fmt: skip
     names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert {folder.name for folder, _ in held} < names
+    assert {folder.name for folder, _ in locked_folders} < names
     assert {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"} < names
     assert not any("killed" in name for name in names)
     assert len(names) == 5
     del source
     gc.collect()
-    for folder, lock in held:
+    for folder, lock in locked_folders:
         remove_locked(folder, lock)
-    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert left == {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"}
+    remaining = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert remaining == {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"}
 
 
 def test_folder_of_killed_process_is_removed_by_its_guard(
     tmp_path: Path,
 ) -> None:
-    """Check that a shell that outlives the process removes its folder, and keeps those of running
-    processes."""
+    """Check that a guard removes the folder of a killed process, and no other folder."""
     text = (
         "import sys; "
         "from streamkern.filesystem.abandoned import RANKS_PREFIX, create_locked_folder; "
@@ -320,10 +329,10 @@ def test_guard_exits_although_another_process_holds_its_pipe() -> None:
     folder, lock = create_locked_folder(FIT_PREFIX)
     guard = abandoned._guard_processes[folder]
     assert guard.stdin is not None
-    held = os.dup(guard.stdin.fileno())  # as a forked process has it
+    inherited_fd = os.dup(guard.stdin.fileno())  # as a forked process has it
     try:
         remove_locked(folder, lock)
         assert guard.returncode == 0
     finally:
-        os.close(held)
+        os.close(inherited_fd)
     assert not folder.exists()

@@ -15,25 +15,26 @@ FIRST_S, LONGEST_S = 0.1, 10.0
 BOUNDS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
 
 
-def drawn(until: float) -> list[float]:
+def draw_delays(until: float) -> list[float]:
+    """Return the delays before the deadline `until`, at most one for each bound."""
     return list(itertools.islice(backoff_delays(FIRST_S, LONGEST_S, until), len(BOUNDS_S)))
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    many = [drawn(time.monotonic() + 1000) for _ in range(400)]
-    most = [max(column) for column in zip(*many, strict=True)]
-    least = [min(column) for column in zip(*many, strict=True)]
+    samples = [draw_delays(time.monotonic() + 1000) for _ in range(400)]
+    largest = [max(column) for column in zip(*samples, strict=True)]
+    smallest = [min(column) for column in zip(*samples, strict=True)]
     # Of 400 even draws the largest is below 0.95, or the least above 0.05, once in 10⁷ times.
-    for bound, low, high in zip(BOUNDS_S, least, most, strict=True):
+    for bound, low, high in zip(BOUNDS_S, smallest, largest, strict=True):
         assert 0 <= low < 0.05 * bound
         assert 0.95 * bound < high <= bound
 
 
 def test_no_retry_starts_after_the_deadline() -> None:
-    assert drawn(time.monotonic()) == []
+    assert draw_delays(time.monotonic()) == []
     for _ in range(100):
         # Nobody waits here, so that one pause that would pass the end is enough.
-        assert all(pause < 1.0 for pause in drawn(time.monotonic() + 1.0))
+        assert all(pause < 1.0 for pause in draw_delays(time.monotonic() + 1.0))
 
 
 async def _cancelled(answer: asyncio.Future[None], request: Awaitable[None]) -> None:

@@ -470,11 +470,15 @@ def test_reader_keeps_its_rows_after_several_appends(tmp_path: Path) -> None:
     location = make_store(tmp_path / "s", rows(21, 0))
     old_store = open_store(location)
     copies = [
-        part.copy() for i in range(old_store.spec.n_chunks) for part in old_store.stored.read(i)
+        part.copy()
+        for i in range(old_store.spec.n_chunks)
+        for part in old_store.stored_chunks.read(i)
     ]
     for k in range(1, 4):
         append_rows(location, rows(9, k))
-        now = [part for i in range(old_store.spec.n_chunks) for part in old_store.stored.read(i)]
+        now = [
+            part for i in range(old_store.spec.n_chunks) for part in old_store.stored_chunks.read(i)
+        ]
         assert all(np.array_equal(a, b) for a, b in zip(now, copies, strict=True))
 
 

@@ -12,7 +12,7 @@ from streamkern.backend.host_memory import HostMemory
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import MAX_PROBE, loader_bytes, sample_sizes
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.buffers import Share
+from streamkern.stream.buffers import Shard
 from streamkern.stream.sources.arrays import ArraySource
 from tests.plans import PLAIN, planned, problems, solver_settings
 
@@ -62,7 +62,7 @@ def test_the_rows_that_a_device_copies_are_counted(ranks: int) -> None:
     memory = Counted()
     with BatchReader(
         ArraySource(X, y, unit_rows=5), batch_size=70, seed=0, block_bytes=block_bytes,
-        share=Share(0, ranks),
+        shard=Shard(0, ranks),
     ) as loader:  # fmt: skip
         loader.use_memory(memory)
         for _ in loader.epoch(0):

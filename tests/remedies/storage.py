@@ -252,7 +252,7 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
             options = s3.options(f"http://127.0.0.1:{silent.getsockname()[1]}")
             threading.Timer(0.2, stopped.set).start()
             try:
-                open_objects(url, storage_options=options).until(stopped).get("zarr.json")
+                open_objects(url, storage_options=options).with_stop_event(stopped).get("zarr.json")
             except sk.StreamkernError:
                 if not again:
                     raise

@@ -41,7 +41,7 @@ COVERED = (
 )  # fmt: skip
 
 NOT_TRIED = {
-    "store/stored_chunks.py:StoredChunks._errors_explained:2":
+    "store/stored_chunks.py:StoredChunks._explain_errors:2":
         "needs bytes that decode wrongly: tests/store/test_damage.py",
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from streamkern.store.zarr_json import sealed_mark
 from tests.remedies import Case, N, X, Y
 
 COVERED = (
-    "store/metadata.py", "store/packing.py", "store/zarr_json.py",
+    "store/metadata.py", "store/packing.py", "store/packing_attributes.py", "store/zarr_json.py",
 )  # fmt: skip
 
 

@@ -38,13 +38,13 @@ def test_rows_along_second_dimension_are_refused(tmp_path: Path) -> None:
         data.to_zarr(paths[2], zarr_format=2)
         data.to_zarr(paths[3], zarr_format=3)
         places[name] = paths
-    for given in (*places["turned"], turned):
+    for array in (*places["turned"], turned):
         with pytest.raises(DataError, match="has its rows along the dimension 's'"):
-            sk.ingest_store(given, tmp_path / "made.zarr")
+            sk.ingest_store(array, tmp_path / "made.zarr")
         with pytest.raises(DataError, match="has its rows along the dimension 's'"):
-            sk.KernelRegressor(**FAST).fit(given)
+            sk.KernelRegressor(**FAST).fit(array)
     with pytest.raises(DataError, match="has its rows along the dimension 's'"):
         sk.KernelRegressor(**FAST).fit(turned["X"], turned["y"])
-    for given in places["right"]:
-        sk.ingest_store(given, tmp_path / "made.zarr", overwrite=True)
+    for array in places["right"]:
+        sk.ingest_store(array, tmp_path / "made.zarr", overwrite=True)
     sk.KernelRegressor(**FAST).fit(turned.transpose("s", "f"))

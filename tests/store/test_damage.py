@@ -1,4 +1,4 @@
-"""Check that a store returns what was written, or is refused, whatever happens to its files."""
+"""Check that a store returns the rows that were written or is refused, after any damage."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ N = 300
 
 
 def rows(dtype: str, seed: int = 0) -> Any:
+    """Return N random rows of six features."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 250, (N, 6)).astype(dtype)
 
 
 def float32_store(location: Any, seed: int = 0) -> Any:
-    """Return a store of float rows with class names, sample weights and column names, in six
-    chunks."""
+    """Write six chunks of float rows with classes, weights and column names; open them."""
     X = rows("float32", seed)
     y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
     ingest(X, location, y=y, sample_weight=X[:, 0], chunk_mb=1200 / 2**20)
@@ -61,7 +61,7 @@ def appended_store(location: Any) -> Any:
     return location
 
 
-def everything(location: Any, **how: Any) -> str:
+def digest_of_store(location: Any, **how: Any) -> str:
     """Return a hash of everything that a reader learns from a store."""
     store = open_store(location, **how)
     spec = store.spec
@@ -91,7 +91,7 @@ def test_flipped_bit_raises_or_is_harmless(
 ) -> None:
     """Flip bits of all files of a store, in both kinds of arrays."""
     root = make(tmp_path / "s")
-    use = partial(everything, root)
+    use = partial(digest_of_store, root)
     counts = bit_flips.survey(root, n, seed=1, use=use, peak_bytes=16 << 20)
     print(dict(counts))
     assert counts["CorruptChunkError"] > n // 2
@@ -102,7 +102,9 @@ def test_flipped_bit_raises_or_is_harmless(
 def test_flipped_bit_of_appended_store_raises_or_is_harmless(tmp_path: Path) -> None:
     """Check also files that only earlier readers, or only other programs, read."""
     root = appended_store(tmp_path / "s")
-    counts = bit_flips.survey(root, 100, seed=2, use=partial(everything, root), peak_bytes=16 << 20)
+    counts = bit_flips.survey(
+        root, 100, seed=2, use=partial(digest_of_store, root), peak_bytes=16 << 20
+    )
     assert counts["CorruptChunkError"] > 40
     assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
@@ -111,12 +113,12 @@ def test_flipped_bit_of_appended_store_raises_or_is_harmless(tmp_path: Path) -> 
 def test_every_bit_of_metadata_may_flip(tmp_path: Path) -> None:
     """Flip each bit of the group's zarr.json, and of that of one array."""
     root = float32_store(tmp_path / "s")
-    truth, counts = everything(root), Counter[str]()
+    truth, counts = digest_of_store(root), Counter[str]()
     for name in ("zarr.json", "X/zarr.json"):
         for byte in range(0, (root / name).stat().st_size, 3):
             flip = bit_flips.Flip(root / name, byte, byte % 7)
             with bit_flips.flipped(flip):
-                counts[bit_flips.outcome(partial(everything, root), truth, flip)] += 1
+                counts[bit_flips.outcome(partial(digest_of_store, root), truth, flip)] += 1
     assert counts["CorruptChunkError"] > 0.9 * counts.total()
     assert counts.keys() <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
@@ -124,10 +126,11 @@ def test_every_bit_of_metadata_may_flip(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- chunks and their place
 
 
-def swapped(root: Path, a: str, b: str) -> None:
-    one, other = (root / a).read_bytes(), (root / b).read_bytes()
-    (root / a).write_bytes(other)
-    (root / b).write_bytes(one)
+def swap_chunks(root: Path, a: str, b: str) -> None:
+    """Exchange the files of two chunks."""
+    chunk, other_chunk = (root / a).read_bytes(), (root / b).read_bytes()
+    (root / a).write_bytes(other_chunk)
+    (root / b).write_bytes(chunk)
 
 
 @pytest.mark.parametrize("make", STORES)
@@ -135,14 +138,14 @@ def swapped(root: Path, a: str, b: str) -> None:
 def test_swapped_chunks_are_refused(
     tmp_path: Path, make: Callable[[Path], Path], array: str
 ) -> None:
-    """Swap whole chunks of the right size, whose own checksums are right."""
+    """Swap whole chunks of equal size, which have correct checksums."""
     root = make(tmp_path / "s")
     tail = "" if array == "row" or (array == "y" and make is float32_store) else "/0"
-    swapped(root, f"{array}/c/0{tail}", f"{array}/c/1{tail}")
+    swap_chunks(root, f"{array}/c/0{tail}", f"{array}/c/1{tail}")
     store = open_store(root)
-    read = store.source_rows if array == "row" else store.read_chunk
+    read_rows = store.source_rows if array == "row" else store.read_chunk
     with pytest.raises(CorruptChunkError, match=rf"chunk {array}/c/1{tail} of .*s .*not the chunk"):
-        read(1)
+        read_rows(1)
     if array == "y":
         with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
             store.read_targets(0)
@@ -152,43 +155,45 @@ def test_swapped_remote_chunks_are_refused_and_not_cached(tmp_path: Path) -> Non
     """Check that every read is verified, and that no wrong chunk is cached."""
     url, cache = float32_store(memory_url()), Cache(tmp_path / "cache", 64 << 20)
     memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
-    one, other = memory.cat(f"{root}/X/c/0/0"), memory.cat(f"{root}/X/c/1/0")
-    memory.pipe(f"{root}/X/c/0/0", other)
+    chunk, other_chunk = memory.cat(f"{root}/X/c/0/0"), memory.cat(f"{root}/X/c/1/0")
+    memory.pipe(f"{root}/X/c/0/0", other_chunk)
     for options in ({}, {"cache": cache}):
         with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
             open_store(url, **options).read_chunk(0)
-    memory.pipe(f"{root}/X/c/0/0", one)
+    memory.pipe(f"{root}/X/c/0/0", chunk)
     store = open_store(url, cache=cache)
     assert np.array_equal(store.read_chunk(0)[0], open_store(url).read_chunk(0)[0])
 
 
 def test_swapped_chunks_of_any_zarr_store_are_refused(tmp_path: Path) -> None:
     """Check chunks that are neither files nor objects."""
-    root, held = float32_store(tmp_path / "s"), MemoryStore()
+    root, memory_store = float32_store(tmp_path / "s"), MemoryStore()
     for path in root.rglob("*"):
         if path.is_file():
             key = path.relative_to(root).as_posix()
-            held._store_dict[key] = zarr.buffer.cpu.Buffer.from_bytes(path.read_bytes())
-    group = zarr.open_group(held, mode="r")
-    assert everything(group) == everything(group)
-    held._store_dict["X/c/0/0"] = held._store_dict["X/c/1/0"]
+            memory_store._store_dict[key] = zarr.buffer.cpu.Buffer.from_bytes(path.read_bytes())
+    group = zarr.open_group(memory_store, mode="r")
+    assert digest_of_store(group) == digest_of_store(group)
+    memory_store._store_dict["X/c/0/0"] = memory_store._store_dict["X/c/1/0"]
     with pytest.raises(CorruptChunkError, match=r"chunk X/c/0/0 .*not the chunk"):
         open_store(group).read_chunk(0)
 
 
-# -------------------------------------------------------------------------- ours and somebody's
+# ---------------------------------------------------------------- stores of streamkern or foreign
 
 
-def renamed(text: str) -> str:
+def rename_attribute(text: str) -> str:
+    """Return the text of a zarr.json with another name of the attribute."""
     return text.replace('"streamkern": {', '"strdamkern": {', 1)
 
 
-def without_attributes(text: str) -> str:
+def drop_attributes(text: str) -> str:
+    """Return the text of a zarr.json without attributes."""
     return json.dumps({**json.loads(text), "attributes": {}})
 
 
 @pytest.mark.filterwarnings("ignore:the array 'w' of")
-@pytest.mark.parametrize("alter", [renamed, without_attributes])
+@pytest.mark.parametrize("alter", [rename_attribute, drop_attributes])
 def test_store_with_damaged_attribute_is_not_foreign(
     tmp_path: Path, alter: Callable[[str], str]
 ) -> None:
@@ -229,12 +234,12 @@ def test_older_schema_is_refused_with_remedy(tmp_path: Path) -> None:
 def test_ingest_and_centers_verify_stores(tmp_path: Path) -> None:
     """Check a store that is the input of another command."""
     root = float32_store(tmp_path / "s")
-    swapped(root, "X/c/0/0", "X/c/1/0")
+    swap_chunks(root, "X/c/0/0", "X/c/1/0")
     with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
         ingest(root, tmp_path / "o")
     with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
         np.asarray(open_store(root, y=None).rows["X"])
-    (root / "zarr.json").write_text(without_attributes((root / "zarr.json").read_text()))
+    (root / "zarr.json").write_text(drop_attributes((root / "zarr.json").read_text()))
     with pytest.raises(CorruptChunkError, match="looks like a store"):
         ingest(root, tmp_path / "o")
 
@@ -242,12 +247,12 @@ def test_ingest_and_centers_verify_stores(tmp_path: Path) -> None:
 def test_slices_of_a_store_equal_its_rows(tmp_path: Path) -> None:
     root = float32_store(tmp_path / "s")
     plain: Any = zarr.open_group(root, mode="r")["X"]
-    read = open_store(root).rows["X"]
+    stored_rows = open_store(root).rows["X"]
     for rows in (
         slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5), slice(7, 3),
         slice(2, 290, 3), slice(None, None, -1), slice(-10, 40, -60),
     ):  # fmt: skip
-        np.testing.assert_array_equal(read[rows], plain[:][rows])
+        np.testing.assert_array_equal(stored_rows[rows], plain[:][rows])
 
 
 def test_class_names_are_escaped_in_terminal(tmp_path: Path) -> None:
@@ -262,7 +267,7 @@ def test_class_names_are_escaped_in_terminal(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ hostile contents
 
 
-def replaced_chunk(root: Path, data: bytes) -> Store:
+def replace_chunk(root: Path, data: bytes) -> Store:
     """Return the uint8 store with other bytes in a chunk, and right checksums."""
     crc = int(google_crc32c.value(data)).to_bytes(4, "little")
     (root / "X/c/1/0").write_bytes(data + crc)
@@ -291,7 +296,7 @@ def frame(size: int) -> bytes:
 def test_chunk_needs_no_more_memory_than_its_rows(tmp_path: Path, data: bytes) -> None:
     """Check that the declared size of a frame counts only up to the size of the chunk."""
     root = uint8_store(tmp_path / "s")
-    store = replaced_chunk(root, data)
+    store = replace_chunk(root, data)
     store.read_chunk(0)
     with (
         traced_memory() as traced,
@@ -305,7 +310,7 @@ def test_chunk_needs_no_more_memory_than_its_rows(tmp_path: Path, data: bytes) -
 # ------------------------------------------------------------------------------ fuzz of zarr.json
 
 
-def mutated(document: Any, rng: np.random.Generator) -> bytes:
+def mutate(document: Any, rng: np.random.Generator) -> bytes:
     """Return a JSON document with other entries, truncated, or nested deeply."""
     text = json.dumps(bit_flips.edited(document, rng)).encode()
     if rng.integers(8) == 0:
@@ -336,19 +341,19 @@ def test_zarr_json_with_any_content_opens_or_is_refused(
 ) -> None:
     """Check that any content of zarr.json raises only the exceptions of errors.py."""
     root = uint8_store(tmp_path / "s")
-    truth = everything(root)
+    truth = digest_of_store(root)
     rng = np.random.default_rng(5)
     names = ["zarr.json", "X/zarr.json", "y/zarr.json", "row/zarr.json", "crc/zarr.json"]
     documents = {name: json.loads((root / name).read_text()) for name in names}
     counts = Counter[str]()
     for _ in range(n):
         name = names[rng.integers(3 if foreign else len(names))]
-        text = mutated(documents[name], rng)
+        text = mutate(documents[name], rng)
         with bit_flips.replaced(root / name, text):
             if foreign:
                 how = bit_flips.outcome(partial(equals_zarr_reading, root), True, text[:3000])
             else:
-                how = bit_flips.outcome(partial(everything, root), truth, text[:3000])
+                how = bit_flips.outcome(partial(digest_of_store, root), truth, text[:3000])
                 describe_unfinished(root)
         counts[how] += 1
     assert counts["same"] < n // 2 < counts["DataError" if foreign else "CorruptChunkError"]
@@ -370,9 +375,9 @@ def test_invalid_metadata_with_valid_digests_are_reported(tmp_path: Path) -> Non
     for name, value in [("shape", [-3, 6]), ("shape", "text"), ("codecs", [{"name": "nobody"}])]:
         (root / "X/zarr.json").write_text(json.dumps({**document, name: value}))
         mark: Any = json.loads((root / "zarr.json").read_text())
-        kept = mark["attributes"]["streamkern"]
+        attribute = mark["attributes"]["streamkern"]
         store = zarr.storage.LocalStore(root)
-        mark["attributes"]["streamkern"] = sealed_mark(kept, store, "", str(root))
+        mark["attributes"]["streamkern"] = sealed_mark(attribute, store, "", str(root))
         (root / "zarr.json").write_text(json.dumps(mark))
         with pytest.raises(
             DataError, match=r"the metadata of .*s are unaltered, but cannot be read"

@@ -1,5 +1,4 @@
-"""Check the description of a store: its layout, warnings about speed, and the progress of an
-unfinished one."""
+"""Check the description of a store, its warnings, and the progress of an unfinished one."""
 
 from __future__ import annotations
 
@@ -25,27 +24,29 @@ X = rng.integers(0, 256, size=(600, 40)).astype(np.uint8)
 Y = rng.integers(0, 3, 600)
 
 
-def foreign(path: Path, y: np.ndarray = Y, y_rows: int = 50, **layout: Any) -> list[str]:
+def warnings_of_foreign_store(
+    path: Path, y: np.ndarray = Y, y_rows: int = 50, **layout: Any
+) -> list[str]:
     """Return the warnings about a store that zarr wrote, without the one about its origin."""
     group = zarr.create_group(path)
     group.create_array("X", shape=X.shape, dtype=X.dtype, **{"chunks": (50, 40), **layout})[:] = X
     group.create_array("y", data=y, chunks=(y_rows,))
     message: list[str] = describe_store(open_store(path))["warnings"]
-    others = [
+    other_warnings = [
         text for text in message if not text.startswith("streamkern did not write this store")
     ]
-    assert len(others) == len(message) - 1
-    return others
+    assert len(other_warnings) == len(message) - 1
+    return other_warnings
 
 
 def test_slow_layouts_give_warnings(tmp_path: Path) -> None:
-    small = foreign(tmp_path / "plain")
+    small = warnings_of_foreign_store(tmp_path / "plain")
     assert small == []
-    (message,) = foreign(tmp_path / "shards", chunks=(10, 40), shards=(50, 40))
+    (message,) = warnings_of_foreign_store(tmp_path / "shards", chunks=(10, 40), shards=(50, 40))
     assert message.startswith("X is sharded: rows are read a shard at a time, 1.95 KiB in 5 pieces")
-    (message,) = foreign(tmp_path / "columns", chunks=(50, 16))
+    (message,) = warnings_of_foreign_store(tmp_path / "columns", chunks=(50, 16))
     assert message.startswith("X is cut into 3 pieces along its features")
-    (message,) = foreign(tmp_path / "mixture", y_rows=200)
+    (message,) = warnings_of_foreign_store(tmp_path / "mixture", y_rows=200)
     assert message.startswith("X has chunks of 50 rows and y of 200: parts of y are read more than")
 
 
@@ -101,7 +102,7 @@ def test_describing_a_large_s3_store_needs_few_requests(
         description, requested = described()
         assert requested == {"HEAD": 8, "GET": 8}
         assert description["stored_bytes_estimated"]
-        # Without the 4 bytes of each checksum of y, and what zstd saves or costs.
+        # The estimate omits the 4 bytes of each checksum of y, and the effect of zstd on y.
         assert description["stored_bytes"] == pytest.approx(exact, rel=0.1)
         assert "about " in store_text(description)
         description, requested = described(exact=True)

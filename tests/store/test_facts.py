@@ -43,10 +43,10 @@ def test_values_weights_and_many_columns_are_shown(tmp_path: Path) -> None:
     wide = rng.normal(size=(40, 30))
     frame = pd.DataFrame(wide, columns=[f"f{k}" for k in range(30)])
     ingest(frame, tmp_path / "s", y=wide[:, :2], sample_weight=np.ones(40))
-    found = cells(open_store(tmp_path / "s"))
-    assert found["features"].endswith(": " + ", ".join(f"f{k}" for k in range(12)) + ", ...")
-    assert found["targets"].startswith("2 values float")
-    assert found["weights"] == "sample weights"
+    table_cells = cells(open_store(tmp_path / "s"))
+    assert table_cells["features"].endswith(": " + ", ".join(f"f{k}" for k in range(12)) + ", ...")
+    assert table_cells["targets"].startswith("2 values float")
+    assert table_cells["weights"] == "sample weights"
     assert cells(open_store(tmp_path / "s", y=None))["targets"] == "none"
 
 
@@ -69,7 +69,8 @@ def test_dropped_rows_and_many_classes_are_shown(tmp_path: Path) -> None:
 def test_html_table_hides_credentials(tmp_path: Path, url: str) -> None:
     ingest(X, tmp_path / "s", y=LABELS)
     shown = open_store(tmp_path / "s")
-    shown.stored.url = url  # `open_store` refuses most of them, before a store is there to show
+    # `open_store` refuses most of these URLs, so that there is no store to show.
+    shown.stored_chunks.url = url
     assert "hidden" not in shown._repr_html_()
     assert cells(shown)["store"].startswith(url.partition(":")[0])
 
@@ -81,9 +82,9 @@ def test_html_table_makes_no_request(s3: S3Server, bucket: str) -> None:
     with FaultProxy(upstream=s3.endpoint) as proxy:
         store = open_store(url, storage_options=s3.options(proxy.endpoint))
         assert proxy.log()
-        found = cells(store)
+        table_cells = cells(store)
         assert proxy.log() == []
-    assert (found["store"], found["rows"]) == (url, "300")
+    assert (table_cells["store"], table_cells["rows"]) == (url, "300")
 
 
 @pytest.mark.slow
@@ -96,6 +97,10 @@ def test_notebook_shows_html_table(tmp_path: Path) -> None:
     client.NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
-    (output,) = [each for each in notebook.cells[0].outputs if each.get("name") != "stderr"]
+    (output,) = [
+        cell_output
+        for cell_output in notebook.cells[0].outputs
+        if cell_output.get("name") != "stderr"
+    ]
     assert output["data"]["text/html"] == open_store(tmp_path / "s")._repr_html_()
     assert output["data"]["text/plain"].startswith("Store(")

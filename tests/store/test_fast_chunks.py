@@ -19,16 +19,17 @@ from streamkern.store.layout import ZSTD_LEVEL
 DATA = np.random.default_rng(0).integers(0, 200, (23, 5))
 
 
-def strict(array: zarr.Array[Any]) -> Any:
+def open_strict(array: zarr.Array[Any]) -> Any:
     """Return the array on a store in which a missing chunk is an error."""
     return zarr.open_array(StrictStore(array.store), path=array.path, mode="r")
 
 
 def create(store: Any, dtype: str = "float32", **options: Any) -> Any:
+    """Create an array of DATA in `store`; return it as `open_strict` does."""
     options = {"chunks": (8, 5), "compressors": None, **options}
     array = zarr.create_array(store, name="a", shape=DATA.shape, dtype=dtype, **options)
     array[:] = DATA
-    return strict(array)
+    return open_strict(array)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32", "float64"])
@@ -44,9 +45,9 @@ def test_chunk_reader_equals_zarr(tmp_path: Path, dtype: str, codecs: list[Any])
             chunk, crc = reader.read(f"a/c/{i}/0", stop - start)
             assert chunk.dtype == array.dtype
             np.testing.assert_array_equal(chunk, array[start:stop])
-            stored = (tmp_path / f"a/c/{i}/0").read_bytes()
+            stored_bytes = (tmp_path / f"a/c/{i}/0").read_bytes()
             checked = bool(codecs) and isinstance(codecs[-1], Crc32cCodec)
-            assert crc == (int.from_bytes(stored[-4:], "little") if checked else None)
+            assert crc == (int.from_bytes(stored_bytes[-4:], "little") if checked else None)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -107,7 +108,7 @@ def test_checksum_covers_several_pieces(tmp_path: Path) -> None:
         compressors=[Crc32cCodec()],
     )  # fmt: skip
     array[:] = np.random.default_rng(0).random(shape)
-    files = chunk_reader(strict(array))
+    files = chunk_reader(open_strict(array))
     assert isinstance(files, ChunkFiles)
     np.testing.assert_array_equal(files.read("a/c/0/0", 3)[0], array[:])
     path = tmp_path / "a/c/0/0"

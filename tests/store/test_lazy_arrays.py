@@ -38,14 +38,14 @@ def test_dask_arrays_equal_rows(store: sk.store.store.Store) -> None:
 
 
 def test_dask_arrays_can_be_pickled(store: sk.store.store.Store) -> None:
-    there = pickle.loads(pickle.dumps(store.to_dask()["X"]))
-    np.testing.assert_array_equal(there[::-1].compute(), FRAME[::-1])
-    np.testing.assert_array_equal(there[4321].compute(), FRAME.loc[4321])
+    unpickled = pickle.loads(pickle.dumps(store.to_dask()["X"]))
+    np.testing.assert_array_equal(unpickled[::-1].compute(), FRAME[::-1])
+    np.testing.assert_array_equal(unpickled[4321].compute(), FRAME.loc[4321])
 
 
 def test_damaged_chunk_raises_in_dask(store: sk.store.store.Store) -> None:
     X = store.to_dask()["X"]
-    path = Path(store.url, store.stored.key(store.stored.x, 3))
+    path = Path(store.url, store.stored_chunks.key(store.stored_chunks.x, 3))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

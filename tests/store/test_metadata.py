@@ -1,5 +1,4 @@
-"""Check that the metadata of the arrays of a foreign group decide, and not its consolidated
-metadata."""
+"""Check that a foreign group is read by its arrays' metadata, not the consolidated ones."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 
 
-def consolidated(location: Any, version: int, *, y: bool = True) -> Any:
+def write_consolidated(location: Any, version: int, *, y: bool = True) -> Any:
     """Return a group of 60 rows that was consolidated, opened by its arrays' own metadata."""
     group = zarr.create_group(location, zarr_format=version)
     group.create_array("X", data=X, chunks=(20, 2))
@@ -34,8 +33,8 @@ def consolidated(location: Any, version: int, *, y: bool = True) -> Any:
 @pytest.mark.parametrize("version", [2, 3])
 def test_rows_appended_after_consolidation_are_read(tmp_path: Path, version: int) -> None:
     path = tmp_path / "s.zarr"
-    group = consolidated(path, version)
-    before = open_store(path).spec.fingerprint
+    group = write_consolidated(path, version)
+    old_fingerprint = open_store(path).spec.fingerprint
     group["X"].append(X + 1)
     with pytest.raises(DataError, match=r"y.*shape"):
         open_store(path)  # only X has grown
@@ -44,7 +43,7 @@ def test_rows_appended_after_consolidation_are_read(tmp_path: Path, version: int
     group["y"].append(Y + 1)
     store = open_store(path)
     assert store.spec.n_rows == describe_store(store)["n_rows"] == 120
-    assert store.spec.fingerprint != before
+    assert store.spec.fingerprint != old_fingerprint
     np.testing.assert_array_equal(store.read_rows(np.arange(120))[0], np.concatenate([X, X + 1]))
     assert streamkern.ingest_store(path, tmp_path / "out").n_rows == 120
     stale = zarr.open_group(path, mode="r")
@@ -54,7 +53,7 @@ def test_rows_appended_after_consolidation_are_read(tmp_path: Path, version: int
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_targets_added_after_consolidation_are_read(tmp_path: Path, version: int) -> None:
-    group = consolidated(tmp_path / "s.zarr", version, y=False)
+    group = write_consolidated(tmp_path / "s.zarr", version, y=False)
     group.create_array("y", data=Y)
     assert open_store(tmp_path / "s.zarr").spec.n_outputs == 1
     assert streamkern.ingest_store(tmp_path / "s.zarr", tmp_path / "out").n_rows == 60

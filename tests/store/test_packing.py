@@ -77,8 +77,8 @@ def test_packed_arrays_of_other_libraries_are_refused(tmp_path: Path) -> None:
             streamkern.KernelRegressor().fit(file["X"], file["y"])
         with pytest.warns(UserWarning, match="add_offset=5"):
             streamkern.ingest_store(file["X"], tmp_path / "of_h5", y=file["y"])
-    stored = zarr.open_group(tmp_path / "of_h5", mode="r")
-    assert set(np.asarray(stored["X"]).ravel()) == set(range(5, 17))
+    group = zarr.open_group(tmp_path / "of_h5", mode="r")
+    assert set(np.asarray(group["X"]).ravel()) == set(range(5, 17))
 
 
 @pytest.mark.parametrize("rows", [slice(3, 50, 7), slice(None, None, -1), slice(40, 2, -5)])
@@ -92,8 +92,8 @@ def test_slices_of_any_step_name_missing_row(rows: slice) -> None:
 
 def test_data_without_attributes_is_unpacked() -> None:
     frame: Any = da.ones((3, 2))
-    for given in (X, frame, "a path", None, [1, 2]):
-        assert detect_packing(given, "X") is None
+    for array in (X, frame, "a path", None, [1, 2]):
+        assert detect_packing(array, "X") is None
 
 
 def test_string_labels_are_read_from_any_array() -> None:
@@ -143,5 +143,5 @@ def test_scales_and_fill_values_have_known_synonyms() -> None:
     for name in ("missing_values", "NullValue", "bad_value", "mask_value", "NoDataVal"):
         packing = detect_packing(Array(name, -999), "X")
         assert packing is not None
-        assert packing.gaps == ((f"its {name}", np.int16(-999)),)
+        assert packing.missing_values == ((f"its {name}", np.int16(-999)),)
         assert detect_packing(Array(name, False), "X") is None

@@ -48,14 +48,15 @@ from tests.store_damage import content
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
 IDS = np.arange(N) % 3
-W = np.round(np.abs(np.float64(X[:, 0])) * 4) / 4  # told from the row it belongs to; some are 0
+W = np.round(np.abs(np.float64(X[:, 0])) * 4) / 4  # a function of the row; some are 0
 VALUES = np.stack([X[:, 0] ** 2, X[:, 1]], axis=1)
 CLASSES = ("a", "b", "c")
 # Of a store without weights, which another release must give again.
 PLAIN_FINGERPRINT = "d199b6146d8be239841fe4718e50720e3faae5e95e7f11061265f193019ff250"
 
 
-def weighted(**options: Any) -> ArraySource:
+def weighted_source(**options: Any) -> ArraySource:
+    """Return the rows with class ids and weights."""
     return ArraySource(X, IDS, classes=CLASSES, sample_weight=W, **options)
 
 
@@ -64,7 +65,7 @@ def weights_of_rows(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.round(np.abs(rows[:, 0]) * 4) / 4, np.float32)
 
 
-# ------------------------------------------------------------------------- what is minimised
+# ---------------------------------------------------------------------- the minimised loss
 
 KERNEL_ROWS, CENTERS = solver_problems.rows(0, 240, 3), solver_problems.rows(1, 10, 3)
 TARGETS = np.stack([np.sin(KERNEL_ROWS[:, 0]), KERNEL_ROWS[:, 2] ** 2], axis=1)
@@ -80,8 +81,7 @@ def repeated_rows() -> np.ndarray:
 
 
 def test_integer_weights_equal_repeated_rows() -> None:
-    """Check the block solver at its end, with a setup on the weighted rows and steps over all of
-    them."""
+    """Check the block solver at its end, with weights in the setup and in all steps."""
     op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
     root = np.sqrt(w)
     Z = solver_problems.both(op, CENTERS)
@@ -120,23 +120,23 @@ def test_steps_of_weighted_rows_equal_repeated_rows(name: str) -> None:
         rule | {"leverage": rule["lambda_1"], "mean": 0.0} for rule in case.setup.meta["rules"]
     ]
     case.setup.meta |= {"rules": alone, "batch_size": 80}
-    one, many = case.solver(), case.solver()
-    a, b = one.init(), many.init()
+    weighted_solver, repeated_solver = case.solver(), case.solver()
+    a, b = weighted_solver.init(), repeated_solver.init()
     for t in range(6):
         # Batches of the same total weight: a sum over a pass, too, is that of repeated rows.
         batch, counts = np.arange(20) + 20 * (t % 2), np.roll(COUNTS[:20], 7 * (t % 2))
         repeated = np.repeat(batch, counts)
         w = counts / counts.mean()
-        left = one.step(a, Batch(case.X[batch], case.Y[batch], batch, w))
-        right = many.step(b, Batch(case.X[repeated], case.Y[repeated], repeated))
-        np.testing.assert_allclose(left, right, rtol=1e-9)
+        weighted_loss = weighted_solver.step(a, Batch(case.X[batch], case.Y[batch], batch, w))
+        repeated_loss = repeated_solver.step(b, Batch(case.X[repeated], case.Y[repeated], repeated))
+        np.testing.assert_allclose(weighted_loss, repeated_loss, rtol=1e-9)
         if t % 2:
-            facts, truth = one.end_epoch(a), many.end_epoch(b)
+            facts, truth = weighted_solver.end_epoch(a), repeated_solver.end_epoch(b)
             np.testing.assert_allclose(
                 facts.get("residual", 0), truth.get("residual", 0), rtol=1e-6
             )
-    one.finish(a)
-    many.finish(b)
+    weighted_solver.finish(a)
+    repeated_solver.finish(b)
     assert (a.alpha != 0).all()
     np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
 
@@ -205,10 +205,10 @@ def test_unit_weights_change_nothing(name: str) -> None:
     a, b = plain.init(), with_ones.init()
     for t in range(4):
         batch = case.batch(t)
-        left = plain.step(a, Batch(case.X[batch], case.Y[batch], batch))
+        plain_loss = plain.step(a, Batch(case.X[batch], case.Y[batch], batch))
         ones = np.ones(len(batch))
-        right = with_ones.step(b, Batch(case.X[batch], case.Y[batch], batch, ones))
-        np.testing.assert_array_equal(left, right)
+        weighted_loss = with_ones.step(b, Batch(case.X[batch], case.Y[batch], batch, ones))
+        np.testing.assert_array_equal(plain_loss, weighted_loss)
     for name_, array in plain.arrays(a).items():
         np.testing.assert_array_equal(array, with_ones.arrays(b)[name_])
 
@@ -231,8 +231,7 @@ def test_zero_weight_rows_have_no_effect(name: str) -> None:
 
 
 def test_step_rules_equal_those_of_weighted_stream() -> None:
-    """Compare leverage and largest eigenvalue in float64, from rows scaled by the root of their
-    weights."""
+    """Compare with float64 values from rows scaled by the root of their weights."""
     op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
     root, sample = np.sqrt(w), solver_problems.rows(9, 300, 3)
     ones = np.ones(300)
@@ -279,36 +278,42 @@ def test_eigensystem_equals_that_of_repeated_rows() -> None:
 
 def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[Any]:
     factors = weight_factors(source, class_weight)
-    found = []
+    all_batches = []
     with (
         BatchReader(source, batch_size=13, seed=1, threads=threads, block_bytes=600) as loader,
         Feed(loader, Backend(threads=1), dtype=np.float64, seed=1, factors=factors) as feed,
     ):
         for b in feed.epoch(0):
             w = None if b.w is None else b.w.copy()
-            found.append(replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=w))
-    return found
+            all_batches.append(
+                replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=w)
+            )
+    return all_batches
 
 
 def test_weights_have_mean_one_over_an_epoch() -> None:
     sources: list[Source] = [
-        weighted(unit_rows=7),
+        weighted_source(unit_rows=7),
         ArraySource(X, VALUES, sample_weight=W, unit_rows=7),
-        AugmentedSource(weighted(unit_rows=7), 3, []),
-        MixtureSource([weighted(unit_rows=7), weighted(unit_rows=20)]),
-        MixtureSource([weighted(unit_rows=6), weighted(unit_rows=6)], [2, 1], n_rows=180),
+        AugmentedSource(weighted_source(unit_rows=7), 3, []),
+        MixtureSource([weighted_source(unit_rows=7), weighted_source(unit_rows=20)]),
+        MixtureSource(
+            [weighted_source(unit_rows=6), weighted_source(unit_rows=6)], [2, 1], n_rows=180
+        ),
     ]
     for source in sources:
-        found = batches(source)
-        w = np.concatenate([b.w for b in found])
-        rows = np.concatenate([b.X for b in found])
+        all_batches = batches(source)
+        w = np.concatenate([b.w for b in all_batches])
+        rows = np.concatenate([b.X for b in all_batches])
         np.testing.assert_allclose(w.mean(), 1, rtol=1e-12)
-        own = np.float64(weights_of_rows(rows))
-        np.testing.assert_allclose(w / w.sum(), own / own.sum(), rtol=1e-12)
+        row_weights = np.float64(weights_of_rows(rows))
+        np.testing.assert_allclose(w / w.sum(), row_weights / row_weights.sum(), rtol=1e-12)
 
 
 def test_weights_do_not_depend_on_threads() -> None:
-    one, four = (batches(weighted(unit_rows=7), threads=k, class_weight="balanced") for k in (1, 4))
+    one, four = (
+        batches(weighted_source(unit_rows=7), threads=k, class_weight="balanced") for k in (1, 4)
+    )
     for a, b in zip(one, four, strict=True):
         assert a.w.tobytes() == b.w.tobytes()
         assert a.X.tobytes() == b.X.tobytes()
@@ -327,7 +332,7 @@ def test_mixup_mixes_weights_like_targets() -> None:
 
 
 def test_sample_keeps_weights_of_its_rows() -> None:
-    block = sample_rows(weighted(unit_rows=7), 25, 3)
+    block = sample_rows(weighted_source(unit_rows=7), 25, 3)
     np.testing.assert_array_equal(block.w, weights_of_rows(block.X))
 
 
@@ -349,11 +354,11 @@ def test_balanced_class_weights_equal_scikit_learn(y: np.ndarray) -> None:
 def test_class_weights_multiply_sample_weights() -> None:
     w = W + 0.5
     source = ArraySource(X, IDS, classes=CLASSES, sample_weight=w)
-    found = batches(source, class_weight={"a": 3.0, "c": 0.0})
+    all_batches = batches(source, class_weight={"a": 3.0, "c": 0.0})
     expected = (w * np.array([3.0, 1.0, 0.0])[IDS]).astype(np.float32)
-    rows = np.concatenate([b.row_ids for b in found])
+    rows = np.concatenate([b.row_ids for b in all_batches])
     np.testing.assert_allclose(
-        np.concatenate([b.w for b in found]), expected[rows] / expected.mean(), rtol=1e-6
+        np.concatenate([b.w for b in all_batches]), expected[rows] / expected.mean(), rtol=1e-6
     )
 
 
@@ -370,7 +375,8 @@ def test_invalid_weights_are_refused(w: Any) -> None:
 # ---------------------------------------------------------------------------------- stores
 
 
-def written(tmp_path: Path, **options: Any) -> Any:
+def write_store(tmp_path: Path, **options: Any) -> Any:
+    """Ingest the rows with their weights; return the spec of the store."""
     return ingest(
         X, tmp_path / "s", y=options.pop("y", IDS), sample_weight=W, chunk_mb=2**-13, **options
     )
@@ -378,7 +384,7 @@ def written(tmp_path: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("y", [IDS, VALUES], ids=["classes", "values"])
 def test_store_keeps_weights_with_rows(tmp_path: Path, y: np.ndarray) -> None:
-    spec = written(tmp_path, y=y)
+    spec = write_store(tmp_path, y=y)
     store = open_store(tmp_path / "s")
     store.verify()
     assert store.n_chunks > 3
@@ -404,9 +410,9 @@ def test_unweighted_store_has_no_weight_array(tmp_path: Path) -> None:
 
 
 def test_altered_weight_is_detected(tmp_path: Path) -> None:
-    first = written(tmp_path)
-    other = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
-    assert other.fingerprint != first.fingerprint
+    spec = write_store(tmp_path)
+    doubled_spec = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
+    assert doubled_spec.fingerprint != spec.fingerprint
     array: Any = zarr.open_group(str(tmp_path / "s"), mode="r+")["w"]
     array[3] = array[3] + 1
     with pytest.raises(DataError, match=r"w/c/0 of .* not the chunk that was written there"):
@@ -414,6 +420,7 @@ def test_altered_weight_is_detected(tmp_path: Path) -> None:
 
 
 def csv(path: Path) -> dict[str, Any]:
+    """Write the rows as CSV; return the arguments that ingest them with weights."""
     table = np.column_stack([X, W, IDS])
     fmt = ["%.9g"] * 4 + ["%d"]
     np.savetxt(path / "d.csv", table, fmt, ",", header="p,q,r,weight,y", comments="")
@@ -421,6 +428,7 @@ def csv(path: Path) -> dict[str, Any]:
 
 
 def parquet(path: Path) -> dict[str, Any]:
+    """Write the rows as Parquet, where the weights have the column 2."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet as files
 
@@ -430,56 +438,61 @@ def parquet(path: Path) -> dict[str, Any]:
 
 
 def npy(path: Path) -> dict[str, Any]:
+    """Write the rows to three files."""
     for name, array in (("X", X), ("y", IDS), ("w", W)):
         np.save(path / f"{name}.npy", array)
     return {"inputs": path / "X.npy", "y": path / "y.npy", "sample_weight": path / "w.npy"}
 
 
 def npz(path: Path) -> dict[str, Any]:
+    """Write the rows to one file."""
     np.savez(path / "d.npz", X=X, y=IDS, importance=W)
     return {"inputs": path / "d.npz", "sample_weight": "importance"}
 
 
 def hdf5(path: Path) -> dict[str, Any]:
+    """Write the rows to an HDF5 file."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(path / "d.h5", "w") as file:
         file["X"], file["y"], file["importance"] = X, IDS, W
     return {"inputs": path / "d.h5", "sample_weight": "importance"}
 
 
-def foreign(path: Path) -> dict[str, Any]:
+def write_foreign(path: Path) -> dict[str, Any]:
+    """Write the rows to a group of zarr."""
     group = zarr.create_group(str(path / "d.zarr"))
     for name, array in (("X", X), ("y", IDS), ("importance", W)):
         group.create_array(name, data=array)
     return {"inputs": path / "d.zarr", "sample_weight": "importance"}
 
 
-def blocks(path: Path) -> dict[str, Any]:
+def lazy_blocks(path: Path) -> dict[str, Any]:
+    """Return the rows as blocks in memory."""
     return {"inputs": [(X[k : k + 25], IDS[k : k + 25], W[k : k + 25]) for k in (0, 25, 50)]}
 
 
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, foreign, blocks])
+@pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, write_foreign, lazy_blocks])
 def test_every_format_gives_the_same_store(
     tmp_path: Path, form: Callable[[Path], dict[str, Any]]
 ) -> None:
-    full = written(tmp_path)
+    full = write_store(tmp_path)
     spec = ingest(out_url=tmp_path / "other", chunk_mb=2**-13, **form(tmp_path))
     assert spec.fingerprint == full.fingerprint
     assert content(tmp_path / "other") == content(tmp_path / "s")
-    again = ingest(tmp_path / "other", tmp_path / "again", shuffle=False, chunk_mb=2**-13)
-    assert again.weight_totals == spec.weight_totals
+    reingested = ingest(tmp_path / "other", tmp_path / "again", shuffle=False, chunk_mb=2**-13)
+    assert reingested.weight_totals == spec.weight_totals
 
 
 def test_interrupted_ingest_resumes_with_weights(tmp_path: Path) -> None:
     class StopError(Exception):
         pass
 
-    def stop(phase: str, done: int, rows: int | None) -> None:
-        if phase == "write" and done > 30:
+    def stop(phase: str, n_done: int, rows: int | None) -> None:
+        if phase == "write" and n_done > 30:
             raise StopError
 
-    uninterrupted = written(tmp_path)
+    uninterrupted = write_store(tmp_path)
     settings_: dict[str, Any] = {"y": IDS, "chunk_mb": 2**-13}
     with pytest.raises(StopError):
         ingest(X, tmp_path / "cut", sample_weight=W, progress=stop, **settings_)
@@ -515,7 +528,7 @@ def test_missing_or_reused_weight_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_materialised_store_keeps_weights(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_store(tmp_path)
     source = AugmentedSource(ZarrSource(tmp_path / "s"), 2, [MixUp(1.0)])
     spec = materialise(source, tmp_path / "m", chunk_mb=2**-13)
     assert spec.weight_totals is not None
@@ -538,12 +551,12 @@ def test_foreign_store_names_its_weights(make_zarr: MakeZarr) -> None:
     config = settings(**{"data.train": str(path), "data.sample_weight": "importance"})
     plain = settings(**{"data.train": str(path)})
     small = {"model.n_centers": 20, "data.epochs": 1}
-    with_weights, without = (finished(c.with_overrides(small)) for c in (config, plain))
-    assert not np.array_equal(with_weights.model.weights, without.model.weights)
+    weighted_run, plain_run = (finished(c.with_overrides(small)) for c in (config, plain))
+    assert not np.array_equal(weighted_run.model.weights, plain_run.model.weights)
 
 
 def test_ingest_command_accepts_weights(tmp_path: Path) -> None:
-    full = written(tmp_path)
+    full = write_store(tmp_path)
     table, out = csv(tmp_path)["inputs"], tmp_path / "out"
     chosen = ("--sample-weight", "weight", "--chunk-mb", str(2**-13))
     assert run_command(["ingest", str(table), str(out), *chosen]) == 0
@@ -553,7 +566,7 @@ def test_ingest_command_accepts_weights(tmp_path: Path) -> None:
 
 def test_mixture_of_weighted_and_unweighted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="source 2 of the mixture has weighted False and"):
-        MixtureSource([weighted(), ArraySource(X, IDS, classes=CLASSES)])
+        MixtureSource([weighted_source(), ArraySource(X, IDS, classes=CLASSES)])
 
 
 # ------------------------------------------------------------------------------------ runs
@@ -579,7 +592,7 @@ def test_resumed_weighted_run_has_same_bits(method: str, tmp_path: Path) -> None
 
 
 def test_evaluation_uses_sample_weights_only(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_store(tmp_path)
     config = settings(tmp_path / "run", **{"data.train": str(tmp_path / "s"), "data.epochs": 1})
     config = config.with_overrides({"model.n_centers": 20, "data.class_weight": {"0": 5.0}})
     finished(config)
@@ -597,7 +610,9 @@ def test_evaluation_uses_sample_weights_only(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ generators
 
 
-def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -> GeneratorSource:
+def generator_source(
+    w: Any = None, totals: Any = None, y: Any = IDS, **options: Any
+) -> GeneratorSource:
     """Return the rows of X, y and w, made in units of 16."""
 
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
@@ -611,21 +626,22 @@ def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -
 
 
 def test_generator_yields_weights() -> None:
-    """Check that its run has the bits of a run on arrays, also with augmentation and class
-    weights."""
-    array = weighted(unit_rows=16)
+    """Check that a run equals a run on arrays, also with augmentation and class weights."""
+    array = weighted_source(unit_rows=16)
     totals = np.bincount(IDS, W, minlength=3)
     config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})
-    again = generated(W, totals)
-    again.repeats = True  # as arrays do, which decides about steps
+    generator = generator_source(W, totals)
+    generator.repeats = True  # as arrays do, which decides about steps
     for make in (lambda s: s, lambda s: AugmentedSource(s, 2, [MixUp(0.3)])):
-        alike = [finished(config, source=make(source)).model.weights for source in (array, again)]
-        np.testing.assert_array_equal(*alike)
-    mixed = MixtureSource([array, generated(W, totals)])
+        model_weights = [
+            finished(config, source=make(source)).model.weights for source in (array, generator)
+        ]
+        np.testing.assert_array_equal(*model_weights)
+    mixed = MixtureSource([array, generator_source(W, totals)])
     np.testing.assert_allclose(mixed.totals, 2 * totals)
-    values = generated(W, W.sum(), VALUES)
+    values = generator_source(W, W.sum(), VALUES)
     assert values.describe()["weight_totals"] == [W.sum()]
-    assert "weight_totals" not in generated().describe()
+    assert "weight_totals" not in generator_source().describe()
     block = sample_rows(values, 30, 0)
     np.testing.assert_array_equal(block.w, np.float32(W)[block.row_ids])
 
@@ -643,17 +659,17 @@ def test_generator_yields_weights() -> None:
 )
 def test_invalid_generator_totals_are_refused(totals: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        generated(W, totals)
+        generator_source(W, totals)
 
 
 def test_generator_weights_are_validated() -> None:
     with pytest.raises(DataError, match=r"\(rows 16 to 31\) returned 3 arrays; return \(X, y, w\)"):
-        generated(W).read_unit(1, 0, 0)
-    wrong = np.where(np.arange(N) == 18, -1.0, 1.0)
+        generator_source(W).read_unit(1, 0, 0)
+    negative_weights = np.where(np.arange(N) == 18, -1.0, 1.0)
     with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):
-        generated(wrong, [1, 1, 1]).read_unit(1, 0, 0)
+        generator_source(negative_weights, [1, 1, 1]).read_unit(1, 0, 0)
     with pytest.raises(DataError, match=r"have shape \(16, 1\)"):
-        generated(wrong[:, None], [1, 1, 1]).read_unit(1, 0, 0)
+        generator_source(negative_weights[:, None], [1, 1, 1]).read_unit(1, 0, 0)
 
 
 # ------------------------------------------------------------------------------ estimators
@@ -679,8 +695,8 @@ def test_balanced_classifier_equals_balanced_weights() -> None:
     table = dict(zip(balanced.classes_, weights, strict=True))
     by_table = KernelClassifier(class_weight=table, **options).fit(X, y)
     by_row = KernelClassifier(**options).fit(X, y, [table[label] for label in y])
-    for other in (by_table, by_row):
-        np.testing.assert_allclose(other.dual_coef_, balanced.dual_coef_, rtol=1e-3, atol=1e-4)
+    for model in (by_table, by_row):
+        np.testing.assert_allclose(model.dual_coef_, balanced.dual_coef_, rtol=1e-3, atol=1e-4)
     plain = KernelClassifier(**options).fit(X, y)
     rare = y == "rare"
     assert (balanced.predict(X)[rare] == "rare").mean() >= (plain.predict(X)[rare] == "rare").mean()
@@ -693,7 +709,7 @@ def test_estimator_refuses_invalid_weights(w: np.ndarray) -> None:
 
 
 def test_unsupported_weightings_are_refused(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_store(tmp_path)
     with pytest.raises(ConfigError, match="own targets and weights; leave sample_weight out"):
         KernelClassifier().fit(tmp_path / "s", sample_weight=W)
     with pytest.raises(ConfigError, match="class_weight cannot be used with partial_fit"):

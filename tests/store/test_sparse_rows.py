@@ -18,8 +18,7 @@ from streamkern.store.sparse_rows import PackedRows, as_csr, pack_rows, put_pack
 
 @st.composite
 def matrices(draw: st.DrawFn) -> Any:
-    """Draw CSR arrays with stored zeros, duplicates and unsorted entries, and up to 2^31
-    features."""
+    """Draw CSR arrays with stored zeros, duplicates, unsorted entries and many features."""
     n, d = draw(st.integers(1, 8)), draw(st.sampled_from([1, 3, 50, 1 << 24, 1 << 26, 1 << 31]))
     entry = st.tuples(
         st.integers(0, n - 1), st.integers(0, d - 1), st.sampled_from([0.0, -1.5, 0.25, 3.0, 1e30])
@@ -41,11 +40,15 @@ def matrices(draw: st.DrawFn) -> Any:
 def test_packed_rows_roundtrip(X: Any) -> None:
     rows = pack_rows(X)
     back = as_csr(rows, X.shape[1])
-    same = X.copy()
-    same.sum_duplicates()
-    same.eliminate_zeros()
+    canonical = X.copy()
+    canonical.sum_duplicates()
+    canonical.eliminate_zeros()
     assert back.has_sorted_indices
-    for a, b in ((back.indptr, same.indptr), (back.indices, same.indices), (back.data, same.data)):
+    for a, b in (
+        (back.indptr, canonical.indptr),
+        (back.indices, canonical.indices),
+        (back.data, canonical.data),
+    ):
         assert np.array_equal(a, b)
     assert rows.shape[2] <= PackedRows.of_matrix(X).shape[2]
     assert (rows[:, 0] <= sparse_rows.MAX_GAP).all()

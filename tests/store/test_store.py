@@ -41,6 +41,7 @@ DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
 def sample(
     n: int, row_shape: tuple[int, ...], dtype: str, c: int = 3, seed: int = 0
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return n random rows of a dtype and their class ids below c."""
     rng = np.random.default_rng(seed)
     X = rng.normal(100.0, 30.0, (n, *row_shape)).clip(0, 250).astype(dtype)
     return X, rng.integers(0, c, n)
@@ -49,6 +50,7 @@ def sample(
 def write(
     url: Any, X: NDArray[Any], y: NDArray[Any], chunk_rows: int = 7, **settings: Any
 ) -> Store:
+    """Write a store of these rows, in chunks of `chunk_rows`, and open it."""
     c = 3 if y.ndim == 1 else y.shape[1]
     classes = ["a", "b", "c"] if y.ndim == 1 else None
     stats = RunningStatistics(int(np.prod(X.shape[1:])), 3 if y.ndim == 1 else None)
@@ -64,12 +66,13 @@ def write(
     return open_store(url, storage_options=settings.get("storage_options"))
 
 
-def started(url: Any, n_rows: int, **settings: Any) -> StoreWriter:
+def start_writer(url: Any, n_rows: int, **settings: Any) -> StoreWriter:
     """Return a writer of rows (5,) of uint8 and three classes, in chunks of seven rows."""
     return StoreWriter(url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=n_rows, **settings)
 
 
-def put(writer: StoreWriter, X: NDArray[Any], y: NDArray[Any], *chunks: int) -> None:
+def write_chunks(writer: StoreWriter, X: NDArray[Any], y: NDArray[Any], *chunks: int) -> None:
+    """Write the chunks with these numbers."""
     for i in chunks:
         writer.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
 
@@ -188,7 +191,7 @@ def test_pickled_store_reopens_by_url(tmp_path: Path, monkeypatch: pytest.Monkey
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
     monkeypatch.chdir(tmp_path)
-    travelled = pickle.dumps(open_store("s"))  # what a Dask cluster does with a task's arguments
+    travelled = pickle.dumps(open_store("s"))  # as a Dask cluster does with arguments of a task
     monkeypatch.chdir("/")
     np.testing.assert_array_equal(pickle.loads(travelled).read_chunk(4)[0], X[28:])
     with pytest.raises(TypeError, match="open it by URL"):
@@ -237,7 +240,7 @@ def test_damage_raises_and_names_the_key(
 ) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), dtype))
     if by_zarr:
-        plain = _Raiser(LocalStore(tmp_path / "s", read_only=True))
+        plain = _FailingStore(LocalStore(tmp_path / "s", read_only=True))
         store = open_store(zarr.open_group(plain, mode="r"))
     match damage:
         case "flip":
@@ -279,18 +282,18 @@ def test_nonfinite_values_and_invalid_ids_name_chunk_and_row(tmp_path: Path) -> 
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
 
-    def altered(array: str, location: Any, value: float) -> Store:
+    def alter_value(array: str, location: Any, value: float) -> Store:
         zarr.open_group(tmp_path / "s", mode="r+")[array][location] = value
         bit_flips.reseal(tmp_path / "s")
         return open_store(tmp_path / "s")
 
-    store = altered("X", (9, 3), np.nan)
+    store = alter_value("X", (9, 3), np.nan)
     with pytest.raises(NonFiniteError, match=r"nan in X/c/1/0 \(chunk 1\).*row 9, column 3"):
         store.read_chunk(1)
-    store = altered("X", (9, 3), -np.inf)
+    store = alter_value("X", (9, 3), -np.inf)
     with pytest.raises(NonFiniteError, match="-inf"):
         store.read_rows(np.array([10]))
-    store = altered("y", 20, 3)
+    store = alter_value("y", 20, 3)
     with pytest.raises(DataError, match="class id 3 in y/c/2, row 20"):
         store.read_chunk(2)
 
@@ -304,8 +307,8 @@ def test_large_finite_values_are_not_infinite(dtype: str) -> None:
     np.testing.assert_array_equal(open_store(writer.url).read_chunk(0)[0], X)
 
 
-class _Raiser(StrictStore):
-    """Fails on chunks only, as storage does on a bad day."""
+class _FailingStore(StrictStore):
+    """A store whose chunks cannot be read, although its metadata can."""
 
     def __init__(self, inner: Any, error: Exception | None = None) -> None:
         super().__init__(inner)
@@ -316,8 +319,8 @@ class _Raiser(StrictStore):
             raise self._error
         return await self._store.get(key, prototype, byte_range)
 
-    def with_read_only(self, read_only: bool = False) -> _Raiser:
-        return _Raiser(self._store.with_read_only(read_only), self._error)
+    def with_read_only(self, read_only: bool = False) -> _FailingStore:
+        return _FailingStore(self._store.with_read_only(read_only), self._error)
 
 
 def test_storage_faults_remain_oserrors(tmp_path: Path) -> None:
@@ -325,18 +328,20 @@ def test_storage_faults_remain_oserrors(tmp_path: Path) -> None:
     inner = LocalStore(tmp_path / "s", read_only=True)
     timeout = TimeoutError("no answer in 15 s")
     with pytest.raises(TimeoutError) as caught:
-        open_store(zarr.open_group(_Raiser(inner, timeout), mode="r")).read_chunk(0)
+        open_store(zarr.open_group(_FailingStore(inner, timeout), mode="r")).read_chunk(0)
     assert caught.value is timeout
     with pytest.raises(OSError, match=r"reading crc/c/0/0 failed: RuntimeError: 503") as wrapped:
-        open_store(zarr.open_group(_Raiser(inner, RuntimeError("503")), mode="r")).read_chunk(0)
+        open_store(zarr.open_group(_FailingStore(inner, RuntimeError("503")), mode="r")).read_chunk(
+            0
+        )
     assert not isinstance(wrapped.value, CorruptChunkError)
 
 
 def test_other_content_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for missing in ("nowhere", "empty"):
+    for name in ("nowhere", "empty"):
         with pytest.raises(StoreNotFoundError, match="there is no zarr store at"):
-            open_store(tmp_path / missing)
+            open_store(tmp_path / name)
     (tmp_path / "t.npz").write_bytes(b"PK")
     with pytest.raises(StoreNotFoundError, match=r"t.npz is a file, .* streamkern ingest"):
         open_store(tmp_path / "t.npz")
@@ -352,9 +357,9 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
     store = write(url, *sample(30, (5,), "float32"), storage_options=options)
     shown = [repr(store), str(store.spec), json.dumps(describe_store(store))]
     faults_seen = []
-    for bad in (url + "x", url):
+    for bad_url in (url + "x", url):
         try:
-            open_store(bad, x="nothing", storage_options=options)
+            open_store(bad_url, x="nothing", storage_options=options)
         except DataError as error:
             faults_seen.append(str(error))
     assert len(faults_seen) == 2
@@ -410,51 +415,51 @@ def test_unfinished_store_is_refused_and_resumed(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "whole", X, y)
 
-    writer = started(tmp_path / "s", 30, plan={"source": 1})
-    put(writer, X, y, 0, 3)
+    writer = start_writer(tmp_path / "s", 30, plan={"source": 1})
+    write_chunks(writer, X, y, 0, 3)
     with pytest.raises(DataError, match="chunk 1 of 5 was not written"):
         writer.finish()
     with pytest.raises(DataError, match="unfinished store; run the same ingest again"):
         open_store(tmp_path / "s")
     with pytest.raises(ResumeMismatchError, match="source differ"):
-        started(tmp_path / "s", 30, plan={"source": 2})
-    again = started(tmp_path / "s", 30, plan={"source": 1})
-    assert again.resumed
-    assert again.done.tolist() == [True, False, False, True, False]
+        start_writer(tmp_path / "s", 30, plan={"source": 2})
+    second_writer = start_writer(tmp_path / "s", 30, plan={"source": 1})
+    assert second_writer.resumed
+    assert second_writer.is_written.tolist() == [True, False, False, True, False]
     store_damage.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
-    kept = again.read_back(0)
-    assert kept is not None
-    np.testing.assert_array_equal(kept[0], X[:7])
-    assert again.read_back(1) is None
-    assert again.read_back(3) is None  # damaged after it was journaled
-    put(again, X, y, 1, 2, 3, 4)
+    block = second_writer.read_back(0)
+    assert block is not None
+    np.testing.assert_array_equal(block[0], X[:7])
+    assert second_writer.read_back(1) is None
+    assert second_writer.read_back(3) is None  # damaged after it was journaled
+    write_chunks(second_writer, X, y, 1, 2, 3, 4)
     stats = RunningStatistics(5, 3)
     for i in range(5):
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
-    again.finish(stats.result())
+    second_writer.finish(stats.result())
     assert store_damage.content(tmp_path / "s") == store_damage.content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("done", [False, True])
-def test_replaced_writer_does_not_publish(overwrite: bool, done: bool) -> None:
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_replaced_writer_does_not_publish(overwrite: bool, is_finished: bool) -> None:
     """Check a writer that another one has replaced or resumed, and perhaps finished."""
     url = memory_url()
     X, y = sample(14, (5,), "uint8")
 
-    first = started(url, 14, plan={"seed": 1})
-    put(first, X, y, 0)
-    second = started(url, 14, plan={"seed": 1}, overwrite=overwrite)
+    first_writer = start_writer(url, 14, plan={"seed": 1})
+    write_chunks(first_writer, X, y, 0)
+    second = start_writer(url, 14, plan={"seed": 1}, overwrite=overwrite)
     assert second.resumed
-    put(second, X, y, 0, 1)
-    put(first, X, y, 1)
-    if done:
+    write_chunks(second, X, y, 0, 1)
+    write_chunks(first_writer, X, y, 1)
+    if is_finished:
         spec = second.finish()
     with pytest.raises(
         DataError, match="cannot be finished: another writer has since taken it over"
     ):
-        first.finish()
-    if not done:
+        first_writer.finish()
+    if not is_finished:
         spec = second.finish()
     assert open_store(url).spec.fingerprint == spec.fingerprint
     open_store(url).verify()
@@ -464,11 +469,11 @@ def test_writer_replaced_during_sync_does_not_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = sample(7, (5,), "uint8")
-    first = started(tmp_path / "s", 7)
-    put(first, X, y, 0)
-    monkeypatch.setattr(ownership, "sync_store", lambda store: started(tmp_path / "s", 7))
+    first_writer = start_writer(tmp_path / "s", 7)
+    write_chunks(first_writer, X, y, 0)
+    monkeypatch.setattr(ownership, "sync_store", lambda store: start_writer(tmp_path / "s", 7))
     with pytest.raises(DataError, match="another writer has since taken it over"):
-        first.finish()
+        first_writer.finish()
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
 
@@ -476,13 +481,13 @@ def test_writer_replaced_during_sync_does_not_publish(
 def test_store_never_mixes_two_writers(tmp_path: Path) -> None:
     """Check that the first writer, whose plan is gone, cannot publish."""
     X, y = sample(14, (5,), "uint8")
-    first = started(tmp_path / "s", 7, plan={"seed": 1})
-    put(first, X, y, 0)
-    second = started(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
-    before = store_damage.tree(tmp_path / "s")
+    first_writer = start_writer(tmp_path / "s", 7, plan={"seed": 1})
+    write_chunks(first_writer, X, y, 0)
+    second = start_writer(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
+    files_before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="let only one call write to it at a time"):
-        first.finish()
-    assert store_damage.tree(tmp_path / "s") == before
+        first_writer.finish()
+    assert store_damage.tree(tmp_path / "s") == files_before
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
     second.write_chunk(0, X[7:], y[7:])
@@ -493,10 +498,10 @@ def test_store_never_mixes_two_writers(tmp_path: Path) -> None:
 def test_store_is_overwritten_only_on_request(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "s", X, y)
-    before = store_damage.tree(tmp_path / "s")
+    files_before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="already holds a store; overwrite=True"):
         write(tmp_path / "s", X, y)
-    assert store_damage.tree(tmp_path / "s") == before
+    assert store_damage.tree(tmp_path / "s") == files_before
     store = write(tmp_path / "s", X[:10, :3].copy(), y[:10], overwrite=True)
     assert store.spec.row_shape == (3,)
     assert not (tmp_path / "s" / "X/c/3").exists()
@@ -509,11 +514,11 @@ def test_foreign_files_are_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "notes" / "thesis.tex").write_text("three years")
     zarr.create_group(LocalStore(tmp_path / "climate")).create_array("t", data=X)
     zarr.create_array(LocalStore(tmp_path / "array"), data=X)
-    before = store_damage.tree(tmp_path)
+    files_before = store_damage.tree(tmp_path)
     for name in ("notes", "climate", "array"):
         with pytest.raises(DataError, match="did not write; choose another place"):
             write(tmp_path / name, X, y, overwrite=True)
-    assert store_damage.tree(tmp_path) == before
+    assert store_damage.tree(tmp_path) == files_before
 
 
 def test_interrupted_overwrite_keeps_no_old_chunks(
@@ -533,23 +538,23 @@ def test_interrupted_overwrite_keeps_no_old_chunks(
         open_store(tmp_path / "s")
     with pytest.raises(ResumeMismatchError, match="source differ"):
         write(tmp_path / "s", X, y, plan={"source": 3})
-    other = X[::-1].copy()
-    store = write(tmp_path / "s", other, y, plan={"source": 2})  # goes on where it was
-    np.testing.assert_array_equal(store.read_chunk(0)[0], other[:7])
+    reversed_X = X[::-1].copy()
+    store = write(tmp_path / "s", reversed_X, y, plan={"source": 2})  # continues the first call
+    np.testing.assert_array_equal(store.read_chunk(0)[0], reversed_X[:7])
 
 
 def test_writer_refuses_invalid_chunks() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
-    bad: list[tuple[int, Any, Any, str]] = [
+    bad_chunks: list[tuple[int, Any, Any, str]] = [
         (4, X[:7], y[:7], "chunk 4 has 7 rows; give 2"),
         (0, X[:7].astype("f8"), y[:7], "float64"),
         (0, X[:7], y[:7] - 3, "outside its 3 classes"),
     ]
-    for i, block, labels, message in bad:
+    for i, block, labels, message in bad_chunks:
         with pytest.raises(DataError, match=message):
             writer.write_chunk(i, block, labels)
-    assert not writer.done.any()
+    assert not writer.is_written.any()
 
 
 def test_writer_settings_are_validated_before_writing(tmp_path: Path) -> None:
@@ -582,7 +587,8 @@ def test_full_disk_error_names_url_and_remedy(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- foreign
 
 
-def foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Path:
+def write_foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Path:
+    """Write X and y to a group of zarr, as another program would."""
     group = zarr.create_group(LocalStore(path), zarr_format=settings.pop("zarr_format", 3))
     chunks = settings.pop("chunks", 7)
     group.create_array("X", data=X, chunks=(chunks, *X.shape[1:]), **settings)
@@ -593,7 +599,9 @@ def foreign(path: Path, X: NDArray[Any], y: NDArray[Any], **settings: Any) -> Pa
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
     X, y = sample(30, (5,), "float32")
-    store = open_store(foreign(tmp_path / "f", X, y + 1, zarr_format=zarr_format), missing="fill")
+    store = open_store(
+        write_foreign(tmp_path / "f", X, y + 1, zarr_format=zarr_format), missing="fill"
+    )
     assert store.spec.classes == ("0", "1", "2", "3")
     assert store.spec.class_counts == tuple(np.bincount(y + 1).tolist())
     assert store.spec.mean is None
@@ -607,39 +615,39 @@ def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
 def test_foreign_targets_are_read(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     values = np.linspace(0, 1, 30)
-    store = open_store(foreign(tmp_path / "one", X, values))
+    store = open_store(write_foreign(tmp_path / "one", X, values))
     assert (store.spec.n_outputs, store.spec.classes) == (1, None)
     assert store.read_chunk(0)[1].shape == (7, 1)
     matrix = np.stack([values, -values], axis=1).astype("f4")
-    assert open_store(foreign(tmp_path / "two", X, matrix)).spec.n_outputs == 2
+    assert open_store(write_foreign(tmp_path / "two", X, matrix)).spec.n_outputs == 2
     with pytest.raises(DataError, match="holds the integer -1"):
-        open_store(foreign(tmp_path / "minus", X, y - 1))
+        open_store(write_foreign(tmp_path / "minus", X, y - 1))
 
 
 def test_missing_foreign_chunks_raise_by_default(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     X[7:14] = 0.0  # zarr leaves this chunk out
-    path = foreign(tmp_path / "f", X, y + 0.5)
+    path = write_foreign(tmp_path / "f", X, y + 0.5)
     assert not (path / "X/c/1").exists()
     store = open_store(path)
     with pytest.raises(CorruptChunkError, match=r"X/c/1/0 is missing.*missing='fill'"):
         store.read_chunk(1)
     assert any("1 chunks are absent" in text for text in describe_store(store)["warnings"])
     np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)
-    own = write(tmp_path / "own", X, y)
+    own_store = write(tmp_path / "own", X, y)
     store_damage.remove(tmp_path / "own", "X/c/1/0")
     # Ours have every chunk: "fill" changes nothing.
     with pytest.raises(CorruptChunkError, match=r"X/c/1/0 .*missing"):
         open_store(tmp_path / "own", missing="fill").read_chunk(1)
-    assert not own.spec.foreign
+    assert not own_store.spec.foreign
 
 
 def test_foreign_shards_are_read_whole(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
-    store = open_store(foreign(tmp_path / "f", X, y + 0.5, chunks=2, shards=(8, 5)))
+    store = open_store(write_foreign(tmp_path / "f", X, y + 0.5, chunks=2, shards=(8, 5)))
     assert store.spec.chunk_rows == 8
     np.testing.assert_array_equal(store.read_chunk(3)[0], X[24:])
-    assert store.stored.absent_chunks() == 0
+    assert store.stored_chunks.absent_chunks() == 0
     store_damage.remove(tmp_path / "f", "X/c/3/0")
     with pytest.raises(CorruptChunkError, match="X/c/3/0"):
         store.read_chunk(3)

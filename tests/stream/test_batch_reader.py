@@ -45,25 +45,27 @@ def array_source(unit_rows: int = 8) -> ArraySource:
     return ArraySource(X, Y, unit_rows=unit_rows)
 
 
-def small_blocks(source: Source, n_units: int) -> int:
+def block_bytes_of(source: Source, n_units: int) -> int:
     """Return the block_bytes that hold n_units of `source`."""
     rows = int(unit_sizes(source).max())
     return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
 
 
-def expected_rows(loader: BatchReader, epoch: int) -> np.ndarray:
+def expected_rows(reader: BatchReader, epoch: int) -> np.ndarray:
     """Return the order of an epoch by simple reference code."""
-    sizes = unit_sizes(loader.source)
+    sizes = unit_sizes(reader.source)
     starts = np.concatenate(([0], np.cumsum(sizes)))
-    key = loader.order_key()
+    key = reader.order_key()
     plan = EpochPlan(sizes, seed=key["seed"], epoch=epoch, batch_size=1, mix_units=key["mix_units"])
     order = []
     for k in range(plan.n_blocks):
-        read = np.concatenate([np.arange(starts[u], starts[u + 1]) for u in plan.block_units(k)[0]])
-        places = np.empty(len(read), np.int64)
+        rows_in_order = np.concatenate(
+            [np.arange(starts[u], starts[u + 1]) for u in plan.block_units(k)[0]]
+        )
+        places = np.empty(len(rows_in_order), np.int64)
         plan.shuffle(k, places)
-        shuffled = np.empty_like(read)
-        shuffled[places] = read
+        shuffled = np.empty_like(rows_in_order)
+        shuffled[places] = rows_in_order
         order.append(shuffled)
     return np.concatenate(order)
 
@@ -85,14 +87,14 @@ def test_batches_follow_the_plan(
         batch_size=batch_size,
         seed=7,
         threads=threads,
-        block_bytes=small_blocks(source, mix),
-    ) as loader:
-        assert loader.mix_units == min(mix, source.n_units)
-        batches = copies_of(loader.epoch(epoch))
+        block_bytes=block_bytes_of(source, mix),
+    ) as reader:
+        assert reader.mix_units == min(mix, source.n_units)
+        batches = copies_of(reader.epoch(epoch))
         rows = np.concatenate([b.row_ids for b in batches])
-        np.testing.assert_array_equal(rows, expected_rows(loader, epoch))
+        np.testing.assert_array_equal(rows, expected_rows(reader, epoch))
     np.testing.assert_array_equal(np.sort(rows), np.arange(101))
-    assert len(batches) == loader.n_batches == len([*loader.positions(epoch, epoch + 1)])
+    assert len(batches) == reader.n_batches == len([*reader.positions(epoch, epoch + 1)])
     assert {len(b.row_ids) for b in batches[:-1]} <= {batch_size}
     for b in batches:
         np.testing.assert_array_equal(b.X, X[b.row_ids])
@@ -103,13 +105,13 @@ def test_batches_follow_the_plan(
 def test_resuming_anywhere_gives_the_rest(batch_size: int) -> None:
     source = array_source()
     with BatchReader(
-        source, batch_size=batch_size, seed=1, block_bytes=small_blocks(source, 3)
-    ) as loader:
-        uninterrupted = copies_of(loader.epochs(2, 4))
-        assert_same(uninterrupted, copies_of(loader.epoch(2)) + copies_of(loader.epoch(3)))
-        for start in range(loader.n_batches + 1):
-            assert_same(copies_of(loader.epoch(2, start)), uninterrupted[start : loader.n_batches])
-            assert_same(copies_of(loader.epochs(2, 4, start)), uninterrupted[start:])
+        source, batch_size=batch_size, seed=1, block_bytes=block_bytes_of(source, 3)
+    ) as reader:
+        uninterrupted = copies_of(reader.epochs(2, 4))
+        assert_same(uninterrupted, copies_of(reader.epoch(2)) + copies_of(reader.epoch(3)))
+        for start in range(reader.n_batches + 1):
+            assert_same(copies_of(reader.epoch(2, start)), uninterrupted[start : reader.n_batches])
+            assert_same(copies_of(reader.epochs(2, 4, start)), uninterrupted[start:])
 
 
 def test_threads_delays_and_budgets_change_no_bit() -> None:
@@ -123,7 +125,7 @@ def test_threads_delays_and_budgets_change_no_bit() -> None:
     source = AugmentedSource(
         GeneratorSource(slow, 60, (4,), np.uint16, 3, ("a", "b", "c"), block_rows=6), 3
     )
-    source._replicas = 0  # a unit of a replica, as for large bases
+    source._replicas_per_unit = 0  # a unit of a replica, as for large bases
     results = []
     for threads, in_flight in [(1, 1 << 20), (2, 1 << 20), (8, 1 << 20), (8, 1)]:
         with BatchReader(
@@ -132,19 +134,19 @@ def test_threads_delays_and_budgets_change_no_bit() -> None:
             seed=1,
             threads=threads,
             in_flight_bytes=in_flight,
-            block_bytes=small_blocks(source, 4),
-        ) as loader:
-            assert loader.threads == (1 if in_flight == 1 else threads)
-            results.append(copies_of(loader.epochs(0, 2)))
-    for other in results[1:]:
-        assert_same(results[0], other)
+            block_bytes=block_bytes_of(source, 4),
+        ) as reader:
+            assert reader.threads == (1 if in_flight == 1 else threads)
+            results.append(copies_of(reader.epochs(0, 2)))
+    for other_result in results[1:]:
+        assert_same(results[0], other_result)
 
 
 def test_order_key_names_all_that_determines_the_order() -> None:
     def key(**changes: Any) -> dict[str, int]:
         source = array_source(changes.pop("unit_rows", 8))
-        with BatchReader(source, **{"batch_size": 9, "seed": 1, **changes}) as loader:
-            return loader.order_key()
+        with BatchReader(source, **{"batch_size": 9, "seed": 1, **changes}) as reader:
+            return reader.order_key()
 
     assert key() == key(threads=3, in_flight_bytes=1)
     for change in ({"batch_size": 8}, {"seed": 2}, {"block_bytes": 500}, {"unit_rows": 9}):
@@ -154,29 +156,30 @@ def test_order_key_names_all_that_determines_the_order() -> None:
 # --------------------------------------------------------------------------------- resources
 
 
-def our_threads() -> list[threading.Thread]:
+def reader_threads() -> list[threading.Thread]:
+    """Return the threads that read ahead."""
     return [t for t in threading.enumerate() if t.name.startswith("streamkern-prefetch")]
 
 
 def test_close_ends_all_threads() -> None:
-    with BatchReader(array_source(), batch_size=10, seed=0, threads=4) as loader:
-        next(loader.epoch(0))
-        assert our_threads()
-    assert not our_threads()
-    loader.close()
+    with BatchReader(array_source(), batch_size=10, seed=0, threads=4) as reader:
+        next(reader.epoch(0))
+        assert reader_threads()
+    assert not reader_threads()
+    reader.close()
     with pytest.raises(RunError, match="closed"):
-        next(loader.epoch(0))
+        next(reader.epoch(0))
 
 
 def test_deleted_reader_leaves_no_thread() -> None:
-    loader = BatchReader(array_source(), batch_size=10, seed=0, threads=4)
-    next(loader.epoch(0))
-    del loader
+    reader = BatchReader(array_source(), batch_size=10, seed=0, threads=4)
+    next(reader.epoch(0))
+    del reader
     gc.collect()
     give_up = time.monotonic() + 10
-    while our_threads() and time.monotonic() < give_up:
+    while reader_threads() and time.monotonic() < give_up:
         time.sleep(0.01)
-    assert not our_threads()
+    assert not reader_threads()
 
 
 def test_abandoned_iterator_stops_reading() -> None:
@@ -191,32 +194,33 @@ def test_abandoned_iterator_stops_reading() -> None:
     source = GeneratorSource(fn, 1000, (3,), np.float32, 1, block_rows=10)
     with BatchReader(
         source, batch_size=10, seed=0, threads=2, block_bytes=5 * 10 * (12 + 4 + 16)
-    ) as loader:
-        first_block.update(loader._plan(0).block_units(0)[0].tolist())
+    ) as reader:
+        first_block.update(reader._plan(0).block_units(0)[0].tolist())
         assert len(first_block) == 5
-        batches = loader.epoch(0)
+        batches = reader.epoch(0)
         next(batches)
         threading.Timer(0.05, gate.set).start()
-        del batches  # waits for the reads under way, drops those queued
-        assert loader.stats.bytes_in_flight == 0
+        del batches  # waits for the reads under way, and drops the queued reads
+        assert reader.stats.bytes_in_flight == 0
         assert len(set(reads)) <= 5 + 2
-        assert len(copies_of(loader.epoch(0))) == loader.n_batches
+        assert len(copies_of(reader.epoch(0))) == reader.n_batches
 
 
 def test_iterator_ends_when_another_starts_or_reader_closes() -> None:
-    with BatchReader(array_source(), batch_size=10, seed=0) as loader:
-        first = loader.epoch(0)
-        next(first)
-        second = loader.epoch(1)
+    with BatchReader(array_source(), batch_size=10, seed=0) as reader:
+        first_iterator = reader.epoch(0)
+        next(first_iterator)
+        second = reader.epoch(1)
         next(second)
         with pytest.raises(RunError, match="another one was started"):
-            next(first)
+            next(first_iterator)
         next(second)
     with pytest.raises(RunError, match="closed"):
         next(second)
 
 
-def chunked(path: Path, n_rows: int) -> ZarrSource:
+def chunked_source(path: Path, n_rows: int) -> ZarrSource:
+    """Write images of two transforms to a store; return its source."""
     rng = np.random.default_rng(0)
     group = zarr.create_group(str(path))
     images = rng.integers(0, 60, (n_rows, 16, 16, 3)).astype(np.uint8)
@@ -226,40 +230,42 @@ def chunked(path: Path, n_rows: int) -> ZarrSource:
 
 
 def traced_peak(run: Callable[[], None]) -> int:
+    """Return the largest memory that a call allocates, in bytes."""
     gc.collect()
     with traced_memory() as traced:
         run()
     return traced.peak
 
 
-def promised_bytes(loader: BatchReader) -> int:
-    """Return the planned bytes: two block buffers, the straddle buffer, the units in flight, and 64
-    bytes a unit for the plan.
+def planned_bytes(reader: BatchReader) -> int:
+    """Return the planned bytes of block buffers, straddle buffer, units in flight and plan.
 
     A thread that reads holds three copies: compressed bytes, zarr's chunk and its output, 2.99 in
     all for a chunk that does not compress.
     """
-    row, unit_rows = loader._row_bytes, int(loader._sizes.max())
-    in_flight = 3 * loader.threads * unit_rows * row
-    units = 64 * loader.source.n_units
-    return (2 * loader._block_rows + loader.batch_size) * row + in_flight + units + (1 << 20)
+    row, unit_rows = reader._row_bytes, int(reader._sizes.max())
+    in_flight = 3 * reader.threads * unit_rows * row
+    units = 64 * reader.source.n_units
+    return (2 * reader._block_rows + reader.batch_size) * row + in_flight + units + (1 << 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_memory_is_bounded_and_independent_of_n(tmp_path: Path, threads: int) -> None:
-    with BatchReader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as loader:
+    with BatchReader(
+        chunked_source(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0
+    ) as reader:
         copies_of(
-            loader.epoch(0)
+            reader.epoch(0)
         )  # imports of Dask and zarr that come late are not ours to promise
     promises = []
     for n_rows in (9_000, 27_000):
-        source = chunked(tmp_path / f"{n_rows}.zarr", n_rows)
+        source = chunked_source(tmp_path / f"{n_rows}.zarr", n_rows)
         with BatchReader(
             source, batch_size=700, seed=0, threads=threads, block_bytes=4 << 20
-        ) as loader:
-            peak = traced_peak(lambda loader=loader: [None for _ in loader.epoch(0)])
-            promises.append(promised_bytes(loader))
+        ) as reader:
+            peak = traced_peak(lambda reader=reader: [None for _ in reader.epoch(0)])
+            promises.append(planned_bytes(reader))
             # Below: buffers and at least one read are always there, so the promise is not idle.
             assert 0.5 * promises[-1] < peak <= promises[-1]
     assert promises[1] - promises[0] == 64 * 12  # the plan of 12 units more
@@ -268,10 +274,10 @@ def test_memory_is_bounded_and_independent_of_n(tmp_path: Path, threads: int) ->
 def test_bytes_in_flight_are_bounded() -> None:
     source = array_source(5)
     unit = 5 * (3 * 4 + 2 * 8 + 8)
-    with BatchReader(source, batch_size=10, seed=0, threads=64, in_flight_bytes=3 * unit) as loader:
-        assert loader.threads == 3
-        copies_of(loader.epoch(0))
-        stats = loader.stats
+    with BatchReader(source, batch_size=10, seed=0, threads=64, in_flight_bytes=3 * unit) as reader:
+        assert reader.threads == 3
+        copies_of(reader.epoch(0))
+        stats = reader.stats
     assert 0 < stats.bytes_in_flight_peak <= 3 * unit
     assert stats.bytes_in_flight == 0
     assert stats.bytes_read == 101 * (3 * 4 + 2 * 8 + 8)
@@ -281,11 +287,11 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 def test_number_of_threads_suits_the_source() -> None:
     source = array_source(5)
-    with BatchReader(source, batch_size=10, seed=0) as loader:
-        local = loader.threads
+    with BatchReader(source, batch_size=10, seed=0) as reader:
+        local = reader.threads
     source.remote = True
-    with BatchReader(source, batch_size=10, seed=0) as loader:
-        assert loader.threads == 64 >= local
+    with BatchReader(source, batch_size=10, seed=0) as reader:
+        assert reader.threads == 64 >= local
 
 
 # ----------------------------------------------------------------------------------- failures
@@ -320,21 +326,21 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
 def test_transient_faults_are_retried(error: Any) -> None:
-    with BatchReader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as loader:
-        batches = copies_of(loader.epoch(0))
-        assert loader.stats.retries == 9
+    with BatchReader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as reader:
+        batches = copies_of(reader.epoch(0))
+        assert reader.stats.retries == 9
     with BatchReader(array_source(), batch_size=10, seed=0) as plain:
         assert_same(batches, copies_of(plain.epoch(0)))
 
 
 def test_persistent_fault_is_raised_unchanged() -> None:
     source = Faulty(lambda: OSError(5, "the disk"), {4}, 10**9)
-    with BatchReader(source, batch_size=10, seed=0, retry_s=0.05) as loader:
+    with BatchReader(source, batch_size=10, seed=0, retry_s=0.05) as reader:
         with pytest.raises(OSError, match="the disk") as caught:
-            copies_of(loader.epoch(3))
+            copies_of(reader.epoch(3))
         (note,) = caught.value.__notes__
         assert "unit 4 (rows 32 to 39) of epoch 3, " in note
-        stats = loader.stats
+        stats = reader.stats
         assert f", {stats.retries + 1} tries" in note  # counted though no read came of them
         assert stats.retries > 0
         assert stats.bytes_in_flight == 0
@@ -353,13 +359,13 @@ def test_persistent_fault_is_raised_unchanged() -> None:
 )
 def test_permanent_faults_are_not_retried(error: Exception) -> None:
     source = Faulty(lambda: error, {4}, 1)
-    with BatchReader(source, batch_size=10, seed=0) as loader:
+    with BatchReader(source, batch_size=10, seed=0) as reader:
         with pytest.raises(type(error)) as caught:
-            copies_of(loader.epoch(0))
+            copies_of(reader.epoch(0))
         assert caught.value is error
         assert "unit 4 (rows 32 to 39) of epoch 0" in error.__notes__[0]
         assert source.left == {4: 0}
-        assert len(copies_of(loader.epoch(0))) == loader.n_batches  # and the loader goes on
+        assert len(copies_of(reader.epoch(0))) == reader.n_batches  # and the reader still works
 
 
 def test_first_failure_in_plan_order_is_raised_at_its_batch() -> None:
@@ -367,34 +373,34 @@ def test_first_failure_in_plan_order_is_raised_at_its_batch() -> None:
     notes = set()
     for threads in (1, 4):
         with BatchReader(
-            source, batch_size=4, seed=2, threads=threads, block_bytes=small_blocks(source, 3)
-        ) as loader:
-            seen: list[np.ndarray] = []
+            source, batch_size=4, seed=2, threads=threads, block_bytes=block_bytes_of(source, 3)
+        ) as reader:
+            seen_ids: list[np.ndarray] = []
             with pytest.raises(KeyError) as caught:
-                seen.extend(b.row_ids.copy() for b in loader.epoch(0))
+                seen_ids.extend(b.row_ids.copy() for b in reader.epoch(0))
             notes.add(caught.value.__notes__[0])
-            order = expected_rows(loader, 0)
-            rows = np.concatenate(seen) if seen else np.array([], int)
+            order = expected_rows(reader, 0)
+            rows = np.concatenate(seen_ids) if seen_ids else np.array([], int)
             np.testing.assert_array_equal(rows, order[: len(rows)])
     assert len(notes) == 1
 
 
 def test_close_interrupts_a_retry() -> None:
     source = Faulty(OSError, set(range(13)), 10**9)
-    loader = BatchReader(source, batch_size=10, seed=0, retry_s=3600)
+    reader = BatchReader(source, batch_size=10, seed=0, retry_s=3600)
     caught: list[BaseException] = []
 
     def consume() -> None:
         try:
-            next(loader.epoch(0))
+            next(reader.epoch(0))
         except BaseException as error:
             caught.append(error)
 
     consumer = threading.Thread(target=consume, name="streamkern-test")
     consumer.start()
-    while not any(left < 10**9 for left in source.left.values()):
+    while not any(n_left < 10**9 for n_left in source.left.values()):
         time.sleep(0.001)
-    loader.close()
+    reader.close()
     consumer.join(10)
     assert not consumer.is_alive()
     assert len(caught) == 1
@@ -408,10 +414,10 @@ class Liar(Faulty):
 
 def test_source_that_returns_wrong_blocks_is_named() -> None:
     with (
-        BatchReader(Liar(OSError, set(), 0), batch_size=10, seed=0) as loader,
+        BatchReader(Liar(OSError, set(), 0), batch_size=10, seed=0) as reader,
         pytest.raises(DataError, match=r"has X of shape \(8, 3\) and dtype float64; .* float32"),
     ):
-        copies_of(loader.epoch(0))
+        copies_of(reader.epoch(0))
 
 
 @pytest.mark.parametrize(
@@ -429,11 +435,11 @@ def test_invalid_settings_are_named(changes: Any, message: str) -> None:
 
 
 def test_start_outside_the_epoch_is_refused() -> None:
-    with BatchReader(array_source(), batch_size=10, seed=0) as loader:
+    with BatchReader(array_source(), batch_size=10, seed=0) as reader:
         for epoch, start in ((0, 12), (0, -1), (-1, 0)):
             with pytest.raises(ConfigError, match=f"batch {start} of epoch {epoch}"):
-                loader.epoch(epoch, start)
-        assert list(loader.epochs(3, 3)) == []
+                reader.epoch(epoch, start)
+        assert list(reader.epochs(3, 3)) == []
 
 
 # ------------------------------------------------------------------------ stores kept decoded
@@ -450,11 +456,11 @@ def test_cached_store_gives_same_batches_and_is_read_once(tmp_path: Path, copies
     def batches(keep_bytes: int, *, lose_chunks: bool = False) -> list[RowBlock]:
         base = ZarrSource(tmp_path / "a.zarr")
         source = AugmentedSource(base, copies, changes)
-        with BatchReader(source, batch_size=64, seed=1, threads=3, keep_bytes=keep_bytes) as loader:
-            found = copies_of(loader.epoch(0))
+        with BatchReader(source, batch_size=64, seed=1, threads=3, keep_bytes=keep_bytes) as reader:
+            batches_read = copies_of(reader.epoch(0))
             if lose_chunks:
                 shutil.rmtree(tmp_path / "a.zarr" / "X" / "c")
-            return found + copies_of(loader.epoch(1))
+            return batches_read + copies_of(reader.epoch(1))
 
     decoded = 600 * (72 + 8)
     assert AugmentedSource(ZarrSource(tmp_path / "a.zarr"), 3).decoded_bytes == decoded
@@ -475,17 +481,17 @@ def test_transforms_do_not_modify_cached_rows(tmp_path: Path) -> None:
 
     ingest(X, tmp_path / "a.zarr", y=Y, chunk_mb=0.0005)
     source = ZarrSource(tmp_path / "a.zarr", [shift])
-    found = []
+    blocks = []
     for keep_bytes in (0, source.decoded_bytes):
-        with BatchReader(source, batch_size=10, seed=0, keep_bytes=keep_bytes) as loader:
-            found.append(copies_of(loader.epochs(0, 3)))
-    assert_same(*found)
+        with BatchReader(source, batch_size=10, seed=0, keep_bytes=keep_bytes) as reader:
+            blocks.append(copies_of(reader.epochs(0, 3)))
+    assert_same(*blocks)
 
 
 def test_cached_rows_use_planned_memory(tmp_path: Path) -> None:
     """Check also the last chunk, which is decoded whole."""
     ingest(X, tmp_path / "a.zarr", y=Y, chunk_mb=0.0005)
-    source = ZarrSource(tmp_path / "a.zarr").kept()
+    source = ZarrSource(tmp_path / "a.zarr").with_unit_cache()
     arrays = [a for u in range(source.n_units) for a in source.read_unit(u, 0, 0).contents]
-    held = [a if a.base is None else a.base for a in arrays]
-    assert sum(a.nbytes for a in held) == source.decoded_bytes
+    bases = [a if a.base is None else a.base for a in arrays]
+    assert sum(a.nbytes for a in bases) == source.decoded_bytes

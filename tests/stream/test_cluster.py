@@ -62,22 +62,22 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Cluster]:
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Return a cluster without workers, which the test may destroy."""
     folder = tmp_path / "cluster"
     folder.mkdir()
-    with Cluster(folder) as started:
-        yield started
+    with Cluster(folder) as cluster:
+        yield cluster
 
 
-def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
+def read_epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
     """Return the batches of n epochs."""
     with BatchReader(
         source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}
     ) as loader:
-        found = copies_of(loader.epochs(0, n))
+        batches = copies_of(loader.epochs(0, n))
         assert loader.stats.bytes_in_flight == 0
-    return found
+    return batches
 
 
 def tasks(client: Any) -> int:
@@ -95,17 +95,17 @@ def test_workers_read_the_same_as_threads(client: Any, make_zarr: MakeZarr, tmp_
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     large = ArraySource(rng.normal(size=(240, 300)).astype(np.float32), y.astype(float))
     assert len(Recipe(large).data) > unit_readers.MAX_INLINE_BYTES
-    transformed = clusters.source(transforms=[clusters.noisy])
-    for source in (ZarrSource(path), large, clusters.source(), transformed):
-        source_epochs = epochs(source)
-        assert_same(epochs(source, client=client), source_epochs)
+    transformed_source = clusters.source(transforms=[clusters.noisy])
+    for source in (ZarrSource(path), large, clusters.source(), transformed_source):
+        source_epochs = read_epochs(source)
+        assert_same(read_epochs(source, client=client), source_epochs)
         np.testing.assert_array_equal(
             np.sort(np.concatenate([b.row_ids for b in source_epochs[:11]])), np.arange(240)
         )
     eventually(lambda: tasks(client) == 0)  # nothing is left there
     (path / "X" / "c" / "7" / "0").unlink()
     with pytest.raises(CorruptChunkError, match="X/c/7/0") as caught:
-        epochs(ZarrSource(path), client=client)
+        read_epochs(ZarrSource(path), client=client)
     assert "while reading unit" in caught.value.__notes__[0]
 
 
@@ -156,7 +156,7 @@ def test_window_bounds_submitted_reads(client: Any, tmp_path: Path, transforms: 
         assert loader.stats.bytes_read == 24 * unit_bytes
 
 
-def transformed() -> GeneratorSource:
+def transformed_source() -> GeneratorSource:
     return clusters.source(transforms=[clusters.noisy])
 
 
@@ -168,7 +168,7 @@ class NegatedRows(GeneratorSource):
         return block._replace(X=-block.X)
 
 
-def negated() -> GeneratorSource:
+def negated_source() -> GeneratorSource:
     noise, names = [clusters.noisy], ("a", "b", "c")
     return NegatedRows(clusters.rows, 240, (4,), np.float32, 3, names, 10, transforms=noise)
 
@@ -177,20 +177,19 @@ def negated() -> GeneratorSource:
     ("source", "steps"),
     [
         (clusters.source(), ["read"]),
-        (transformed(), ["read", "transform"]),
-        (AugmentedSource(transformed(), 2, [clusters.noisy]), ["read", "transform"]),
+        (transformed_source(), ["read", "transform"]),
+        (AugmentedSource(transformed_source(), 2, [clusters.noisy]), ["read", "transform"]),
         (as_source(Plain(clusters.source())), ["read"]),
     ],
 )
 def test_dashboard_shows_steps_of_each_unit(
     source: BaseSource, steps: list[str], client: Any
 ) -> None:
-    """Check the names and groups of tasks, from which Dask makes the task stream, its colours and
-    its progress bars."""
+    """Check the names of tasks, from which Dask makes its stream, colours and bars."""
     client.get_task_stream()  # the scheduler begins to record
     start_time = time.time()
-    batches = epochs(source, 1, client=client)
-    assert_same(batches, epochs(source, 1))
+    batches = read_epochs(source, 1, client=client)
+    assert_same(batches, read_epochs(source, 1))
     keys = [task["key"] for task in client.get_task_stream(start=start_time)]
     # As the dashboard calls and colours them.
     assert Counter(map(key_split, keys)) == dict.fromkeys(steps, source.n_units)
@@ -202,7 +201,9 @@ def test_dashboard_shows_steps_of_each_unit(
 
 
 def test_tries_have_distinct_keys_and_simple_reads_one_task(client: Any) -> None:
-    readers = [ClusterReader(source, client, 9) for source in (transformed(), negated())]
+    readers = [
+        ClusterReader(source, client, 9) for source in (transformed_source(), negated_source())
+    ]
     keys = [reader._submit(1, 0, 0).key for reader in readers for _ in range(2)]
     assert len(set(keys)) == 4
     assert [key_split(key) for key in keys] == ["transform"] * 2 + ["read"] * 2
@@ -218,10 +219,10 @@ def test_process_keeps_few_sources_open() -> None:
 
 def test_source_is_opened_once_per_process(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Waits(), at=-1)
-    epochs(clusters.source(fn), client=client)
+    read_epochs(clusters.source(fn), client=client)
     opened_by = fn.notes("opened")
     assert len(opened_by) == len(set(opened_by)) <= 2
-    epochs(clusters.source(fn), client=client)  # another loader is another source
+    read_epochs(clusters.source(fn), client=client)  # another loader is another source
     assert len(fn.notes("opened")) > len(opened_by)
 
 
@@ -231,25 +232,25 @@ def test_source_is_opened_once_per_process(client: Any, tmp_path: Path) -> None:
 def test_killed_worker_changes_no_batch(client: Any, cluster: Cluster, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Dies(1), at=50)
     source = clusters.source(fn)
-    loader = epochs(source, client=client)
+    loader = read_epochs(source, client=client)
     assert len(fn.notes("deaths")) == 3  # the one that died of it, and one an epoch
-    assert_same(loader, epochs(clusters.source()))
+    assert_same(loader, read_epochs(clusters.source()))
     cluster.worker()
 
 
 def test_results_lost_with_their_worker_are_read_again(client: Any, cluster: Cluster) -> None:
     client.wait_for_workers(2)
-    found = []
+    batches = []
     with BatchReader(
         clusters.source(), batch_size=23, seed=3, block_bytes=5000, client=client
     ) as loader:
         for batch in loader.epochs(0, 2):
-            if len(found) == 4:
+            if len(batches) == 4:
                 pid = next(iter(client.run(clusters.os.getpid).values()))
                 psutil.Process(pid).send_signal(signal.SIGKILL)
                 cluster.worker()
-            found.append(batch.copy())
-    assert_same(found, epochs(clusters.source()))
+            batches.append(batch.copy())
+    assert_same(batches, read_epochs(clusters.source()))
 
 
 @pytest.mark.slow
@@ -266,23 +267,23 @@ def test_task_with_too_many_worker_deaths_is_retried(
             with BatchReader(
                 clusters.source(fn), batch_size=23, seed=3, block_bytes=5000, client=client
             ) as loader:
-                found = [b.row_ids.copy() for b in loader.epoch(0)]
+                all_row_ids = [b.row_ids.copy() for b in loader.epoch(0)]
                 assert loader.stats.retries >= 1
     assert len(fn.notes("deaths")) == 2
-    expected = [b.row_ids for b in epochs(clusters.source(), 1)]
-    for a, b in zip(found, expected, strict=True):
+    expected = [b.row_ids for b in read_epochs(clusters.source(), 1)]
+    for a, b in zip(all_row_ids, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
-def test_read_without_workers_waits_and_then_fails(own: Cluster) -> None:
-    with connect(own.address) as client:
+def test_read_without_workers_waits_and_then_fails(own_cluster: Cluster) -> None:
+    with connect(own_cluster.address) as client:
         check_cluster(client, clusters.source())  # they may join later
         with pytest.raises(ClusterError, match=r"tcp://127.*has had no worker for .*same command"):
-            epochs(clusters.source(), client=client, retry_s=1)
+            read_epochs(clusters.source(), client=client, retry_s=1)
         with BatchReader(clusters.source(), batch_size=23, seed=3, client=client) as loader:
             batches = loader.epoch(0)
-            threading.Timer(0.5, own.worker).start()
+            threading.Timer(0.5, own_cluster.worker).start()
             assert len(next(batches).row_ids) == 23  # of a worker that joined in the meantime
 
 
@@ -291,25 +292,24 @@ def test_read_without_workers_waits_and_then_fails(own: Cluster) -> None:
 
 @pytest.mark.slow
 def test_run_survives_loss_of_scheduler(
-    own: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Check that it fails with one sentence, is saved, and resumes without a cluster to the same
-    weights."""
-    own.worker()
+    """Check that a run fails with one sentence, and resumes to the same weights."""
+    own_cluster.worker()
     run_dir = tmp_path / "run"
     # An epoch is a block here, and two blocks are read ahead.
     changes = {"run.evaluate_every": 1, "data.epochs": 4}
-    config = settings(run_dir, **changes, **{"data.dask": own.address})
+    config = settings(run_dir, **changes, **{"data.dask": own_cluster.address})
 
     def kill(record: dict[str, Any]) -> None:
         if record["step"] == 4:
-            own.scheduler.kill()
-            own.scheduler.wait()
+            own_cluster.scheduler.kill()
+            own_cluster.scheduler.wait()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(connect.__wrapped__.__kwdefaults__, "wait_s", 1.0)
         options = {"source": stream(), "test": array_source(10, 5)}
-        with pytest.raises(ClusterError, match=f"{own.address} .*same command") as caught:
+        with pytest.raises(ClusterError, match=f"{own_cluster.address} .*same command") as caught:
             train(config, on_evaluation=kill, **options)
     assert caught.value.exit_code == 3
     assert not [r for r in caplog.records if r.exc_info and r.levelno >= logging.WARNING]
@@ -324,10 +324,10 @@ def test_run_survives_loss_of_scheduler(
 
 
 @pytest.mark.slow
-def test_hung_scheduler_raises_after_timeout(own: Cluster, tmp_path: Path) -> None:
-    worker = own.worker()
+def test_hung_scheduler_raises_after_timeout(own_cluster: Cluster, tmp_path: Path) -> None:
+    worker = own_cluster.worker()
     fn = Misbehaving(tmp_path, Waits(), at=100)
-    with connect(own.address, wait_s=2) as client:
+    with connect(own_cluster.address, wait_s=2) as client:
         client.wait_for_workers(1)
         with BatchReader(
             clusters.source(fn), batch_size=23, seed=3, client=client, retry_s=1
@@ -335,7 +335,7 @@ def test_hung_scheduler_raises_after_timeout(own: Cluster, tmp_path: Path) -> No
             threading.Thread(
                 target=lambda: (
                     eventually(lambda: fn.notes("waiting")),
-                    own.scheduler.send_signal(signal.SIGSTOP),
+                    own_cluster.scheduler.send_signal(signal.SIGSTOP),
                 )
             ).start()
             with pytest.raises(ClusterError, match="has not answered for"):
@@ -371,16 +371,16 @@ def test_close_does_not_wait_for_workers(client: Any, tmp_path: Path) -> None:
 def test_worker_errors_are_raised_unchanged(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Fails(KeyError("a bug")), at=30)
     with pytest.raises(DataError, match=r"unit 3 of generator rows.*KeyError: 'a bug'"):
-        epochs(clusters.source(fn), client=client)
+        read_epochs(clusters.source(fn), client=client)
     assert len(fn.notes("failures")) == 1
     (tmp_path / "again").mkdir()
     fn = Misbehaving(tmp_path / "again", Fails(TimeoutError("slow"), times=2), at=30)
-    found = epochs(clusters.source(fn), 1, client=client)  # not mistaken for our own waiting
-    assert_same(found, epochs(clusters.source(), 1))
+    digests = read_epochs(clusters.source(fn), 1, client=client)  # not mistaken for our own waiting
+    assert_same(digests, read_epochs(clusters.source(), 1))
     assert len(fn.notes("failures")) == 3
     fn.act.times = 10**9  # type: ignore[attr-defined]
     with pytest.raises(TimeoutError, match="slow"):
-        epochs(clusters.source(fn), client=client, retry_s=0.01)
+        read_epochs(clusters.source(fn), client=client, retry_s=0.01)
 
 
 class OnlyHere:
@@ -398,19 +398,19 @@ def test_missing_import_on_worker_is_named(client: Any, monkeypatch: pytest.Monk
     with pytest.raises(
         ClusterError, match=r"cannot import a package of the source .*install it on"
     ):
-        epochs(clusters.source(OnlyHere()), client=client)
+        read_epochs(clusters.source(OnlyHere()), client=client)
 
 
 @pytest.mark.slow
-def test_secrets_are_sent_with_the_source_only(own: Cluster, tmp_path: Path) -> None:
-    own.worker()
+def test_secrets_are_sent_with_the_source_only(own_cluster: Cluster, tmp_path: Path) -> None:
+    own_cluster.worker()
     fn = Misbehaving(tmp_path, Fails(OSError("refused")), at=30, storage_options="hunter2")
     source = clusters.source(fn)
-    with connect(own.address) as client:
+    with connect(own_cluster.address) as client:
         client.wait_for_workers(1)
         with pytest.raises(OSError, match="refused") as caught:
-            epochs(source, client=client, retry_s=0.1)
-        known = client.run_on_scheduler(
+            read_epochs(source, client=client, retry_s=0.1)
+        scheduler_state = client.run_on_scheduler(
             lambda dask_scheduler: repr(
                 [(t, t.run_spec, t.annotations) for t in dask_scheduler.tasks.values()]
                 + list(dask_scheduler.transition_log)
@@ -418,8 +418,14 @@ def test_secrets_are_sent_with_the_source_only(own: Cluster, tmp_path: Path) -> 
         )
         logs = repr((client.get_worker_logs(), client.get_scheduler_logs()))
     assert b"hunter2" in Recipe(source).data
-    assert "read-" in known
-    for text in (known, logs, own.log(), repr(Recipe(source)), repr(caught.value)):
+    assert "read-" in scheduler_state
+    for text in (
+        scheduler_state,
+        logs,
+        own_cluster.log(),
+        repr(Recipe(source)),
+        repr(caught.value),
+    ):
         assert "hunter2" not in text
 
 
@@ -431,14 +437,14 @@ def test_secrets_are_sent_with_the_source_only(own: Cluster, tmp_path: Path) -> 
     ],
 )
 def test_different_code_on_worker_is_refused(
-    content: str, message: str, own: Cluster, tmp_path: Path
+    content: str, message: str, own_cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "streamkern").mkdir()
     (tmp_path / "streamkern" / "__init__.py").write_text(content)
     run_dir = tmp_path / "run"
-    config = settings(run_dir, **{"data.dask": own.address})
-    own.worker(tmp_path)
-    with connect(own.address) as client:
+    config = settings(run_dir, **{"data.dask": own_cluster.address})
+    own_cluster.worker(tmp_path)
+    with connect(own_cluster.address) as client:
         client.wait_for_workers(1)
     with pytest.raises(ConfigError, match=message) as caught:
         train(config, source=stream())
@@ -458,30 +464,33 @@ def resources() -> tuple[set[threading.Thread], set[Any], set[int]]:
 
 
 def test_connection_leaves_no_resources(cluster: Cluster) -> None:
-    epochs(clusters.source())
-    before = resources()
+    read_epochs(clusters.source())
+    resources_before = resources()
     with connect(cluster.address) as client:
-        epochs(clusters.source(), client=client)
-        assert resources()[1] != before[1]
-    after = resources()
-    assert {t.name for t in after[0] - before[0]} <= {"Profile", "Dask-Offload_0"}
-    assert after[1:] == before[1:]
+        read_epochs(clusters.source(), client=client)
+        assert resources()[1] != resources_before[1]
+    resources_after = resources()
+    assert {t.name for t in resources_after[0] - resources_before[0]} <= {
+        "Profile",
+        "Dask-Offload_0",
+    }
+    assert resources_after[1:] == resources_before[1:]
 
 
 @pytest.mark.parametrize("listening", [False, True])
 def test_missing_scheduler_is_refused(listening: bool, tmp_path: Path) -> None:
-    before = resources()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+    resources_before = resources()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
         if listening:
-            other.listen()
-        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+            listener.listen()
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         with (
             pytest.raises(ConfigError, match=f"no scheduler answers at {address}"),
             connect(address, wait_s=0.5),
         ):
             pass
-    assert resources() == before
+    assert resources() == resources_before
 
 
 @pytest.mark.parametrize("address", ["here", "tcp://host", "http://host:1", "tcp://u:pw@host:1"])

@@ -43,24 +43,24 @@ LABELS = np.random.default_rng(1).integers(0, 3, ROWS)
 
 
 def zarr_store(folder: Path) -> Path:
+    """Write the images as another program would; return the path."""
     group = zarr.create_group(str(folder / "images.zarr"))
     group.create_array("X", data=IMAGES, chunks=(7, 6, 6, 1))
     group.create_array("y", data=LABELS, chunks=(7,))
     return folder / "images.zarr"
 
 
-def augmented(base: Source) -> AugmentedSource:
-    """Return a source with host transforms below and above, float transforms in the feed, and units
-    of single replicas."""
-    made = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
-    made._replicas = 0
-    return made
+def augmented_source(base: Source) -> AugmentedSource:
+    """Return replicas with host transforms at two levels and with feed transforms."""
+    copies = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
+    copies._replicas_per_unit = 0
+    return copies
 
 
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "zarr": lambda path: ZarrSource(path, [RandomFlip()]),
-    "augmented": lambda path: augmented(ZarrSource(path)),
-    "arrays": lambda path: augmented(
+    "augmented": lambda path: augmented_source(ZarrSource(path)),
+    "arrays": lambda path: augmented_source(
         ArraySource(IMAGES, LABELS, classes=("a", "b", "c"), unit_rows=11)
     ),
     "generator": lambda path: clusters.source(n_rows=ROWS, transforms=[GaussianNoise(0.2)]),
@@ -74,8 +74,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[Backend]:
-    with get_backend("cpu", accelerator="none") as made:
-        yield made
+    with get_backend("cpu", accelerator="none") as cpu_backend:
+        yield cpu_backend
 
 
 class Reader:
@@ -95,22 +95,23 @@ class Reader:
             self.source, batch_size=BATCH, seed=5, block_bytes=self.block_bytes, **options
         )
 
-    def read(self, first: int, n: int | None = None, **options: Any) -> list[str]:
+    def read(self, first_batch: int, n: int | None = None, **options: Any) -> list[str]:
         """Return at most n batches of both epochs, from number `first` on, as hashes."""
-        epoch, start = divmod(first, self.n_batches)
-        found = []
+        epoch, start = divmod(first_batch, self.n_batches)
+        digests = []
         with (
             self.loader(**options) as loader,
             Feed(loader, self.backend, dtype=np.float32, seed=5) as feed,
         ):
             host = loader.epochs(epoch, EPOCHS, start)
-            hashes = [digest(*b.arrays) for b in limited(host, n)]
+            hashes = [digest(*b.arrays) for b in take_first(host, n)]
             fed = feed.epochs(epoch, EPOCHS, start)
-            found = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in limited(fed, n)]
-        return [a + b for a, b in zip(hashes, found, strict=True)]
+            digests = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in take_first(fed, n)]
+        return [a + b for a, b in zip(hashes, digests, strict=True)]
 
 
-def limited(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
+def take_first(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
+    """Yield the first n batches, or all of them."""
     for i, batch in enumerate(batches):
         if i == n:
             break
@@ -118,12 +119,13 @@ def limited(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
 
 
 def digest(*parts: Any) -> str:
-    made = hashlib.sha256()
+    """Return a SHA-256 of arrays and other values."""
+    whole_digest = hashlib.sha256()
     for part in parts:
         a = np.ascontiguousarray(part)
-        made.update(f"{a.dtype.str}{a.shape}".encode())
-        made.update(a.tobytes())
-    return made.hexdigest()
+        whole_digest.update(f"{a.dtype.str}{a.shape}".encode())
+        whole_digest.update(a.tobytes())
+    return whole_digest.hexdigest()
 
 
 @cache
@@ -143,19 +145,19 @@ def stages() -> Any:
 def test_threads_change_nothing_at_any_resume(
     name: str, store: Path, backend: Backend, stages: list[tuple[int, int]]
 ) -> None:
-    read = reader(name, store, backend)
-    found: list[str] = []
+    resumable = reader(name, store, backend)
+    digests: list[str] = []
     for n, threads in stages:
-        found += read.read(len(found), n, threads=threads)
-    found += read.read(len(found), threads=2)
-    assert found == read.whole
+        digests += resumable.read(len(digests), n, threads=threads)
+    digests += resumable.read(len(digests), threads=2)
+    assert digests == resumable.whole
 
 
 def test_hashes_cover_every_byte(store: Path, backend: Backend) -> None:
     """Check the hashes, on which the test above depends."""
-    read = reader("augmented", store, backend)
-    assert len(set(read.whole)) == len(read.whole) == EPOCHS * read.n_batches
-    with read.loader() as loader:
+    resumable = reader("augmented", store, backend)
+    assert len(set(resumable.whole)) == len(resumable.whole) == EPOCHS * resumable.n_batches
+    with resumable.loader() as loader:
         batch = next(loader.epoch(0))
         parts = [a.copy() for a in batch.arrays]
     plain = digest(*parts)
@@ -169,8 +171,7 @@ def test_hashes_cover_every_byte(store: Path, backend: Backend) -> None:
 def test_workers_change_nothing_at_any_resume(
     store: Path, backend: Backend, tmp_path: Path
 ) -> None:
-    """Resume within an epoch with threads, one worker, two, three of which one is killed, and
-    threads again."""
+    """Resume with threads, one worker, three workers of which one is killed, and threads."""
     pytest.importorskip("distributed")
     with Cluster(tmp_path) as cluster:
         cluster.worker()
@@ -178,20 +179,22 @@ def test_workers_change_nothing_at_any_resume(
             client.wait_for_workers(1)
             for workers in (1, 2, 3):
                 for name in SOURCES:
-                    read = reader(name, store, backend)
-                    for first in (0, read.n_batches - 1, 2 * read.n_batches - 1):
-                        part = read.read(first, 4, client=client, in_flight_bytes=1 << (10 + first))
-                        assert part == read.whole[first : first + 4]
+                    resumable = reader(name, store, backend)
+                    for first_batch in (0, resumable.n_batches - 1, 2 * resumable.n_batches - 1):
+                        part = resumable.read(
+                            first_batch, 4, client=client, in_flight_bytes=1 << (10 + first_batch)
+                        )
+                        assert part == resumable.whole[first_batch : first_batch + 4]
                 if workers < 3:
                     cluster.worker()
                     client.wait_for_workers(workers + 1)
-            read = reader("augmented", store, backend)
-            found = read.read(0, 5, threads=3)
-            found += read.read(len(found), 4, client=client)
+            resumable = reader("augmented", store, backend)
+            digests = resumable.read(0, 5, threads=3)
+            digests += resumable.read(len(digests), 4, client=client)
             cluster.processes[-1].kill()
-            found += read.read(len(found), 4, client=client)
-            found += read.read(len(found), threads=1)
-            assert found == read.whole
+            digests += resumable.read(len(digests), 4, client=client)
+            digests += resumable.read(len(digests), threads=1)
+            assert digests == resumable.whole
 
 
 @pytest.mark.parametrize("threads", [(1, 16, 3), (7, 1, 2)])

@@ -25,11 +25,12 @@ VALUES = rng.normal(size=(90, 2))
 
 @pytest.fixture
 def backend() -> Any:
-    with Backend(threads=2) as made:
-        yield made
+    with Backend(threads=2) as new_backend:
+        yield new_backend
 
 
 def copies_of(batches: Any) -> list[Batch]:
+    """Return batches whose arrays are not reused."""
     return [
         replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=None) for b in batches
     ]
@@ -38,9 +39,10 @@ def copies_of(batches: Any) -> list[Batch]:
 def collect(
     source: Source, backend: Backend, batch_size: int = 20, dtype: Any = np.float32
 ) -> list[Batch]:
+    """Return copies of the batches of an epoch."""
     with (
-        BatchReader(source, batch_size=batch_size, seed=1) as loader,
-        Feed(loader, backend, dtype=dtype, seed=1) as feed,
+        BatchReader(source, batch_size=batch_size, seed=1) as reader,
+        Feed(reader, backend, dtype=dtype, seed=1) as feed,
     ):
         return copies_of(feed.epoch(2))
 
@@ -72,13 +74,14 @@ def test_transforms_equal_their_formulas(backend: Backend) -> None:
         np.testing.assert_allclose(b.X, exact[b.row_ids].reshape(-1, 40), rtol=1e-6, atol=1e-6)
 
 
-def everything() -> Source:
+def augmented_images() -> Source:
+    """Return three replicas of the images with transforms of all kinds."""
     transforms = [RandomCrop(1), Scale("feature"), GaussianNoise(0.3)]
     return AugmentedSource(ArraySource(IMAGES, LABELS), 3, transforms)
 
 
 def test_prepare_equals_rows_of_the_feed(backend: Backend) -> None:
-    source = everything()
+    source = augmented_images()
     batches = collect(source, backend)
     rows = np.concatenate([b.row_ids for b in batches])
     X = np.concatenate([b.X for b in batches])[np.argsort(rows)]
@@ -99,25 +102,25 @@ def test_prepare_equals_rows_of_the_feed(backend: Backend) -> None:
 
 
 def test_untransformed_rows_are_not_copied(backend: Backend) -> None:
-    with BatchReader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
-        feed = Feed(loader, backend, dtype=np.float32, seed=0)
+    with BatchReader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as reader:
+        feed = Feed(reader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
-            assert np.shares_memory(b.X, loader._buffers[0].rows.X)
-            # Others may upload these at any time, which no event of the loader would cover.
-            assert not np.shares_memory(b.row_ids, loader._buffers[0].rows.row_ids)
+            assert np.shares_memory(b.X, reader._buffers[0].rows.X)
+            # The solver may upload row numbers at any time, which no event of the reader covers.
+            assert not np.shares_memory(b.row_ids, reader._buffers[0].rows.row_ids)
         assert b.index == 2
-    with BatchReader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
-        feed = Feed(loader, backend, dtype=np.float32, seed=0)
-        first, *others = (b.X.ctypes.data for b in feed.epoch(0))
-        assert others == [first, first]
+    with BatchReader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as reader:
+        feed = Feed(reader, backend, dtype=np.float32, seed=0)
+        first_address, *addresses = (b.X.ctypes.data for b in feed.epoch(0))
+        assert addresses == [first_address, first_address]
 
 
 def test_every_batch_reuses_the_same_memory(backend: Backend) -> None:
     transforms = [Scale("feature"), GaussianNoise(0.3)]
     source = AugmentedSource(ArraySource(IMAGES, LABELS), 2, transforms)
     with (
-        BatchReader(source, batch_size=40, seed=0) as loader,
-        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+        BatchReader(source, batch_size=40, seed=0) as reader,
+        Feed(reader, backend, dtype=np.float32, seed=0) as feed,
     ):
         places = {(b.X.ctypes.data, b.Y.ctypes.data) for b in feed.epochs(0, 3)}
         assert len(places) == 1
@@ -127,24 +130,24 @@ def test_every_batch_reuses_the_same_memory(backend: Backend) -> None:
 def test_transforms_never_write_into_reader_buffers(backend: Backend) -> None:
     source = ArraySource(FLOATS, VALUES, [Scale("feature"), GaussianNoise(1.0), MixUp(1.0)])
     with (
-        BatchReader(source, batch_size=30, seed=0) as loader,
-        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+        BatchReader(source, batch_size=30, seed=0) as reader,
+        Feed(reader, backend, dtype=np.float32, seed=0) as feed,
     ):
         for _ in feed.epoch(0):
             pass
-        held = loader._buffers[0].rows
-        np.testing.assert_array_equal(held.X, FLOATS[held.row_ids])
-        np.testing.assert_array_equal(held.y, VALUES[held.row_ids])
+        buffer_rows = reader._buffers[0].rows
+        np.testing.assert_array_equal(buffer_rows.X, FLOATS[buffer_rows.row_ids])
+        np.testing.assert_array_equal(buffer_rows.y, VALUES[buffer_rows.row_ids])
 
 
 def test_leaving_the_feed_stops_reading(backend: Backend) -> None:
     with (
-        BatchReader(ArraySource(FLOATS, VALUES), batch_size=10, seed=0) as loader,
-        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+        BatchReader(ArraySource(FLOATS, VALUES), batch_size=10, seed=0) as reader,
+        Feed(reader, backend, dtype=np.float32, seed=0) as feed,
     ):
         batches = feed.epoch(0)
         next(batches)
-        run = loader._iteration
+        run = reader._iteration
         assert run is not None
         assert not run.stopped.is_set()
         batches.close()  # type: ignore[attr-defined]

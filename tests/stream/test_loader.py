@@ -28,7 +28,7 @@ LABELS = np.arange(N) % 3
 
 
 @pytest.fixture(autouse=True)
-def _threads_ended() -> Iterator[None]:
+def _check_threads_ended() -> Iterator[None]:
     """Wait for the threads of loaders that were left to the garbage collector."""
     yield
     gc.collect()
@@ -46,12 +46,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def order(loader: Any) -> list[list[int]]:
+    """Return the row numbers of each batch."""
     return [np.asarray(rows).tolist() for rows in loader]
 
 
-def rows_of(source: Any, **given: Any) -> sk.Loader:
-    given = {"fields": "row_ids", "seed": 3} | given
-    return sk.Loader(source, given.pop("batch_size", 64), **given)
+def row_loader(source: Any, **options: Any) -> sk.Loader:
+    """Return a loader of row numbers."""
+    options = {"fields": "row_ids", "seed": 3} | options
+    return sk.Loader(source, options.pop("batch_size", 64), **options)
 
 
 def many_units() -> sk.ArraySource:
@@ -85,7 +87,7 @@ def test_loader_shows_its_source_without_secrets(url: Path) -> None:
         assert (
             repr(loader) == f"Loader(Store('{url}', 1000x5 float32), batch_size=100, n_rows=1000)"
         )
-        loader.source.store.stored.url = "s3://key:secret@bucket/rows.zarr"
+        loader.source.store.stored_chunks.url = "s3://key:secret@bucket/rows.zarr"
         assert "secret" not in repr(loader)
     source = sk.ArraySource(X, LABELS)
     assert repr(sk.Loader(source, 7)) == "Loader(ArraySource, batch_size=7, n_rows=1000)"
@@ -93,33 +95,33 @@ def test_loader_shows_its_source_without_secrets(url: Path) -> None:
 
 def test_delivered_batches_are_not_overwritten(url: Path) -> None:
     with sk.Loader(url, 64) as loader:
-        kept = list(loader)
+        batches = list(loader)
         copies = [(X.copy(), y.copy()) for X, y in sk.Loader(url, 64)]
-    for (X, y), (X_then, y_then) in zip(kept, copies, strict=True):
+    for (X, y), (X_then, y_then) in zip(batches, copies, strict=True):
         np.testing.assert_array_equal(X, X_then)
         np.testing.assert_array_equal(y, y_then)
         X[:] = 0  # may be written to
 
 
 def test_drop_last_omits_only_a_partial_batch() -> None:
-    assert len(rows_of(many_units(), drop_last=True)) == 15
-    assert order(rows_of(many_units(), drop_last=True)) == order(rows_of(many_units()))[:15]
-    assert len(order(rows_of(many_units(), drop_last=True, batch_size=100))) == 10
+    assert len(row_loader(many_units(), drop_last=True)) == 15
+    assert order(row_loader(many_units(), drop_last=True)) == order(row_loader(many_units()))[:15]
+    assert len(order(row_loader(many_units(), drop_last=True, batch_size=100))) == 10
 
 
 def test_unshuffled_order_equals_source() -> None:
-    assert [*chain(*order(rows_of(many_units(), shuffle=False)))] == list(range(N))
+    assert [*chain(*order(row_loader(many_units(), shuffle=False)))] == list(range(N))
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    done=st.integers(0, 16), epoch=st.integers(0, 2), threads=st.sampled_from([1, 3]),
+    n_done=st.integers(0, 16), epoch=st.integers(0, 2), threads=st.sampled_from([1, 3]),
     units=st.sampled_from([1, 4, 50]), drop_last=st.booleans(),
 )  # fmt: skip
 def test_state_resumes_with_same_bits(
-    done: int, epoch: int, threads: int, units: int, drop_last: bool
+    n_done: int, epoch: int, threads: int, units: int, drop_last: bool
 ) -> None:
-    def made(threads: int) -> sk.Loader:
+    def make_loader(threads: int) -> sk.Loader:
         block_bytes = units * 20 * (5 * 4 + 8 + 16)
         return sk.Loader(
             sk.ArraySource(X, LABELS, [sk.GaussianNoise(1.0)], unit_rows=20), 64, seed=5,
@@ -127,14 +129,18 @@ def test_state_resumes_with_same_bits(
             fields=("X", "y", "row_ids"),
         )  # fmt: skip
 
-    with made(1) as uninterrupted, made(threads) as first, made(2) as second:
+    with (
+        make_loader(1) as uninterrupted,
+        make_loader(threads) as interrupted,
+        make_loader(2) as second,
+    ):
         passes = [list(uninterrupted) for _ in range(epoch + 2)]
-        done = min(done, len(uninterrupted))
+        n_done = min(n_done, len(uninterrupted))
         for _ in range(epoch):
-            list(first)
-        iterator = iter(first)
-        got = [next(iterator) for _ in range(done)]
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            list(interrupted)
+        iterator = iter(interrupted)
+        got = [next(iterator) for _ in range(n_done)]
+        second.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
         assert second.epoch == epoch
         got += list(second)
         assert second.epoch == epoch + 1
@@ -145,20 +151,20 @@ def test_state_resumes_with_same_bits(
 
 
 def test_abandoned_epoch_is_followed_by_the_next() -> None:
-    passes = [order(loader) for loader in [rows_of(many_units())] for _ in range(2)]
-    loader = rows_of(many_units())
+    passes = [order(loader) for loader in [row_loader(many_units())] for _ in range(2)]
+    loader = row_loader(many_units())
     next(iter(loader))
     assert order(loader) == passes[1]
 
 
 def test_rank_shares_form_the_whole_batch() -> None:
-    full = order(rows_of(many_units()))
-    shares = [order(rows_of(many_units(), rank=rank, n_ranks=3)) for rank in range(3)]
+    full = order(row_loader(many_units()))
+    shares = [order(row_loader(many_units(), rank=rank, n_ranks=3)) for rank in range(3)]
     assert {len(share) for share in shares} == {len(full)}
     for batch, *parts in zip(full, *shares, strict=True):
         assert sorted(batch) == sorted(chain(*parts))
-    resumed = rows_of(many_units())  # by another number of ranks
-    iterator = iter(rank := rows_of(many_units(), rank=1, n_ranks=2))
+    resumed = row_loader(many_units())  # by another number of ranks
+    iterator = iter(rank := row_loader(many_units(), rank=1, n_ranks=2))
     for _ in range(4):
         next(iterator)
     resumed.load_state_dict(rank.state_dict())
@@ -168,10 +174,10 @@ def test_rank_shares_form_the_whole_batch() -> None:
 def test_transforms_equal_those_of_training(url: Path, tmp_path: Path) -> None:
     noisy = sk.AugmentedSource(sk.ZarrSource(url), 2, [sk.GaussianNoise(0.5)])
     sk.materialise_store(noisy, tmp_path / "made.zarr", seed=4, shuffle=False)
-    made = sk.open_store(tmp_path / "made.zarr")
+    store = sk.open_store(tmp_path / "made.zarr")
     loader = sk.Loader(noisy, 300, seed=4, shuffle=False)
-    found = [np.concatenate(parts) for parts in zip(*loader, strict=True)]
-    for ours, theirs in zip(found, made.read_rows(np.arange(2 * N)), strict=True):
+    columns = [np.concatenate(parts) for parts in zip(*loader, strict=True)]
+    for ours, theirs in zip(columns, store.read_rows(np.arange(2 * N)), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
 
@@ -192,33 +198,33 @@ def test_sparse_rows_are_yielded_as_sparse_arrays(tmp_path: Path) -> None:
 
 
 def test_pickled_loader_continues_from_its_position(url: Path) -> None:
-    loader = rows_of(url)
+    loader = row_loader(url)
     iterator = iter(loader)
     next(iterator)
-    again = pickle.loads(pickle.dumps(loader))
-    assert again.state_dict() == loader.state_dict()
-    again.load_state_dict(loader.state_dict())
-    assert order(again) == list(map(list, (r.tolist() for r in iterator)))
+    unpickled = pickle.loads(pickle.dumps(loader))
+    assert unpickled.state_dict() == loader.state_dict()
+    unpickled.load_state_dict(loader.state_dict())
+    assert order(unpickled) == list(map(list, (r.tolist() for r in iterator)))
     assert copy.copy(loader).epoch == 1
 
 
 def test_state_of_other_rows_or_order_is_refused(url: Path) -> None:
-    state = rows_of(url).state_dict()
-    for other, word in (
-        (rows_of(many_units()), "other rows"),
-        (rows_of(sk.ZarrSource(url, [sk.GaussianNoise(1.0)])), "other rows or transforms"),
-        (rows_of(url, seed=4), "seed is 3"),
-        (rows_of(url, batch_size=65), "batch_size is 64"),
-        (rows_of(url, shuffle=False), "in_order is 0"),
+    state = row_loader(url).state_dict()
+    for other_loader, word in (
+        (row_loader(many_units()), "other rows"),
+        (row_loader(sk.ZarrSource(url, [sk.GaussianNoise(1.0)])), "other rows or transforms"),
+        (row_loader(url, seed=4), "seed is 3"),
+        (row_loader(url, batch_size=65), "batch_size is 64"),
+        (row_loader(url, shuffle=False), "in_order is 0"),
     ):
-        before = other.state_dict()
+        state_before = other_loader.state_dict()
         with pytest.raises(sk.ResumeMismatchError, match=word):
-            other.load_state_dict(state)
-        assert other.state_dict() == before
+            other_loader.load_state_dict(state)
+        assert other_loader.state_dict() == state_before
 
 
 def test_older_iterator_raises() -> None:
-    loader = rows_of(many_units())
+    loader = row_loader(many_units())
     state = loader.state_dict()
     for act in (lambda: next(iter(loader)), lambda: loader.load_state_dict(state), loader.close):
         iterator = iter(loader)
@@ -229,8 +235,7 @@ def test_older_iterator_raises() -> None:
 
 
 def test_killed_process_resumes(url: Path, tmp_path: Path) -> None:
-    """Kill a process that writes its state after every batch; the resumed one returns the remaining
-    batches."""
+    """Kill a process that stores its state after each batch; read the remaining batches."""
     text = """
 import json, os, sys, streamkern as sk
 loader = sk.Loader(sys.argv[1], 64, fields="row_ids", seed=3)
@@ -249,48 +254,48 @@ for k, rows in enumerate(loader):
         for _ in range(3)
     ]
     assert codes == [-9, -9, 0]
-    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
-    assert seen == order(rows_of(url))
+    records = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert records == order(row_loader(url))
 
 
 def test_failed_batch_is_not_counted() -> None:
     calls = []
 
     @sk.deterministic
-    def failing(X: Any, y: Any, rng: Any) -> Any:
+    def fail(X: Any, y: Any, rng: Any) -> Any:
         calls.append(len(X))
         if len(calls) == 5:  # one call tries the transform
             raise KeyboardInterrupt
         return X, y
 
-    source = sk.AugmentedSource(many_units(), 1, [failing])
-    with rows_of(source) as loader, pytest.raises(KeyboardInterrupt):
+    source = sk.AugmentedSource(many_units(), 1, [fail])
+    with row_loader(source) as loader, pytest.raises(KeyboardInterrupt):
         list(loader)
     assert loader.state_dict()["batch"] == 3
     loader.load_state_dict(loader.state_dict())
-    with loader, rows_of(source) as full:
+    with loader, row_loader(source) as full:
         assert order(loader) == order(full)[3:]
 
 
 def test_unused_iterators_change_nothing() -> None:
-    loader = rows_of(many_units())
+    loader = row_loader(many_units())
     loader.begin_at(0, 5)
     iter(loader)
-    assert order(loader) == order(rows_of(many_units()))[5:]
+    assert order(loader) == order(row_loader(many_units()))[5:]
 
 
 def test_sparse_rows_are_converted_to_dtype(tmp_path: Path) -> None:
     rows = sp.random_array((300, 50_000), density=0.001, format="csr", dtype=np.float32, rng=0)
     sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
-    given = {"fields": "X", "shuffle": False}
-    with sk.Loader(tmp_path / "sparse.zarr", 300, dtype="float64", **given) as loader:
-        (found,) = loader
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found.toarray(), rows.toarray())
+    options = {"fields": "X", "shuffle": False}
+    with sk.Loader(tmp_path / "sparse.zarr", 300, dtype="float64", **options) as loader:
+        (batch,) = loader
+    assert batch.dtype == np.float64
+    np.testing.assert_array_equal(batch.toarray(), rows.toarray())
 
 
 def test_batch_may_be_larger_than_the_source() -> None:
-    assert [len(rows) for rows in rows_of(many_units(), batch_size=2**63)] == [N]
+    assert [len(rows) for rows in row_loader(many_units(), batch_size=2**63)] == [N]
 
 
 @pytest.mark.parametrize(("data", "settings", "message"), [

@@ -46,11 +46,12 @@ from tests.streams import epoch_rows, everything
 
 
 def contents(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Return X and y of all rows of a store."""
     parts = [store.read_chunk(i) for i in range(store.n_chunks)]
     return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-def order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+def expected_order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Return the virtual rows of each batch of an epoch, from the plan alone."""
     with BatchReader(source, batch_size=batch_size, seed=seed) as loader:
         mix_units = loader.mix_units
@@ -80,10 +81,10 @@ def test_materialised_rows_equal_an_epoch(
 ) -> None:
     """Compare with the order of the plan, and transforms applied to all rows at once."""
     seed, epoch = 5, 2
-    done: list[tuple[str, int, int | None]] = []
+    progress_calls: list[tuple[str, int, int | None]] = []
     spec = materialise(
         source, tmp_path / "a.zarr", seed=seed, epoch=epoch, chunk_mb=CHUNK_MB, threads=threads,
-        progress=lambda *state: done.append(state),
+        progress=lambda *state: progress_calls.append(state),
     )  # fmt: skip
     assert (spec.n_rows, spec.chunk_rows, spec.x_dtype) == (source.n_rows, 31, np.float32)
     assert (spec.classes, spec.row_shape) == (("a", "b", "c"), (3, 4, 1))
@@ -92,12 +93,12 @@ def test_materialised_rows_equal_an_epoch(
         np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
         seed=seed, epoch=epoch, stage=(Stage.FEED_TRANSFORM,),
     )  # fmt: skip
-    rows = np.concatenate(order(source, 31, seed, epoch))
+    rows = np.concatenate(expected_order(source, 31, seed, epoch))
     assert not np.array_equal(rows, np.arange(len(rows)))
-    stored = contents(open_store(tmp_path / "a.zarr"))
-    np.testing.assert_array_equal(stored[0], X[rows])
-    np.testing.assert_array_equal(stored[1], y[rows])
-    assert [rows for _, rows, _ in done] == [*range(31, source.n_rows, 31), source.n_rows]
+    store_rows = contents(open_store(tmp_path / "a.zarr"))
+    np.testing.assert_array_equal(store_rows[0], X[rows])
+    np.testing.assert_array_equal(store_rows[1], y[rows])
+    assert [rows for _, rows, _ in progress_calls] == [*range(31, source.n_rows, 31), source.n_rows]
     np.testing.assert_allclose(
         [spec.global_mean, spec.global_scale], [X.mean(), X.std()], rtol=1e-5
     )
@@ -109,10 +110,10 @@ def test_dtype_is_kept_without_feed_transforms(tmp_path: Path) -> None:
     source = augmented(RandomFlip())
     spec = materialise(source, tmp_path / "a.zarr", chunk_mb=CHUNK_MB, shuffle=False)
     assert (spec.x_dtype, spec.chunk_rows) == (np.uint8, 124)
-    for stored, expected in zip(
+    for store_rows, expected in zip(
         contents(open_store(tmp_path / "a.zarr")), everything(source), strict=True
     ):
-        np.testing.assert_array_equal(stored, expected)
+        np.testing.assert_array_equal(store_rows, expected)
 
 
 def test_mixed_targets_become_values(tmp_path: Path) -> None:
@@ -122,9 +123,9 @@ def test_mixed_targets_become_values(tmp_path: Path) -> None:
     spec = materialise(source, tmp_path / "a.zarr", seed=3, chunk_mb=CHUNK_MB)
     assert (spec.classes, spec.n_outputs, spec.y_dtype) == (None, 3, np.float32)
     X, y = everything(source, 3)
-    stored = contents(open_store(tmp_path / "a.zarr"))
+    store_rows = contents(open_store(tmp_path / "a.zarr"))
     start = 0
-    for rows in order(source, 31, 3, 0):
+    for rows in expected_order(source, 31, 3, 0):
         part = slice(start, start + len(rows))
         (scale, _) = source.feed_transforms
         scaled, Y = scale(
@@ -132,8 +133,8 @@ def test_mixed_targets_become_values(tmp_path: Path) -> None:
         )
         stage = (Stage.FEED_TRANSFORM, 1)
         mixed = mixup(scaled, Y, RowRandom(np, 3, 0, stage, rows))
-        np.testing.assert_array_equal(stored[0][part], mixed[0])
-        np.testing.assert_array_equal(stored[1][part], mixed[1])
+        np.testing.assert_array_equal(store_rows[0][part], mixed[0])
+        np.testing.assert_array_equal(store_rows[1][part], mixed[1])
         start += len(rows)
 
 
@@ -191,10 +192,11 @@ def test_single_store_is_shuffled_without_changes(tmp_path: Path) -> None:
     """Check a store without copies and transforms: the same rows in another order."""
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS, chunk_mb=0.0005)
     augment_store(str(tmp_path / "in.zarr"), tmp_path / "out.zarr", seed=1, chunk_mb=0.001)
-    first, again = (contents(open_store(tmp_path / f"{k}.zarr")) for k in ("in", "out"))
-    assert not np.array_equal(first[0], again[0])
+    input_rows, output_rows = (contents(open_store(tmp_path / f"{k}.zarr")) for k in ("in", "out"))
+    assert not np.array_equal(input_rows[0], output_rows[0])
     pairs = [
-        sorted(zip(X.reshape(N, -1).tolist(), y.tolist(), strict=True)) for X, y in (first, again)
+        sorted(zip(X.reshape(N, -1).tolist(), y.tolist(), strict=True))
+        for X, y in (input_rows, output_rows)
     ]
     assert pairs[0] == pairs[1]
 
@@ -203,6 +205,7 @@ def test_single_store_is_shuffled_without_changes(tmp_path: Path) -> None:
 
 
 def numbers_of(store: Store) -> np.ndarray:
+    """Return the row numbers of a store."""
     return np.concatenate([store.source_rows(i) for i in range(store.n_chunks)]).astype(np.int64)
 
 
@@ -220,15 +223,14 @@ def files(tmp_path: Path) -> list[Path]:
 def test_augmented_rows_keep_file_row_numbers(
     files: list[Path], tmp_path: Path, copies: int, shuffle: bool
 ) -> None:
-    """Check that replica r of row k is row r n + k, for any order of the stores, also after a
-    second augmentation."""
+    """Check that replica r of row k is row r n + k, also after a second augmentation."""
     noise = [{"kind": "noise", "sigma": 1e-6}]
-    for location, first in ((files[0], True), (tmp_path / "a.zarr", False)):
-        out = tmp_path / ("a.zarr" if first else "b.zarr")
+    for location, is_first in ((files[0], True), (tmp_path / "a.zarr", False)):
+        out = tmp_path / ("a.zarr" if is_first else "b.zarr")
         spec = augment_store(
             str(location), out, copies=copies, transforms=noise, chunk_mb=0.0005, shuffle=shuffle
         )
-        store, replicas = open_store(out), copies if first else copies**2
+        store, replicas = open_store(out), copies if is_first else copies**2
         rows, (X, y) = numbers_of(store), contents(store)
         np.testing.assert_array_equal(np.sort(rows), np.arange(100 * replicas))
         np.testing.assert_allclose(X, IMAGES[rows % 100], atol=1e-3)
@@ -307,11 +309,11 @@ def test_killed_materialisation_resumes(
     assert tree(out) == complete_store
 
 
-def interrupted(out: Path, after: int = 400, source: Source | None = None) -> None:
+def interrupt(out: Path, n_rows: int = 400, source: Source | None = None) -> None:
     """Start to write a store, and raise an exception in the progress callback."""
 
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if done > after:
+    def stop(stage: str, n_done: int, total: int | None) -> None:
+        if n_done > n_rows:
             raise Stop
 
     with pytest.raises(Stop):
@@ -320,16 +322,16 @@ def interrupted(out: Path, after: int = 400, source: Source | None = None) -> No
 
 def test_holes_and_damage_are_repaired(tmp_path: Path, complete_store: dict[str, bytes]) -> None:
     out = tmp_path / "out.zarr"
-    interrupted(out)
+    interrupt(out)
     journal: Any = zarr.open_array(out / "digests", mode="r+")
     journal[2] = 0  # a hole before the end
     (out / f"X/c/9/0/0/.0.{0:032x}.streamkern").write_bytes(b"what a kill left")
     flip_bit(out, "X/c/5/0/0/0")
     (out / "y/c/7").unlink()
-    before = (out / "X/c/4/0/0/0").stat().st_mtime_ns
+    time_before = (out / "X/c/4/0/0/0").stat().st_mtime_ns
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
     assert tree(out) == complete_store
-    assert (out / "X/c/4/0/0/0").stat().st_mtime_ns == before
+    assert (out / "X/c/4/0/0/0").stat().st_mtime_ns == time_before
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ def test_changed_settings_are_refused_by_name(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     out = tmp_path / "out.zarr"
-    interrupted(out, after=0)
+    interrupt(out, n_rows=0)
     settings = {"seed": 5, "chunk_mb": CHUNK_MB, **changed}
     with pytest.raises(ResumeMismatchError, match=rf"\(.*{named}.* differ\)"):
         materialise(augmented(*NOISY), out, **settings)
@@ -358,7 +360,7 @@ def test_changed_settings_are_refused_by_name(
 def test_memory_that_changes_the_order_is_refused(tmp_path: Path) -> None:
     """Check a memory for 8 units where the shuffle block has 9."""
     out, source = tmp_path / "out.zarr", base(transforms=NOISY)
-    interrupted(out, after=0, source=source)
+    interrupt(out, n_rows=0, source=source)
     with pytest.raises(ResumeMismatchError, match=r"\(memory differ\)"):
         materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=32 * int(CHUNK_MB * 2**20))
     materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=1 << 29)
@@ -370,13 +372,13 @@ def test_blas_threads_are_limited_once_for_all_threads(tmp_path: Path) -> None:
     def limits() -> list[int]:
         return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
 
-    before, seen = limits(), []
+    limits_before, limits_seen = limits(), []
     materialise(
         augmented(*NOISY), tmp_path / "a.zarr", chunk_mb=CHUNK_MB,
-        progress=lambda *state: seen.extend(limits()),
+        progress=lambda *state: limits_seen.extend(limits()),
     )  # fmt: skip
-    assert set(seen) == {1}
-    assert limits() == before
+    assert set(limits_seen) == {1}
+    assert limits() == limits_before
 
 
 def test_remote_store_is_materialised(complete_store: dict[str, bytes]) -> None:
@@ -424,9 +426,9 @@ def test_materialisation_stays_within_memory(tmp_path: Path) -> None:
     """Check 188 MB of float32 rows that are written within 96 MiB."""
     out = tmp_path / "out.zarr"
     command = [sys.executable, "-c", MEASURED, str(out), str(96 << 20)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert open_store(out).spec.n_rows == 240_000
-    assert int(done.stdout) <= 96 << 20
+    assert int(process.stdout) <= 96 << 20
 
 
 # ------------------------------------------------------------------------------------- refusals
@@ -467,11 +469,11 @@ def test_dtypes_that_hold_all_values_are_accepted(
 
 def test_rounded_noise_is_stored_as_integers(tmp_path: Path) -> None:
     source = augmented(GaussianNoise(9.0, round=True), RandomFlip())
-    stored = [
+    store_rows = [
         materialise(source, tmp_path / str(dtype), dtype=dtype) for dtype in (None, "float32")
     ]
     narrow, wide = (open_store(tmp_path / str(dtype)) for dtype in (None, "float32"))
-    assert [spec.n_rows for spec in stored] == [source.n_rows] * 2
+    assert [spec.n_rows for spec in store_rows] == [source.n_rows] * 2
     rows = np.arange(source.n_rows)
     np.testing.assert_array_equal(narrow.read_rows(rows)[0], wide.read_rows(rows)[0])
 
@@ -483,14 +485,14 @@ def test_overflowing_values_are_refused(tmp_path: Path) -> None:
 
 
 @host_transform
-def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
+def raise_error(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
     raise ValueError("no such luck")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda out: materialise(augmented(broken), out), "no such luck"),
+        (lambda out: materialise(augmented(raise_error), out), "no such luck"),
         (lambda out: materialise(base(), out, chunk_mb=0), "chunk_mb=0"),
         (lambda out: materialise(base(), out, seed=-1), "seed=-1"),
         (lambda out: materialise(base(), out, epoch=-1), "epoch=-1"),
@@ -506,11 +508,11 @@ def test_invalid_calls_are_refused(
 
 def test_output_must_differ_from_input(tmp_path: Path) -> None:
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS)
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     for location in (tmp_path / "in.zarr", f"{tmp_path}/../{tmp_path.name}/in.zarr/"):
         with pytest.raises(ConfigError, match="input and output at the same time"):
             augment_store(tmp_path / "in.zarr", location, copies=2, overwrite=True)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 def test_materialised_store_has_attributes_of_an_ingest(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Check the facts about the data in the progress line and the log, against counts by hand and in a
-real run."""
+"""Check the data flow that is reported, against counts by hand and in a real run."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def test_rates_cover_last_seconds_and_counts_the_run(tmp_path: Path) -> None:
     ingest(np.zeros((4, 2), np.float32), url, y=np.zeros(4))
     cache = Cache(tmp_path, 1 << 30)
     source = ZarrSource(url, cache=cache)
-    traffic = source.store.stored.traffic
+    traffic = source.store.stored_chunks.traffic
     with BatchReader(source, batch_size=2, seed=0) as loader:
         clock, stats = Clock(), loader.stats
         stats.retries = 5

@@ -31,8 +31,10 @@ def test_epoch_is_a_permutation_in_batches(arguments: Any) -> None:
 @given(plans())
 def test_batch_size_does_not_change_the_order(arguments: Any) -> None:
     order = np.concatenate(epoch_rows(EpochPlan(**arguments), arguments["sizes"]))
-    other = EpochPlan(**{**arguments, "batch_size": 7})
-    np.testing.assert_array_equal(order, np.concatenate(epoch_rows(other, arguments["sizes"])))
+    smaller_batches = EpochPlan(**{**arguments, "batch_size": 7})
+    np.testing.assert_array_equal(
+        order, np.concatenate(epoch_rows(smaller_batches, arguments["sizes"]))
+    )
 
 
 @given(plans())
@@ -105,13 +107,13 @@ def test_batches_outside_the_epoch_are_refused(i: int) -> None:
 
 def digest(plan: EpochPlan) -> str:
     """Return the SHA-256 of units, offsets and positions of every block."""
-    found = hashlib.sha256()
+    order_digest = hashlib.sha256()
     for k in range(plan.n_blocks):
         places = np.empty(plan.block_rows(k), np.int64)
         plan.shuffle(k, places)
         for array in (*plan.block_units(k), places):
-            found.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
-    return found.hexdigest()
+            order_digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return order_digest.hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Check the measured speed of a store: the counts, which do not depend on time, and the
-conclusions."""
+"""Check the counts and the conclusions of the measured speed of a store."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ def check(
 ) -> None:
     """Check that every row has the counts of the same objects, which are chunks of 50 rows."""
     assert json.loads(json.dumps(report)) == report
-    *rows, batches = report["rows"]
-    assert [(r["what"], r["connections"]) for r in rows] == [
+    *measurement_rows, batches = report["rows"]
+    assert [(r["what"], r["connections"]) for r in measurement_rows] == [
         (reader, n) for reader in ("objects", "chunks") for n in counts
     ]
-    for row in rows:
+    for row in measurement_rows:
         size = object_bytes if row["what"] == "objects" else chunk_bytes
         assert row["bytes_per_s"] / row["requests_per_s"] == pytest.approx(size)
         assert row["samples_per_s"] / row["requests_per_s"] == pytest.approx(50)
@@ -49,16 +48,16 @@ def check(
 def test_s3_store_is_read_by_whole_objects(s3: S3Server, bucket: str) -> None:
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=Y, chunk_mb=50 * 24 / 2**20, storage_options=s3.options())
-    seen: list[ReadRow] = []
+    progress_rows: list[ReadRow] = []
     with FaultProxy(upstream=s3.endpoint) as proxy:
         report = read_speed(
-            url, seconds=0.1, progress=seen.append,
+            url, seconds=0.1, progress=progress_rows.append,
             storage_options=s3.options(proxy.endpoint),
         )  # fmt: skip
         requested = [path for method, path, _ in proxy.log() if "/c/" in path]
     check(report, 50 * 24 + 4, 50 * (24 + 8), [1, 2, 4])
     assert report["url"] == url
-    assert seen == report["rows"]
+    assert progress_rows == report["rows"]
     assert set(requested) >= {f"/{bucket}/train.zarr/X/c/{i}/0" for i in range(8)}
     assert report["chunk_bytes"] == 1200
 
@@ -108,21 +107,20 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
         read_speed(store, seconds=0.1)
 
 
-def rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
-    """Return samples/s at 1, 4, 8, ... connections for rows of 100 bytes, and then those of the
-    loader."""
+def measurement_rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
+    """Return rows with these samples/s of objects, chunks and batches."""
 
     def row(reader: str, n: int, speed: float) -> ReadRow:
         return {
             "what": reader, "connections": n, "samples_per_s": speed, "bytes_per_s": 100 * speed,
         }  # fmt: skip
 
-    made = [
+    measurements = [
         row(reader, n, speed)
         for reader, speeds in (("objects", objects), ("chunks", chunks))
         for n, speed in zip((1, 4, 8, 16), speeds, strict=False)
     ]
-    return [*made, row("batches", 5, batches)]
+    return [*measurements, row("batches", 5, batches)]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +144,6 @@ def rows(objects: list[float], chunks: list[float], batches: float) -> list[Read
 def test_conclusion_names_the_bottleneck(
     objects: list[float], chunks: list[float], message: str
 ) -> None:
-    text = conclusion(rows(objects, chunks, max(objects) / 2), 8 << 20)
+    text = conclusion(measurement_rows(objects, chunks, max(objects) / 2), 8 << 20)
     assert text.startswith(message)
     assert f"with 5 readers, {max(objects) / 2:,.0f} samples/s arrive (50% of the best)" in text

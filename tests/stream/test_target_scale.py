@@ -26,7 +26,7 @@ LOGS = TargetScale(
 )
 
 
-def inside(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.ndarray:
+def as_solver_targets(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.ndarray:
     """Return the targets as a solver gets them."""
     rows = np.arange(len(Y))
     block = RowBlock(np.zeros((len(Y), 1)), Y, None, rows)
@@ -55,29 +55,33 @@ def test_zero_is_exact_and_signs_are_kept() -> None:
 def test_large_outputs_stay_finite() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = LOGS.in_target_units(np, np.array([[1e4, -1e5]], np.float32), np.float64)
-    assert np.isfinite(found).all()
+        predictions = LOGS.in_target_units(np, np.array([[1e4, -1e5]], np.float32), np.float64)
+    assert np.isfinite(predictions).all()
 
 
 @pytest.mark.parametrize("targets", [PLAIN, LOGS])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_scaling_roundtrips(targets: TargetScale, dtype: type) -> None:
     Y = np.abs(np.random.default_rng(0).standard_normal((50, 2))) * [100, 0.1]
-    F = inside(targets, Y, dtype)
+    F = as_solver_targets(targets, Y, dtype)
     assert F.dtype == dtype
     gain = 1.0 if targets.gain is None else targets.gain
-    found = targets.in_target_units(np, F, np.float64)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found / gain, Y, rtol=1e-12 if dtype == np.float64 else 1e-5)
+    predictions = targets.in_target_units(np, F, np.float64)
+    assert predictions.dtype == np.float64
+    np.testing.assert_allclose(predictions / gain, Y, rtol=1e-12 if dtype == np.float64 else 1e-5)
 
 
 @pytest.mark.parametrize("targets", [PLAIN, LOGS])
 def test_slopes_equal_finite_differences(targets: TargetScale) -> None:
     F, step = np.random.default_rng(1).standard_normal((20, 2)), 1e-6
-    above, below = (targets.in_target_units(np, F + by, np.float64) for by in (step, -step))
+    predictions_above, predictions_below = (
+        targets.in_target_units(np, F + by, np.float64) for by in (step, -step)
+    )
     slopes = targets.slopes(targets.in_target_units(np, F, np.float64))
     np.testing.assert_allclose(
-        np.broadcast_to(slopes, F.shape), (above - below) / (2 * step), rtol=1e-6
+        np.broadcast_to(slopes, F.shape),
+        (predictions_above - predictions_below) / (2 * step),
+        rtol=1e-6,
     )
 
 
@@ -85,9 +89,9 @@ def test_slopes_equal_finite_differences(targets: TargetScale) -> None:
 def test_squared_errors_equal_those_of_solver(targets: TargetScale) -> None:
     rng = np.random.default_rng(2)
     F, Y = rng.standard_normal((10, 2)), rng.random((10, 2))
-    expected = ((F - inside(targets, Y)) * targets.scale) ** 2
-    found = targets.squared_errors(targets.in_target_units(np, F, np.float64), Y)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    expected = ((F - as_solver_targets(targets, Y)) * targets.scale) ** 2
+    errors = targets.squared_errors(targets.in_target_units(np, F, np.float64), Y)
+    np.testing.assert_allclose(errors, expected, rtol=1e-9)
 
 
 def test_log_scale_predictions_are_bounded() -> None:
@@ -98,21 +102,22 @@ def test_log_scale_predictions_are_bounded() -> None:
     limit = bounded.gain * bounded.unit * np.expm1(bounded.most)
     F = np.array([[1e3, 1e3], [-1e3, -1e3]])
     np.testing.assert_allclose(bounded.in_target_units(np, F, np.float64), [limit, -limit])
-    near = inside(LOGS, np.array([[1e-3, 1e-4]]))
+    small_predictions = as_solver_targets(LOGS, np.array([[1e-3, 1e-4]]))
     np.testing.assert_array_equal(
-        bounded.in_target_units(np, near, np.float64), LOGS.in_target_units(np, near, np.float64)
+        bounded.in_target_units(np, small_predictions, np.float64),
+        LOGS.in_target_units(np, small_predictions, np.float64),
     )
-    again = TargetScale.from_arrays(bounded.arrays())
-    np.testing.assert_array_equal(again.most, bounded.most)
+    restored = TargetScale.from_arrays(bounded.arrays())
+    np.testing.assert_array_equal(restored.most, bounded.most)
     assert TargetScale.from_arrays(LOGS.arrays()).most is None
 
 
 def test_arrays_of_older_versions_are_read() -> None:
     assert set(PLAIN.arrays()) == {"target_mean", "target_scale"}
     assert TargetScale.from_arrays(PLAIN.arrays()).gain is None
-    again = TargetScale.from_arrays(LOGS.arrays())
+    restored = TargetScale.from_arrays(LOGS.arrays())
     for name in ("mean", "scale", "unit", "gain"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(LOGS, name))
+        np.testing.assert_array_equal(getattr(restored, name), getattr(LOGS, name))
 
 
 @pytest.mark.parametrize(

@@ -28,23 +28,25 @@ SOURCE = sk.ArraySource(
 )  # fmt: skip
 
 
-MADE: list[sk.Loader] = []
+OPEN_LOADERS: list[sk.Loader] = []
 
 
 @pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
+def _close_loaders() -> Iterator[None]:
     """Close the loaders of a test: classes of datasets wait for the garbage collector."""
     yield
-    while MADE:
-        MADE.pop().close()
+    while OPEN_LOADERS:
+        OPEN_LOADERS.pop().close()
 
 
-def loader(source: Any = SOURCE, **given: Any) -> sk.Loader:
-    MADE.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | given))
-    return MADE[-1]
+def loader(source: Any = SOURCE, **options: Any) -> sk.Loader:
+    """Return a loader, which is closed at the end of the test."""
+    OPEN_LOADERS.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | options))
+    return OPEN_LOADERS[-1]
 
 
 def order(batches: Any) -> list[list[int]]:
+    """Return the row numbers of each batch."""
     return [batch.tolist() for batch in batches]
 
 
@@ -70,7 +72,7 @@ def test_to_torch_of_store_equals_its_loader(tmp_path: Path) -> None:
     store = sk.open_store(tmp_path / "rows.zarr")
     options: dict[str, Any] = {"seed": 3, "fields": ("X", "row_ids"), "drop_last": True}
     data = store.to_torch(64, **options)
-    MADE.append(data.loader)
+    OPEN_LOADERS.append(data.loader)
     assert len(data) == N // 64
     for (X, ids), (ours, numbers) in zip(data, loader(store, **options), strict=True):
         np.testing.assert_array_equal(X.numpy(), ours)
@@ -95,53 +97,55 @@ def test_order_equals_that_of_loader(
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_state_of_main_process_resumes_with_workers(epochs: list[Any], workers: int) -> None:
-    first = loader().to_torch()
-    iterator = iter(DataLoader(first, batch_size=None))
+    first_dataset = loader().to_torch()
+    iterator = iter(DataLoader(first_dataset, batch_size=None))
     for _ in range(5):
         next(iterator)
     dataset = loader().to_torch()
-    dataset.load_state_dict(first.state_dict())
+    dataset.load_state_dict(first_dataset.state_dict())
     data = DataLoader(dataset, batch_size=None, num_workers=workers)
     assert [order(data), order(data)] == [epochs[0][5:], epochs[1]]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("done", [0, 5, 16])
-def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: int) -> None:
+@pytest.mark.parametrize("n_done", [0, 5, 16])
+def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, n_done: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata")
 
-    def made() -> Any:
+    def make_data_loader() -> Any:
         return stateful.StatefulDataLoader(
             loader().to_torch(), batch_size=None, num_workers=workers
         )
 
-    first, second = made(), made()
-    iterator = iter(first)
-    got = [next(iterator).tolist() for _ in range(done)]
-    second.load_state_dict(first.state_dict())
-    rest = order(second)
-    assert got + rest == epochs[0]
-    assert order(second) == epochs[1]
+    first_loader, second_loader = make_data_loader(), make_data_loader()
+    iterator = iter(first_loader)
+    got = [next(iterator).tolist() for _ in range(n_done)]
+    second_loader.load_state_dict(first_loader.state_dict())
+    remaining = order(second_loader)
+    assert got + remaining == epochs[0]
+    assert order(second_loader) == epochs[1]
 
 
 def test_number_of_workers_may_change_between_passes(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
     for workers, epoch in ((2, 0), (3, 1), (0, 2)):
         assert order(DataLoader(dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
-    again = loader().to_torch()
+    second_dataset = loader().to_torch()
     for workers, epoch in ((0, 0), (2, 1), (1, 2)):
-        assert order(DataLoader(again, batch_size=None, num_workers=workers)) == epochs[epoch]
+        assert (
+            order(DataLoader(second_dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
+        )
 
 
-def _late(worker: int) -> None:
+def _start_late(worker: int) -> None:
     time.sleep(3.0 * (worker == 2))
 
 
 def test_late_worker_belongs_to_its_pass(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
-    given = {"batch_size": None, "num_workers": 3, "worker_init_fn": _late}
-    next(iter(DataLoader(dataset, **given)))  # abandoned before the last worker has begun
-    assert order(DataLoader(dataset, **given)) == epochs[1]
+    options = {"batch_size": None, "num_workers": 3, "worker_init_fn": _start_late}
+    next(iter(DataLoader(dataset, **options)))  # abandoned before the last worker has begun
+    assert order(DataLoader(dataset, **options)) == epochs[1]
 
 
 def test_state_loaded_into_the_loader_is_used(epochs: list[Any]) -> None:

@@ -43,7 +43,7 @@ CASES = {
     "eigenpro4, inexact": ("eigenpro4", {"projection": "inexact"}),
 }
 WARM, STEADY = 7, 9
-"""Steps: two periods and a bit, in which every buffer is made; then those that are counted."""
+"""Steps: a little over two periods, in which every buffer is made; then the counted steps."""
 
 
 def case_of(name: str, precision: str, options: SolverConfig) -> Case:
@@ -53,7 +53,7 @@ def case_of(name: str, precision: str, options: SolverConfig) -> Case:
     return make_case(op, solver, options=options, **changes)
 
 
-def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, Solver]:
+def solver_on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, Solver]:
     """Return a virtual device and the solver of `case` on it."""
     backend = VirtualBackend(seed)
     arrays = {key: backend.asarray(a) for key, a in case.setup.arrays.items()}
@@ -61,7 +61,7 @@ def on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBackend, So
     return backend, case.solver(Setup(arrays, case.setup.meta), op)
 
 
-def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
+def take_steps(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
     """Queue steps on uploaded batches; a pass ends after the fourth."""
     for t in steps:
         ids = case.batch(t)
@@ -81,18 +81,18 @@ def test_steps_need_no_allocation_transfer_or_wait(name: str, precision: str) ->
     case = case_of(name, precision, options)
     plain = case.solver()
     state = plain.init()
-    take(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))
+    take_steps(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))
     for seed in range(3):
-        backend, solver = on_device(case, precision, seed)
+        backend, solver = solver_on_device(case, precision, seed)
         rings = [backend.uploader() for _ in "XY"]
         upload = [ring.upload for ring in rings]
-        there = solver.init()
-        take(case, solver, there, upload, range(WARM))
+        first_state = solver.init()
+        take_steps(case, solver, first_state, upload, range(WARM))
         backend.device.counts = counts = Counts()
-        take(case, solver, there, upload, range(WARM, WARM + STEADY))
+        take_steps(case, solver, first_state, upload, range(WARM, WARM + STEADY))
         assert counts == Counts(sent=2 * STEADY, pageable=2 * STEADY)
         for name_, a in plain.arrays(state).items():
-            np.testing.assert_array_equal(backend.to_host(solver.arrays(there)[name_]), a)
+            np.testing.assert_array_equal(backend.to_host(solver.arrays(first_state)[name_]), a)
         np.testing.assert_array_equal(backend.to_host(solver.losses), plain.losses)
         for ring in rings:
             ring.close()
@@ -130,18 +130,18 @@ def test_batch_is_uploaded_once_and_transformed_in_place(dtype: Any, classes: bo
         backend = VirtualBackend(seed)
         totals = [backend.device.empty((20, 15), np.float32) for _ in range(10)]
         with (
-            BatchReader(ArraySource(X, y), batch_size=20, seed=0) as loader,
-            Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+            BatchReader(ArraySource(X, y), batch_size=20, seed=0) as reader,
+            Feed(reader, backend, dtype=np.float32, seed=0) as feed,
         ):
-            seen = []
+            batch_digests = []
             for i, batch in enumerate(feed.epoch(0)):
                 if i == 2:
                     backend.device.counts = counts = Counts()
                 totals[i][:, :12] = batch.X
                 totals[i][:, 12:] = batch.Y
-                seen.append(batch.row_ids.copy())
+                batch_digests.append(batch.row_ids.copy())
         assert counts == Counts(sent=3 * 7, syncs=3)  # a wait for each ring's copies at the end
-        for ids, total in zip(seen, totals, strict=True):
+        for ids, total in zip(batch_digests, totals, strict=True):
             Y = np.eye(3)[y[ids]] if classes else y[ids]
             truth = np.concatenate([X[ids].reshape(20, 12), Y], axis=1)
             np.testing.assert_array_equal(backend.to_host(total), truth.astype(np.float32))
@@ -150,9 +150,8 @@ def test_batch_is_uploaded_once_and_transformed_in_place(dtype: Any, classes: bo
 # --- memory -------------------------------------------------------------------------------------
 
 
-class Measured(VirtualBackend):
-    """A backend whose tiles are large beside the problem, and which records the memory during
-    training."""
+class MeasuredBackend(VirtualBackend):
+    """A backend with large tiles, which records the memory during training."""
 
     tile_rows, prepare_rows = 512, 256
     tile_cols = wide_tile_cols = 512
@@ -193,12 +192,11 @@ class Measured(VirtualBackend):
 def test_device_memory_stays_within_plan(
     solver: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check a whole run with evaluations: the peak is within the plan, and training within its
-    share."""
-    backends: list[Measured] = []
+    """Check a whole run with evaluations, and its training alone."""
+    backends: list[MeasuredBackend] = []
 
-    def get_backend(*settings: Any) -> Measured:
-        backends.append(Measured())
+    def get_backend(*settings: Any) -> MeasuredBackend:
+        backends.append(MeasuredBackend())
         return backends[-1]
 
     monkeypatch.setattr(opening, "get_backend", get_backend)
@@ -226,9 +224,9 @@ def test_device_memory_stays_within_plan(
     expected = planned.total("train") - evaluated[0]
     assert backends[-1].training <= 1.1 * expected
     # These have their largest moments between two passes, or in setup.
-    between = solver["name"] in ("direct", "falkon")
-    most = backends[-1].device.peak if between else backends[-1].training
-    assert most >= 0.8 * expected
+    uses_setup_peak = solver["name"] in ("direct", "falkon")
+    peak_bytes = backends[-1].device.peak if uses_setup_peak else backends[-1].training
+    assert peak_bytes >= 0.8 * expected
     on_host = {buffer_name for phase, buffer_name, _ in planned.lines if phase == "host"}
     assert "loader, its shuffle blocks, pinned" in on_host
     pinned = [size for _, name, size in planned.lines if name.endswith("blocks, pinned")]
@@ -252,15 +250,15 @@ def run_ring(backend: VirtualBackend, transfers: Transfers, depth: int, sizes: l
     results = [backend.device.empty((2, size, 3), np.float32) for size in sizes]
     for i, (host, result) in enumerate(zip(batches, results, strict=True)):
         copied[i % 2].synchronize()
-        given = buffers[i % 2][: len(host)]
-        given[...] = host
-        X = ring.upload(given)
+        host_buffer = buffers[i % 2][: len(host)]
+        host_buffer[...] = host
+        X = ring.upload(host_buffer)
         copied[i % 2] = memory.last_copy()
         for part in result:  # two things a step does with the batch, one after the other
             np.multiply(X, 2, out=part)
     ring.close()
-    found = [backend.to_host(result) for result in results]
-    return all(np.array_equal(a, [2 * b] * 2) for a, b in zip(found, batches, strict=True))
+    copies = [backend.to_host(result) for result in results]
+    return all(np.array_equal(a, [2 * b] * 2) for a, b in zip(copies, batches, strict=True))
 
 
 @given(
@@ -306,12 +304,12 @@ MUTANTS: dict[str, Callable[[Transfers], Transfers]] = {
 @pytest.mark.parametrize("mutant", sorted(MUTANTS))
 def test_missing_waits_are_detected(mutant: str) -> None:
     """Check that the virtual device detects each missing wait."""
-    right = []
+    comparisons = []
     for seed in range(20):
         backend = VirtualBackend(seed)
         transfers = MUTANTS[mutant](backend.transfers())
-        right.append(run_ring(backend, transfers, 2, [5] * 30))
-    assert not all(right)
+        comparisons.append(run_ring(backend, transfers, 2, [5] * 30))
+    assert not all(comparisons)
 
 
 def test_memory_is_not_freed_during_the_copy_from_it() -> None:
@@ -337,19 +335,21 @@ def test_memory_is_not_freed_during_the_copy_from_it() -> None:
 NUMBERS = np.arange(1, 401, dtype=np.float32)[:, None] + np.arange(3, dtype=np.float32) / 4
 
 
-def fed(backend: VirtualBackend, batch_size: int, block_rows: int, threads: int = 3) -> list[bool]:
+def read_fed_batches(
+    backend: VirtualBackend, batch_size: int, block_rows: int, threads: int = 3
+) -> list[bool]:
     """Return whether each batch of three epochs had the rows of its numbers on the device.
 
     The second epoch is left in the middle. Blocks have two units; a row takes 12 bytes, its target
     8, and number and position 16.
     """
     source = ArraySource(NUMBERS, NUMBERS[:, 0].astype(np.float64), unit_rows=block_rows // 2)
-    given: list[tuple[np.ndarray, DeviceArray]] = []
+    uploads: list[tuple[np.ndarray, DeviceArray]] = []
     with (
         BatchReader(
             source, batch_size=batch_size, seed=0, block_bytes=block_rows * 36, threads=threads
-        ) as loader,
-        Feed(loader, backend, dtype=np.float32, seed=0) as feed,
+        ) as reader,
+        Feed(reader, backend, dtype=np.float32, seed=0) as feed,
     ):
         for epoch, stop in ((0, 1000), (1, 5), (2, 1000)):
             batches = feed.epoch(epoch)
@@ -358,30 +358,29 @@ def fed(backend: VirtualBackend, batch_size: int, block_rows: int, threads: int 
                 for part in total:  # two things a step does, one after the other
                     part[:, :3] = batch.X
                     part[:, 3:] = batch.Y
-                given.append((batch.row_ids, total))
+                uploads.append((batch.row_ids, total))
                 if batch.index == stop:
                     break
             batches.close()  # type: ignore[attr-defined]
-    assert len(given) == 2 * -(-400 // batch_size) + 6
+    assert len(uploads) == 2 * -(-400 // batch_size) + 6
     assert backend.device.pinned_bytes == 0
     truth = np.concatenate([NUMBERS, NUMBERS[:, :1]], axis=1)
-    return [np.array_equal(backend.to_host(total), [truth[rows]] * 2) for rows, total in given]
+    return [np.array_equal(backend.to_host(total), [truth[rows]] * 2) for rows, total in uploads]
 
 
 @pytest.mark.parametrize(("batch_size", "block_rows"), [(10, 40), (14, 40), (30, 20)])
 def test_batches_are_copied_from_the_blocks(
     batch_size: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check batches within blocks, over an edge, and of several blocks; all come from pinned
-    memory, and no block is overwritten before the last copy from it."""
+    """Check that batches come from pinned blocks, which stay unchanged until their copy."""
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
-        assert all(fed(backend, batch_size, block_rows))
+        assert all(read_fed_batches(backend, batch_size, block_rows))
         assert backend.device.counts.pageable == 0
 
 
 class Hasty(PinnedMemory):
-    """Pinned memory whose buffers are free at once."""
+    """Pinned memory that lets buffers be reused before their copy has ended."""
 
     def last_copy(self) -> Any:
         return NO_COPIES
@@ -389,12 +388,12 @@ class Hasty(PinnedMemory):
 
 @pytest.mark.parametrize(("batch_size", "block_rows"), [(10, 40), (30, 20)])
 def test_a_block_that_is_free_too_early_is_noticed(batch_size: int, block_rows: int) -> None:
-    right = []
+    comparisons = []
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
         backend.host_memory = Hasty(backend.transfers())
-        right += fed(backend, batch_size, block_rows)
-    assert not all(right)
+        comparisons += read_fed_batches(backend, batch_size, block_rows)
+    assert not all(comparisons)
 
 
 def test_blocks_that_cannot_be_pinned_are_copied_all_the_same() -> None:
@@ -405,23 +404,25 @@ def test_blocks_that_cannot_be_pinned_are_copied_all_the_same() -> None:
 
     backend = VirtualBackend(1)
     backend.host_memory = PinnedMemory(backend.transfers()._replace(pin=pin))
-    with pytest.warns(UserWarning, match=r"could not pin 480 bytes .* \(cudaErr.*\)$") as seen:
-        assert all(fed(backend, 14, 40))
-    assert len(seen) == 1
+    with pytest.warns(
+        UserWarning, match=r"could not pin 480 bytes .* \(cudaErr.*\)$"
+    ) as warnings_seen:
+        assert all(read_fed_batches(backend, 14, 40))
+    assert len(warnings_seen) == 1
     assert backend.device.counts.pageable == backend.device.counts.sent > 0
 
 
 def test_two_loaders_feed_two_devices() -> None:
-    """Check that each holds its rows in memory of its own device; a loader may change devices."""
+    """Check that each reader holds its rows in memory of its device, which may change."""
     source = ArraySource(NUMBERS, NUMBERS[:, 0])
     backends = [VirtualBackend(seed) for seed in range(2)]
     with (
-        BatchReader(source, batch_size=50, seed=0) as first,
-        BatchReader(source, batch_size=50, seed=0) as second,
+        BatchReader(source, batch_size=50, seed=0) as first_reader,
+        BatchReader(source, batch_size=50, seed=0) as second_reader,
     ):
-        for loader, order in ((first, (0, 1)), (second, (1, 0))):
+        for reader, order in ((first_reader, (0, 1)), (second_reader, (1, 0))):
             for k in order:
-                with Feed(loader, backends[k], dtype=np.float32, seed=0) as feed:
+                with Feed(reader, backends[k], dtype=np.float32, seed=0) as feed:
                     for batch in feed.epoch(0):
                         rows = batch.row_ids
                         np.testing.assert_array_equal(backends[k].to_host(batch.X), NUMBERS[rows])
@@ -434,14 +435,14 @@ def test_a_loader_may_close_before_its_feed() -> None:
     """Check a loop that fails: the copies in progress read memory that still exists."""
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
-        loader = BatchReader(ArraySource(NUMBERS, NUMBERS[:, 0]), batch_size=25, seed=0)
-        feed = Feed(loader, backend, dtype=np.float32, seed=0)
+        reader = BatchReader(ArraySource(NUMBERS, NUMBERS[:, 0]), batch_size=25, seed=0)
+        feed = Feed(reader, backend, dtype=np.float32, seed=0)
         batches = feed.epoch(0)
         total = backend.device.empty((25, 3), np.float32)
         for _ in range(4):
             batch = next(batches)
         np.add(batch.X, 0, out=total)
-        loader.close()
+        reader.close()
         feed.close()
         np.testing.assert_array_equal(backend.to_host(total), NUMBERS[batch.row_ids])
         del batch

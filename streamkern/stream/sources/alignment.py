@@ -27,54 +27,61 @@ SPARSITY_REMEDY = "give both as sparse rows, or both as dense ones"
 
 
 def check_row_shape(
-    subject: str, shape: Sequence[int], whose: str, wanted: Sequence[int], *, sparse: bool = False
+    subject: str,
+    shape: Sequence[int],
+    whose: str,
+    expected_shape: Sequence[int],
+    *,
+    sparse: bool = False,
 ) -> None:
-    """Raise ConfigError unless rows of `shape` can stand for rows of the shape `wanted`.
+    """Raise ConfigError unless rows of `shape` can be used as rows of `expected_shape`.
 
-    They can if both shapes are equal, where (h, w) stands for (h, w, 1), or if one of them is flat
+    They can if both shapes are equal, where (h, w) counts as (h, w, 1), or if one of them is flat
     and has the same number of features. Other shapes are refused: with its axes in another order, a
     row would be another image.
 
-    subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
-    sparse : whether rows of the shape `wanted` are packed sparse rows
+    subject, whose : beginnings of two clauses of the message: "X has", "the model was trained on"
+    sparse : whether rows of `expected_shape` are packed sparse rows
     """
     if sparse:
         if not is_packed(shape):
             raise ConfigError(
-                f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}, which are "
-                "sparse",
+                f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(expected_shape)}, which "
+                "are sparse",
                 SPARSITY_REMEDY,
             )
         return  # packed rows may have any length: each entry has its feature
-    full, full_wanted = _with_channel(shape), _with_channel(wanted)
-    if full == full_wanted or (
-        math.prod(full) == math.prod(full_wanted) and 1 in (len(full), len(full_wanted))
-    ):
+    full, full_expected = _with_channel(shape), _with_channel(expected_shape)
+    same_size = math.prod(full) == math.prod(full_expected)
+    is_one_flat = 1 in (len(full), len(full_expected))
+    if full == full_expected or (same_size and is_one_flat):
         return
     remedy = "use data with the same features"
-    if math.prod(full) == math.prod(full_wanted):
+    if same_size:
         remedy = "transpose or reshape its axes to the second shape"
-    raise ConfigError(f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}", remedy)
+    raise ConfigError(
+        f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(expected_shape)}", remedy
+    )
 
 
 def check_same_rows(
-    source: Any, like: Any, subject: str, whose: str = "the model was trained on"
+    source: Any, expected: Any, subject: str, whose: str = "the model was trained on"
 ) -> None:
-    """Raise ConfigError unless the rows of `source` and `like` have the same shape and features.
+    """Raise ConfigError unless rows of `source` have the shape and features of `expected`.
 
-    source, like : anything with the `row_shape` and `file_form` of rows
+    source, expected : objects with the attributes `row_shape` and `file_form`, such as sources
     subject, whose : as for `check_row_shape`
     """
-    n_features, expected = (sparse_features(rows.file_form) for rows in (source, like))
-    if n_features is not None and expected is None:
+    n_features, n_expected = (sparse_features(rows.file_form) for rows in (source, expected))
+    if n_features is not None and n_expected is None:
         raise ConfigError(f"{subject} sparse rows, but {whose} dense ones", SPARSITY_REMEDY)
     shape = source.row_shape
-    if n_features is None and expected is not None:  # images of one channel may have that shape
-        shape = _with_channel(shape)
-    check_row_shape(subject, shape, whose, like.row_shape, sparse=expected is not None)
-    if n_features != expected:
+    if n_features is None and n_expected is not None:
+        shape = _with_channel(shape)  # an image (2, w) must not be taken for a packed row
+    check_row_shape(subject, shape, whose, expected.row_shape, sparse=n_expected is not None)
+    if n_features != n_expected:
         raise ConfigError(
-            f"{subject} {n_features:,} features, but {whose} {expected:,}",
+            f"{subject} {n_features:,} features, but {whose} {n_expected:,}",
             "use data with the same features",
         )
 
@@ -96,12 +103,19 @@ def align_columns(
     `source` itself is returned if they have that order. Columns are matched by position if one of
     the two has no names, and so is a single target.
 
-    columns, target_columns : the names in the wanted order; None if the order does not matter
-    encoder : the encoder of the table that the columns come from
+    Parameters
+    ----------
+    columns : names of the features in the expected order; None if the order does not matter
     location : name of the data in messages
+    target_columns : the same for the targets
+    encoder : the encoder of the table that the columns come from
 
-    Raises DataError with the names that are missing or unexpected, or if the encoder of `source`
-    differs; ConfigError if `source` has transforms of its own.
+    Raises
+    ------
+    DataError
+        If names are missing or unexpected, or if the encoder of `source` differs.
+    ConfigError
+        If columns must be reordered and `source` has feed transforms.
     """
     check_encoder(source.encoder, encoder, location)
     present, present_targets = source.columns, source.target_columns
@@ -121,10 +135,13 @@ def align_columns(
 def targets_in_order(
     names: tuple[str, ...] | None, expected: Sequence[str] | None, location: str
 ) -> tuple[str, ...] | None:
-    """Return the target names in the expected order; `names` if matched by position."""
-    # Other numbers of targets are refused where the outputs are compared.
-    several = names is not None and expected is not None and 1 < len(names) == len(expected)
-    return _names_in_order(names, expected if several else None, f"y of {location}", "y")
+    """Return the target names in the expected order; `names` if they are matched by position.
+
+    location : name of the data in messages
+    """
+    # Different numbers of targets are refused where the outputs are compared.
+    by_name = names is not None and expected is not None and 1 < len(names) == len(expected)
+    return _names_in_order(names, expected if by_name else None, f"y of {location}", "y")
 
 
 def _names_in_order(
@@ -137,7 +154,10 @@ def _names_in_order(
 
 
 class ReorderedSource(DerivedSource):
-    """The rows of `base` with its columns in the order of `columns`, if not None."""
+    """The rows of `base` with the columns and targets in another order.
+
+    columns, target_columns : names in the new order, or None for the order of `base`
+    """
 
     kind = "columns"
 
@@ -154,7 +174,7 @@ class ReorderedSource(DerivedSource):
         self._target_index = column_index(base.target_columns, target_columns)
 
     def _set_base(self, base: BaseSource) -> None:
-        """Take the units from `base`, and all that is the same for columns in another order."""
+        """Take the units from `base`, and all attributes that do not depend on the columns."""
         self.parts = (base,)
         self._copy_from(
             base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
@@ -207,15 +227,15 @@ class ReorderedSource(DerivedSource):
 
     def describe(self) -> dict[str, Any]:
         names = {"columns": self.columns, "target_columns": self.target_columns}
-        listed = {
+        as_lists = {
             name: None if column_names is None else list(column_names)
             for name, column_names in names.items()
         }
-        return super().describe() | listed | {"base": self.base.describe()}
+        return super().describe() | as_lists | {"base": self.base.describe()}
 
 
 class ColumnSubset(ReorderedSource):
-    """Some columns of `base`, which must have names, with a fingerprint of their own."""
+    """Some columns of `base`, which must have names; the fingerprint depends on the choice."""
 
     kind = "chosen"
 
@@ -230,15 +250,15 @@ class ColumnSubset(ReorderedSource):
 
     def statistics(self) -> Moments:
         _, _, mean, scale = super().statistics()
-        return None, None, mean, scale  # the global ones include columns left out
+        return None, None, mean, scale  # the global moments include the other columns
 
 
-def column_index(names: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
-    """Return the index in `names` of each wanted name; a slice of all columns without names."""
-    if names is None or wanted is None:
+def column_index(names: Sequence[str] | None, selected: Sequence[str] | None) -> Any:
+    """Return the position in `names` of each selected name, (k,); without names, all columns."""
+    if names is None or selected is None:
         return slice(None)
     position = {name: k for k, name in enumerate(names)}
-    return np.array([position[name] for name in wanted])
+    return np.array([position[name] for name in selected])
 
 
 def align_classes(
@@ -247,8 +267,13 @@ def align_classes(
     """Return `source` with its class ids as indices of `classes`; unchanged if they already are.
 
     The classes of `source` may be a subset of `classes`, in any order, with labels of another type.
-    Sources of values are returned unchanged. Raises DataError if rows may have a class outside
-    `classes`, or if two classes of `source` map to one.
+    Sources of values are returned unchanged.
+
+    classes, label_dtype : names and dtype of the known classes, as for `KnownClasses`
+    location : name of the data in messages
+
+    Raises DataError if rows may have a class outside `classes`, or if two classes of `source` are
+    the same known class.
     """
     present = source.classes
     if classes is None or present is None or present == tuple(classes):
@@ -256,7 +281,7 @@ def align_classes(
     known_classes = KnownClasses(classes, label_dtype)
     ids_in_classes = known_classes.class_ids(present, source.label_dtype)
     totals = source.totals
-    if totals is None or source.weighted:  # rows of weight 0 have a class, too
+    if totals is None or source.weighted:  # a class of weight 0 may have rows, too
         totals = np.ones(source.n_outputs)
     unknown = [
         name
@@ -272,7 +297,7 @@ def align_classes(
     for class_id, count in Counter(ids_in_classes).items():
         if class_id is not None and count > 1:
             pairs = zip(present, ids_in_classes, strict=True)
-            same_class = [name for name, other_id in pairs if other_id == class_id]
+            same_class = [name for name, class_id_of_name in pairs if class_id_of_name == class_id]
             raise DataError(
                 f"{location} has rows of the classes {some(same_class)}, which all correspond to "
                 f"the known class '{classes[class_id]}'",
@@ -285,7 +310,8 @@ def align_classes(
 class _Relabelled(ReorderedSource):
     """The rows of `base` with other class ids.
 
-    ids : (c,) new id of each old one
+    classes, label_dtype : names and dtype of the new classes
+    ids : (c,) new id of each class of `base`, -1 for a class without rows
     """
 
     kind = "classes"
@@ -300,8 +326,8 @@ class _Relabelled(ReorderedSource):
     def _set_base(self, base: BaseSource) -> None:
         super()._set_base(base)
         if base.totals is not None:
-            known = self._ids >= 0
-            self.totals = np.bincount(self._ids[known], base.totals[known], self._n_classes)
+            is_known = self._ids >= 0
+            self.totals = np.bincount(self._ids[is_known], base.totals[is_known], self._n_classes)
 
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
         ids: np.ndarray = self._ids[y]
@@ -325,7 +351,7 @@ class PaddedSource(ReorderedSource):
         return None, None, None, None
 
 
-def padded_to_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
+def pad_to_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
     """Return the sources, with packed sparse rows padded to one length; others unchanged."""
     widths = [source.row_shape[1] if is_packed(source.row_shape) else 0 for source in sources]
     return [

@@ -80,20 +80,24 @@ class ArraySource(BaseSource):
         sample_weight: Any = None,
         unit_rows: int | None = None,
     ) -> None:
-        self._X, self._y = _as_rows(X), None if y is None else _as_array(y)
+        # X and y, in a form that can be sliced by rows.
+        self._X = _as_rows(X)
+        self._y = None if y is None else _as_array(y)
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
         if isinstance(self._X, PackedRows):  # else None, the default of `BaseSource`
             self.file_form = {"sparse": self._X.n_features}
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
+        # Units, by default of `UNIT_BYTES` of X, or of y if its rows are larger.
         y_bytes = 0 if self._y is None else math.prod(self._y.shape[1:]) * self._y.dtype.itemsize
-        n = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
-        n = n if unit_rows is None else checked_int("unit_rows", unit_rows)
-        self._edges = _chunked_edges(self._X, n)
+        if unit_rows is None:
+            unit_rows = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
+        self._edges = _chunked_edges(self._X, checked_int("unit_rows", unit_rows))
         self._unit_is_checked = np.zeros(self.n_units, bool)  # for values that are not finite
         self._fingerprint: str | None = None
         self._moments: Moments | None = None
         self.statistics_read = not _in_memory(self._X)
+        # Targets and weights.
         self._labels, self.classes, self.n_outputs, self.y_dtype, self.label_dtype = _target_form(
             self._y, classes, self._edges
         )
@@ -109,12 +113,12 @@ class ArraySource(BaseSource):
 
     def check_unchanged(self) -> None:
         """Raise DataError if a memory-mapped file was modified since the source was made."""
-        now = _mapped_files(self._X, self._y, self._w)
-        before = self._mapped_file_stats
-        changed = [str(path) for path, stat in before.items() if now[path] != stat]
-        if changed:
+        current = _mapped_files(self._X, self._y, self._w)
+        old_stats = self._mapped_file_stats
+        changed_files = [str(path) for path, stat in old_stats.items() if current[path] != stat]
+        if changed_files:
             raise DataError(
-                f"the memory-mapped file {changed[0]!r} has changed since training began",
+                f"the memory-mapped file {changed_files[0]!r} has changed since training began",
                 "train on a copy, numpy.array(...), or while no program writes to the file",
             )
 
@@ -128,8 +132,8 @@ class ArraySource(BaseSource):
             return None
         totals = np.zeros(1 if self.classes is None else self.n_outputs)
         for start, stop in pairwise(self._edges):
-            y, w = self._targets(start, stop), None if self._w is None else self._w[start:stop]
-            add_totals(totals, y, w, self.classes is not None)
+            w = None if self._w is None else self._w[start:stop]
+            add_totals(totals, self._targets(start, stop), w, self.classes is not None)
         return totals
 
     @property
@@ -192,16 +196,16 @@ class ArraySource(BaseSource):
         """
         if not _in_memory(self._X):
             return None
-        wanted = X.astype(self.dtype)
-        if not np.array_equal(wanted, X):
+        query = X.astype(self.dtype)
+        if not np.array_equal(query, X):
             return None
-        hashes = row_hashes(wanted)
-        index_of_row = {row.tobytes(): i for i, row in enumerate(wanted)}
+        hashes = row_hashes(query)
+        index_of_row = {row.tobytes(): i for i, row in enumerate(query)}
         matches = []
         for start, stop in pairwise(self._edges):
             block = read_dense_rows(self._X, start, stop).astype(self.dtype, copy=False)
             for i in np.flatnonzero(np.isin(row_hashes(block), hashes)).tolist():
-                # A row may have the hash of a wanted row by chance: its index is then -1.
+                # A row may have the hash of a row of X by chance: its index is then -1.
                 matches.append((start + i, index_of_row.get(block[i].tobytes(), -1)))
         pairs = np.array(matches, np.int64).reshape(-1, 2)
         row_ids, indices = pairs[pairs[:, 1] >= 0].T
@@ -218,7 +222,7 @@ class ArraySource(BaseSource):
 
 
 def _chunked_edges(X: Any, unit_rows: int) -> Ints:
-    """Return unit edges on chunk borders: whole chunks, with at least `unit_rows` if possible."""
+    """Return the edges of units of about `unit_rows` rows, of whole chunks if X has chunks."""
     if isinstance(X, zarr.Array):
         chunk = (X.shards or X.chunks)[0]
         return regular_edges(X.shape[0], chunk * max(1, unit_rows // chunk))
@@ -232,7 +236,7 @@ def _chunked_edges(X: Any, unit_rows: int) -> Ints:
 
 
 def _as_array(a: Any) -> Any:
-    """Return `a` itself if it is read lazily or packed, else as a NumPy array."""
+    """Return an array that is read lazily or packed unchanged, and any other as a NumPy array."""
     unchanged = isinstance(a, zarr.Array | PackedRows) or hasattr(a, "__dask_graph__")
     return a if unchanged else np.asarray(a)
 
@@ -259,7 +263,7 @@ def _in_memory(a: Any) -> bool:
 
 
 def read_dense_rows(a: Any, start: int, stop: int | None) -> HostArray:
-    """Return rows start … stop - 1 of an array, read and dense."""
+    """Return rows start … stop - 1 of an array as a dense NumPy array; read or convert them."""
     part = a[start:stop]
     if hasattr(part, "__dask_graph__"):
         # On this thread: the prefetch pool already runs in parallel.
@@ -316,7 +320,7 @@ def _target_form(y: Any, classes: Sequence[str] | None, edges: Ints) -> ArrayTar
 
 
 def _find_labels(y: Any, edges: Ints) -> HostArray:
-    """Return the sorted distinct labels in y, (c,). edges : see `_target_form`."""
+    """Return the sorted distinct labels in y, (c,). edges : see `_target_form`"""
     dtype = np.dtype(y.dtype)
     labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
     for start, stop in pairwise(edges):
@@ -336,11 +340,8 @@ def _labels_of_classes(y: Any, classes: Sequence[str]) -> HostArray:
             f"classes={tuple(classes)!r} must be distinct names, at least one",
             "give each class one name",
         )
-    return (
-        np.arange(len(classes))
-        if np.dtype(y.dtype).kind in INTEGER_LABEL_KINDS
-        else np.array(classes)
-    )
+    holds_ids = np.dtype(y.dtype).kind in INTEGER_LABEL_KINDS
+    return np.arange(len(classes)) if holds_ids else np.array(classes)
 
 
 def _array_fingerprint(*arrays: Any) -> str:
@@ -364,6 +365,7 @@ def _mapped_files(*arrays: Any) -> dict[Any, tuple[int, ...] | None]:
     """Return {file: (inode, size, time of change)} of the memory-mapped files of arrays."""
     files: dict[Any, tuple[int, ...] | None] = {}
     for part in (part for a in arrays if a is not None for part in _stored_parts(a)):
+        # A view of a memory map, or of a view of it, leads to the map by `base`.
         while part is not None and not isinstance(part, np.memmap):
             part = getattr(part, "base", None)
         if part is not None and part.filename is not None:

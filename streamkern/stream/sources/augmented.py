@@ -16,7 +16,7 @@ from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
 MAX_UNITS = 1 << 21  # 8 TiB of rows; the order of an epoch takes 200 bytes of memory per unit
-MAX_REPLICAS_WITH_FILES = 100  # with more replicas, `files` is empty: it lists those of each
+MAX_REPLICAS_WITH_FILES = 100  # with more, `files` is empty: it has an entry for each replica
 
 
 class AugmentedSource(DerivedSource):
@@ -25,8 +25,14 @@ class AugmentedSource(DerivedSource):
     Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every draw is
     keyed by v. A unit is one unit of one replica, or, if the whole base is below 4 MiB, several
     whole replicas; its virtual rows are consecutive in both cases. Host transforms of the base draw
-    the same numbers in every replica, its feed transforms draw new ones. If the rows of the base
+    the same numbers in every replica; its feed transforms draw new numbers. If the rows of the base
     differ between passes, each replica is a separate pass.
+
+    Parameters
+    ----------
+    base : the source of the rows
+    copies : number of replicas in an epoch
+    transforms : transforms of the replicas, after those of the base
     """
 
     kind = "augmented"
@@ -45,28 +51,29 @@ class AugmentedSource(DerivedSource):
         self.totals = None if base.totals is None else copies * base.totals
         base_bytes = base.n_rows * self.widest_bytes
         # Number of whole replicas in a unit, or 0 if a unit is one unit of a replica.
-        self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
+        self._replicas_per_unit = min(copies, UNIT_BYTES // max(1, base_bytes))
         if self.n_units > MAX_UNITS:
             raise ConfigError(
                 f"{mention('copies', copies)} gives {self.n_units} units in an epoch, more than "
                 f"{MAX_UNITS}",
                 "lower copies, and raise epochs instead",
             )
-        if base.strata is not None and not self._replicas:
+        if base.strata is not None and not self._replicas_per_unit:
             self.strata = np.tile(base.strata, copies)
         host, feed = bind_transforms(transforms, self, before=base.feed_transforms)
         self.host_transforms, self.feed_transforms = host, (*base.feed_transforms, *feed)
 
     @property
     def n_units(self) -> int:
-        if self._replicas:
-            return -(-self.copies // self._replicas)
+        if self._replicas_per_unit:
+            return -(-self.copies // self._replicas_per_unit)
         return self.copies * self.base.n_units
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
         n = self.base.n_rows
-        if self._replicas:
-            return u * self._replicas * n, min((u + 1) * self._replicas, self.copies) * n
+        if self._replicas_per_unit:
+            start = u * self._replicas_per_unit
+            return start * n, min(start + self._replicas_per_unit, self.copies) * n
         replica, unit = divmod(u, self.base.n_units)
         start, stop = self.base.unit_bounds(unit)
         return replica * n + start, replica * n + stop
@@ -82,27 +89,27 @@ class AugmentedSource(DerivedSource):
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins of the rows of the base."""
         origins = []
-        for first, last in self._replicas_of_same_rows(u):
-            pass_number = self._pass_number(first, epoch)
-            replica = np.concatenate(
+        for start, stop in self._replicas_of_same_rows(u):
+            pass_number = self._pass_number(start, epoch)
+            replica_origins = np.concatenate(
                 [self.base.origins(unit, pass_number) for unit in self._units(u)]
             )
-            origins.append(np.tile(replica, last - first))
+            origins.append(np.tile(replica_origins, stop - start))
         return np.concatenate(origins)
 
     def with_base(self, base: BaseSource) -> AugmentedSource:
-        """Return a source with the same copies and transforms of another base."""
+        """Return the copies of another base, with the same transforms."""
         return AugmentedSource(
             base, self.copies, (*self.host_transforms, *self._own_feed_transforms())
         )
 
     def _replicas_of_same_rows(self, u: int) -> list[tuple[int, int]]:
-        """Return ranges (first, stop) of replicas in unit u that are made from the same rows."""
-        n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
-        first, last = start // n, -(-stop // n)
+        """Return ranges (start, stop) of replicas in unit u that are made from the same rows."""
+        n, (first_row, row_stop) = self.base.n_rows, self.unit_bounds(u)
+        start, stop = first_row // n, -(-row_stop // n)
         if self.base.passes_differ:
-            return [(replica, replica + 1) for replica in range(first, last)]
-        return [(first, last)]
+            return [(replica, replica + 1) for replica in range(start, stop)]
+        return [(start, stop)]
 
     def _pass_number(self, replica: int, epoch: int) -> int:
         """Return the number of the pass over the base that makes a replica."""
@@ -111,7 +118,7 @@ class AugmentedSource(DerivedSource):
     def _units(self, u: int) -> Sequence[int]:
         """Return the units of the base that unit u holds in each of its replicas."""
         n_base = self.base.n_units
-        return range(n_base) if self._replicas else [u % n_base]
+        return range(n_base) if self._replicas_per_unit else [u % n_base]
 
     def target_moments(self) -> ColumnMoments | None:
         base_moments = self.base.target_moments()
@@ -128,27 +135,26 @@ class AugmentedSource(DerivedSource):
         return self.feed_transforms[len(self.base.feed_transforms) :]
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        if not self._replicas:
+        if not self._replicas_per_unit:
             replica, unit = divmod(u, self.base.n_units)
             return self.base.read_unit(unit, seed, self._pass_number(replica, epoch)).contents
         start, stop = self.unit_bounds(u)
         rows = empty_rows(self, stop - start)
         n = self.base.n_rows
         first_replica = start // n
-        for replica, stop_replica in self._replicas_of_same_rows(u):
+        for replica, replica_stop in self._replicas_of_same_rows(u):
+            in_unit = slice(replica - first_replica, replica_stop - first_replica)
             for unit in range(self.base.n_units):
                 block = self.base.read_unit(unit, seed, self._pass_number(replica, epoch))
-                first, last = self.base.unit_bounds(unit)
+                base_rows = slice(*self.base.unit_bounds(unit))
                 for target, part in zip(rows.contents, block.contents, strict=True):
                     replicas = target.reshape(-1, n, *target.shape[1:])
-                    replicas[replica - first_replica : stop_replica - first_replica, first:last] = (
-                        part
-                    )
+                    replicas[in_unit, base_rows] = part
         return rows.contents
 
 
 def without_copies(source: BaseSource) -> BaseSource:
-    """Return the source that `source` augments; `source` itself if it augments none."""
+    """Return the source that `source` augments; a source without copies is returned unchanged."""
     while isinstance(source, AugmentedSource):
         source = source.base
     return source

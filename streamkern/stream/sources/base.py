@@ -1,4 +1,4 @@
-"""The interface of sources, virtual rows read in units, and their common code."""
+"""The interface of sources, which read virtual rows in units, and the code that sources share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROW_ATTRIBUTES = (
     "row_shape", "dtype", "weighted", "n_outputs", "classes", "y_dtype", "columns",
     "target_columns", "encoder", "weight_column", "file_form", "label_dtype",
 )  # fmt: skip
-# Default size of a unit. For smaller units, a cluster's task costs more than moving the rows.
+# Default size of a unit. For smaller units, a task of a cluster costs more than moving the rows.
 UNIT_BYTES = 4 << 20
 
 
@@ -49,10 +49,10 @@ def Block(X: np.ndarray, y: np.ndarray, rows: np.ndarray, w: np.ndarray | None =
 
 
 class Source(Protocol):
-    """Minimal interface of a user's own source; `user.as_source` wraps it as a `BaseSource`.
+    """Minimal interface of a user-defined source; `user.as_source` wraps it as a `BaseSource`.
 
-    y is (k,) int64 ids 0..c-1 with `classes`, else (k, c) of `y_dtype`. Optional, with the meaning
-    they have in `BaseSource`: `remote`, `level`, `strata`, `parts`, `host_transforms`, `weighted`,
+    y is (k,) int64 ids 0..c-1 with `classes`, else (k, c) of `y_dtype`. These attributes of
+    `BaseSource` are optional: `remote`, `level`, `strata`, `parts`, `host_transforms`, `weighted`,
     `repeats` (False by default), `statistics_read`, `totals`, `columns`, `target_columns`,
     `source_rows`, `read_targets` and `target_moments`.
     """
@@ -70,11 +70,11 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the base data; begins with "meta:" or "name:" if contents were not read."""
+        """Identity of the data; it begins with "meta:" or "name:" if contents were not read."""
         ...
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
-        """Return the first virtual row of unit u, and the row after its last. O(1)."""
+        """Return the first virtual row of unit u, and the row after its last, in O(1) time."""
         ...
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
@@ -82,11 +82,11 @@ class Source(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return everything that decides the rows, JSON-able, without secrets and locations."""
+        """Return everything that determines the rows, JSON-able, without secrets and locations."""
         ...
 
     def statistics(self) -> Moments:
-        """Return (mean, std over all entries, mean, std per feature) of the base data, or Nones."""
+        """Return the moments of the rows before any transform, see `Moments`."""
         ...
 
 
@@ -102,16 +102,16 @@ class BaseSource(ABC):
     y_dtype: np.dtype[Any]
     host_transforms: tuple[Transform, ...] = ()
     feed_transforms: tuple[Transform, ...] = ()
-    remote: bool = False  # whether a read waits on a network; decides the number of threads
-    level: int = 0  # depth of nested sources below this one; part of the key of the draws
-    strata: np.ndarray | None = None  # (n_units,) strata that the plan spreads evenly over an epoch
+    remote: bool = False  # whether a read waits for a network; decides the number of threads
+    level: int = 0  # number of nested sources below this one; part of the key of the draws
+    strata: np.ndarray | None = None  # (n_units,) stratum of each unit, see `EpochPlan`
     parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
     weighted: bool = False  # whether blocks have sample weights
     repeats: bool = True  # whether every epoch has the same rows, apart from transforms and `parts`
     passes_differ: bool = False  # whether rows taken from `parts` depend on the number of the pass
     statistics_read: bool = False  # whether `statistics` reads rows that are not in memory
-    # Sum of the weights of the rows of an epoch (without weights their number) for each class (c,),
-    # or in all if y holds values (1,); None if it is not known without reading the data.
+    # Total weight (or number, without weights) of the rows of an epoch: (c,) by class, or (1,) if y
+    # holds values. None if it is not known without reading the data.
     totals: np.ndarray | None = None
     # The attributes below are as in `StoreSpec`.
     columns: tuple[str, ...] | None = None
@@ -139,14 +139,14 @@ class BaseSource(ABC):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Return X and y of unit u, and w if the source is `weighted`."""
 
-    def _set_rows_like(self, other: BaseSource) -> None:
-        """Take the kind of rows and targets from `other`."""
-        self._copy_from(other, *_ROW_ATTRIBUTES)
+    def _set_rows_like(self, source: BaseSource) -> None:
+        """Take the attributes of rows and targets from another source."""
+        self._copy_from(source, *_ROW_ATTRIBUTES)
 
-    def _copy_from(self, other: Any, *names: str) -> None:
-        """Take attributes of these names from `other`."""
+    def _copy_from(self, source: Any, *names: str) -> None:
+        """Take the attributes of these names from a source or a `StoreSpec`."""
         for name in names:
-            setattr(self, name, getattr(other, name))
+            setattr(self, name, getattr(source, name))
 
     @property
     def row_bytes(self) -> int:
@@ -155,22 +155,22 @@ class BaseSource(ABC):
 
     @property
     def widest_bytes(self) -> int:
-        """Bytes of a row of X, or of its values if these are more; sets the size of units."""
-        values = 0 if self.classes is not None else self.n_outputs * self.y_dtype.itemsize
-        return max(self.row_bytes, values)
+        """Bytes of a row of X, or of its target values if these are more; for the size of units."""
+        value_bytes = 0 if self.classes is not None else self.n_outputs * self.y_dtype.itemsize
+        return max(self.row_bytes, value_bytes)
 
-    def until(self, stopped: threading.Event) -> BaseSource:
+    def with_stop_event(self, stopped: threading.Event) -> BaseSource:
         """Return the same source, whose stores cancel their requests once `stopped` is set."""
-        return self._with_parts([part.until(stopped) for part in self.parts])
+        return self._with_parts([part.with_stop_event(stopped) for part in self.parts])
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes of the decoded rows that `kept` would keep in memory."""
+        """Bytes of the decoded rows that `with_unit_cache` would keep in memory."""
         return sum(part.decoded_bytes for part in self.parts)
 
-    def kept(self) -> BaseSource:
+    def with_unit_cache(self) -> BaseSource:
         """Return the same source, whose stores keep decoded rows in memory once they are read."""
-        return self._with_parts([part.kept() for part in self.parts])
+        return self._with_parts([part.with_unit_cache() for part in self.parts])
 
     def _with_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
         """Return the same source made from `parts`, which are its own parts in another state."""
@@ -188,12 +188,12 @@ class BaseSource(ABC):
         return self.transform(rows, seed, epoch) if self.host_transforms else rows
 
     def read_rows(self, u: int, seed: int, epoch: int) -> RowBlock:
-        """Return the rows of unit u, decoded, before the host transforms."""
+        """Return the decoded rows of unit u before the host transforms."""
         row_ids = np.arange(*self.unit_bounds(u), dtype=np.int64)
         return RowBlock.from_arrays([*self._read(u, seed, epoch), row_ids])
 
     def transform(self, block: RowBlock, seed: int, epoch: int) -> RowBlock:
-        """Return a `block` of `read_rows` after the host transforms."""
+        """Return a block of `read_rows` after the host transforms."""
         # Rows kept for other replicas are read-only, but a transform may change its input.
         X, y = (a if a.flags.writeable else a.copy() for a in (block.X, block.y))
         X, y, _ = apply_transforms(
@@ -203,9 +203,9 @@ class BaseSource(ABC):
         return block._replace(X=X, y=y)
 
     def source_rows(self, u: int) -> np.ndarray:
-        """Return the numbers of the rows of unit u in their source, (k,) uint64.
+        """Return the row numbers of unit u, (k,) uint64: by default, the positions in the source.
 
-        For a store, the rows it was ingested from; by default, the positions.
+        The rows of a store have the numbers of the rows from which it was ingested.
         """
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
@@ -217,10 +217,9 @@ class BaseSource(ABC):
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (rows, indices), (j,) int64: rows of the source and the equal rows of X.
+        """Return (rows, indices), (j,) int64 each, where row rows[i] equals ``X[indices[i]]``.
 
-        Row `rows[i]` of the source equals ``X[indices[i]]``, X being (k, *row_shape). None if all
-        rows would have to be read from storage.
+        X is (k, *row_shape). The result is None if all rows would have to be read from storage.
         """
         return None
 
@@ -239,7 +238,7 @@ class BaseSource(ABC):
     def target_moments(self) -> ColumnMoments | None:
         """Return the weighted moments of the values of an epoch, before any transform of `self`.
 
-        None if they are not known without computing the rows. May read all of y.
+        The result is None if they are not known without computing the rows. May read all of y.
         """
         return None
 
@@ -265,27 +264,27 @@ class BaseSource(ABC):
         return read_units(self, range(self.n_units), 0, 0)
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
-        """Yield (position of the first row, block) from the block that holds position `start` on.
+        """Yield (position of the first row, block), beginning with the block of position `start`.
 
-        The `row_ids` of the blocks are the numbers of `source_rows`.
+        The `row_ids` of the blocks are the row numbers of `source_rows`.
         """
 
-        def numbered(u: int) -> tuple[int, RowBlock]:
+        def read_numbered(u: int) -> tuple[int, RowBlock]:
             block = self.read_unit(u, 0, 0)
             return self.unit_bounds(u)[0], block._replace(row_ids=self.source_rows(u))
 
         units = range(self.n_units)
-        first = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
-        yield from prefetch_results(self, (partial(numbered, u) for u in units[first:]))
+        first_unit = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
+        yield from prefetch_results(self, (partial(read_numbered, u) for u in units[first_unit:]))
 
 
 def y_shape(source: BaseSource) -> tuple[int, ...]:
-    """Return the shape of one row's target as read."""
+    """Return the shape of the target of one row, as sources return it."""
     return () if source.classes is not None else (source.n_outputs,)
 
 
 def target_bytes(source: BaseSource) -> int:
-    """Return the bytes of one row's target as read, and of its sample weight."""
+    """Return the bytes of the target of one row, as sources return it, and of its sample weight."""
     weight = WEIGHT.itemsize if source.weighted else 0
     return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
 
@@ -303,12 +302,12 @@ def empty_rows(source: BaseSource, n_rows: int, empty: Any = np.empty) -> RowBlo
 def check_unit(block: RowBlock, expected: RowBlock, n_rows: int, u: int) -> None:
     """Raise DataError unless `block`, unit u, has `n_rows` rows with the dtypes of `expected`."""
     for name, target, part in zip(RowBlock._fields, expected, block, strict=True):
-        if part is None or target is None:
+        if part is None or target is None:  # only the sample weights may be None
             if part is target:
                 continue
-            weights = "no" if part is None else "unexpected"
+            weights_text = "no" if part is None else "unexpected"
             raise DataError(
-                f"unit {u} has {weights} sample weights, but the source has "
+                f"unit {u} has {weights_text} sample weights, but the source has "
                 f"weighted={target is not None}",
                 "correct one of them",
             )
@@ -356,7 +355,7 @@ def prefetch_results(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> I
 
 
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:
-    """Raise DataError unless rows may have this dtype. name : the subject of the message"""
+    """Raise DataError unless rows may have this dtype. name : subject of the message"""
     if dtype not in X_DTYPES:
         raise DataError(
             f"{name} has dtype {dtype}", f"convert it by X.astype(...) to one of {X_DTYPE_NAMES}"

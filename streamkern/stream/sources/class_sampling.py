@@ -1,19 +1,21 @@
 """Resample a source to given shares of the classes: rare classes repeat, frequent ones are thinned.
 
-This is a mixture over the classes in which units are read in their order and nothing is written.
-With shares s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k
-times in an epoch on average. The rates of all rows, laid end to end, are a line of length N, and an
-epoch takes the rows that the points i + phi, i = 0 … N - 1, fall into (systematic sampling): each
-floor(r_k) or ceil(r_k) times. phi moves by the golden ratio from pass to pass, a sequence that
-fills the interval evenly: over T passes a row comes T r_k times to within O(log T), where
-independent draws would be off by sqrt(T r_k).
+The resampled rows are a mixture over the classes; units are read in their order, and nothing is
+written. With shares s (sum 1), N rows in all and n_k rows of class k, a row of class k occurs
+r_k = s_k N / n_k times in an epoch on average. The rates r_k of all rows, laid end to end, are a
+line of length N. An epoch takes the rows into whose part of the line the points i + phi,
+i = 0 … N - 1, fall (systematic sampling), each floor(r_k) or ceil(r_k) times. From pass to pass,
+phi moves by the golden ratio modulo 1, a sequence that fills the interval [0, 1) evenly: over T
+passes a row occurs T r_k times to within O(log T), where independent draws would deviate by about
+sqrt(T r_k).
 
     rows of a unit, by class  |a a a a a a a a|b b|
     their rates               |--------|----------|
     points of this pass        ^   ^   ^   ^   ^   ^    three of the rows a; one b twice, one once
 
-Units have about the size of the base's units: base units whose rows are rarely taken are joined to
-one unit, and a base unit whose rows are often taken is cut into several, each of which reads it.
+Units have about the size of the units of the base. Base units whose rows are rarely taken are
+joined to a group, which is one unit. A base unit whose rows are often taken is cut into several
+units, each of which reads all of it.
 """
 
 from __future__ import annotations
@@ -42,29 +44,30 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
 
-# Steps of phi, times 2^64: 1 / 1.6180 (golden ratio) between passes, 1 / 1.2207 between groups.
+# Steps of phi, times 2^64: 1 / 1.6180 (golden ratio) between passes, and between groups
+# 1 / 1.2207, so that their phi differ.
 _PASS_STEP, _GROUP_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
 class BalancedSource(DerivedSource):
     """The rows of `base` resampled to a given share of each class; an epoch keeps its row count.
 
-    The classes of all rows are read at construction; of each unit only the length of its part of
-    the line stays in memory. The rows of a pass depend on its number and on no seed. A repeated row
+    The constructor reads the classes of all rows, and keeps only the length of each unit's part of
+    the line in memory. The rows of a pass depend on its number and on no seed. A repeated row
     counts as a separate virtual row: feed transforms of `base` draw new random numbers for it, and
-    so do the transforms of an `AugmentedSource` of this source, which takes another pass per
+    so do the transforms of an `AugmentedSource` of this source, which reads a pass for each
     replica.
 
     Parameters
     ----------
-    base : rows of classes, each once in an epoch, without transforms that run with the read
-    shares : shares of the classes by name: numbers above 0, divided by their sum; classes without
-        rows get none. "balanced", the default: the same share for every class that has rows
+    base : source of rows with classes, each once in an epoch, without host transforms
+    shares : shares of the classes by name, numbers above 0 that are divided by their sum; or
+        "balanced", the same share for every class that has rows. Classes without rows get none.
 
     Raises
     ------
     ConfigError
-        The rows have no classes, `base` resamples or transforms rows, or `shares` are invalid.
+        If the rows have no classes, `base` resamples or transforms rows, or `shares` are invalid.
     """
 
     kind = "balanced"
@@ -82,19 +85,20 @@ class BalancedSource(DerivedSource):
             self.requested_shares = {str(name): share for name, share in shares.items()}
         self._set_rows_like(base)
         self._copy_from(base, "remote", "level", "feed_transforms", "statistics_read", "n_rows")
+        # The rates: (c,) number of times that a row of each class is taken in an epoch.
         counts = _ClassCounts.read(base)
-        rows = counts.rows(len(base.classes or ()))
-        self.shares = _normalised_shares(base.classes or (), rows, self.requested_shares)
-        # (c,) number of times that a row of each class is taken in an epoch.
-        self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
-        weights = base.totals if base.weighted else rows
-        self.totals = None if weights is None else np.asarray(weights * self.rates)
+        class_rows = counts.class_rows(len(base.classes or ()))
+        self.shares = _normalise_shares(base.classes or (), class_rows, self.requested_shares)
+        self.rates = self.shares * self.n_rows / np.maximum(class_rows, 1)
+        base_totals = base.totals if base.weighted else class_rows
+        self.totals = None if base_totals is None else np.asarray(base_totals * self.rates)
+        # The line of all rates, and its units.
         self.largest = int(np.diff(unit_edges(base)).max())  # rows of the largest unit of the base
         lengths = counts.unit_sums(counts.counts * self.rates[counts.classes])
         self._line = _Line.cut(lengths, self.n_rows, self.largest)
         self._edges = self._line.unit_points
         # Units of each class, of each of the base's strata, are spread evenly over an epoch.
-        strata = counts.most_taken(self.rates)
+        strata = counts.most_taken_classes(self.rates)
         if base.strata is not None:
             pairs = np.stack([strata, base.strata])
             strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
@@ -121,7 +125,7 @@ class BalancedSource(DerivedSource):
         return stop - start
 
     def _rows_at(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
-        """Return the rows of a unit with classes y (k,) into which points between 0 and 1 fall."""
+        """Return the rows, of a base unit with classes y (k,), into which points in [0, 1] fall."""
         order = np.argsort(y, kind="stable")
         ends = np.cumsum(self.rates[y[order]])
         index = np.searchsorted(ends, points * ends[-1], side="right")
@@ -143,22 +147,25 @@ class BalancedSource(DerivedSource):
         return sample
 
 
-def sampled_by_class(
+def with_class_shares(
     source: BaseSource, shares: Mapping[str, float] | Literal["balanced"] | None
 ) -> BaseSource:
-    """Return `source` with class shares, "balanced" or by name, applied below its copies."""
+    """Return `source` with class shares, applied to the rows of which copies are made.
+
+    shares : as for `BalancedSource`; with None, `source` is returned
+    """
     if shares is None:
         return source
     if isinstance(source, AugmentedSource):
-        return source.with_base(sampled_by_class(source.base, shares))
+        return source.with_base(with_class_shares(source.base, shares))
     return BalancedSource(source, shares)
 
 
 def without_class_shares(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
     """Return `source` without class shares, and the weights (c,) that replace the shares.
 
-    Other sources are returned unchanged, with None for the weights. Needed where rows predict other
-    rows, which must not be repetitions of the same row.
+    Other sources are returned unchanged, with None for the weights. It is needed where rows predict
+    other rows, because these must not be repetitions of the same row.
     """
     if isinstance(source, AugmentedSource):
         base, rates = without_class_shares(source.base)
@@ -171,10 +178,10 @@ def without_class_shares(source: BaseSource) -> tuple[BaseSource, np.ndarray | N
 
 
 class _ClassCounts(NamedTuple):
-    """Number of rows of each class in each unit, without zeros.
+    """Number of rows of each class in each unit: an entry for each class of each unit.
 
     ends : (n_units,) end of the entries of each unit
-    classes, counts : (ends[-1],) int32, class of each entry, and its number of rows
+    classes, counts : (ends[-1],) int32, class of each entry, and its number of rows, above 0
     """
 
     ends: np.ndarray
@@ -183,16 +190,17 @@ class _ClassCounts(NamedTuple):
 
     @classmethod
     def read(cls, source: BaseSource) -> _ClassCounts:
+        """Return the counts of a source, whose targets are read."""
         classes, counts = [], []
         for y in read_labels(source, range(source.n_units), 0, 0):
-            count = np.bincount(y)
-            classes.append(np.flatnonzero(count).astype(np.int32))
-            counts.append(count[classes[-1]].astype(np.int32))
+            unit_counts = np.bincount(y)
+            classes.append(np.flatnonzero(unit_counts).astype(np.int32))
+            counts.append(unit_counts[classes[-1]].astype(np.int32))
         ends = np.cumsum([len(part) for part in classes])
         return cls(ends, np.concatenate(classes), np.concatenate(counts))
 
-    def rows(self, n_classes: int) -> np.ndarray:
-        """Return the rows of each class, (c,)."""
+    def class_rows(self, n_classes: int) -> np.ndarray:
+        """Return the number of rows of each class, (c,)."""
         return np.bincount(self.classes, self.counts, minlength=n_classes)
 
     def unit_sums(self, values: np.ndarray) -> np.ndarray:
@@ -201,13 +209,14 @@ class _ClassCounts(NamedTuple):
         unit_sums: np.ndarray = np.diff(sums[np.concatenate(([0], self.ends))])
         return unit_sums
 
-    def most_taken(self, rates: np.ndarray) -> np.ndarray:
-        """Return, for each unit, the class with the most taken rows, (n_units,) int32.
+    def most_taken_classes(self, rates: np.ndarray) -> np.ndarray:
+        """Return the class from which most rows of each unit are taken, (n_units,) int32.
 
         rates : (c,) number of times that a row of each class is taken
         """
-        unit = np.searchsorted(self.ends, np.arange(len(self.classes)), side="right")
-        order = np.lexsort((self.counts * rates[self.classes], unit))
+        unit_of_entry = np.searchsorted(self.ends, np.arange(len(self.classes)), side="right")
+        # Sorted by unit, then by the number of taken rows: the last entry of a unit has the most.
+        order = np.lexsort((self.counts * rates[self.classes], unit_of_entry))
         classes: np.ndarray = self.classes[order[self.ends - 1]]
         return classes
 
@@ -236,28 +245,30 @@ class _Line(NamedTuple):
         largest : rows of the largest base unit
         """
         ends = np.concatenate(([0.0], np.cumsum(lengths)))
-        ends *= n_rows / ends[-1]
-        min_length, first_units = max(largest / 2, 1.0), [0]
+        ends *= n_rows / ends[-1]  # without the rounding error of the sum
+        # Join short base units to groups of about half the size of the largest unit, or more.
+        min_length = max(largest / 2, 1.0)
+        first_units = [0]
         for v in range(1, len(lengths)):
             if ends[v] - ends[first_units[-1]] >= min_length:
                 first_units.append(v)
         if len(first_units) > 1 and ends[-1] - ends[first_units[-1]] < min_length:
             first_units.pop()
         bounds = np.array([*first_units, len(lengths)])
+        # Cut each group into units of about the size of the largest base unit.
         group_points = np.floor(ends[bounds] + 0.5).astype(np.int64)
         n_points = np.diff(group_points)
-        n_parts = np.maximum(1, np.floor(n_points / largest + 0.5).astype(np.int64))
-        groups = np.repeat(np.arange(len(first_units)), n_parts)
-        index_in_group = np.arange(len(groups)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
-        unit_points = group_points[groups] + n_points[groups] * index_in_group // n_parts[groups]
+        n_units = np.maximum(1, np.floor(n_points / largest + 0.5).astype(np.int64))  # of a group
+        groups = np.repeat(np.arange(len(first_units)), n_units)
+        index_in_group = np.arange(len(groups)) - np.repeat(np.cumsum(n_units) - n_units, n_units)
+        unit_points = group_points[groups] + n_points[groups] * index_in_group // n_units[groups]
         return cls(ends, bounds, group_points, groups, np.append(unit_points, n_rows))
 
     def points(self, u: int, pass_number: int) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """Yield (base unit, positions in unit u, points) of each base unit that has points.
+        """Yield (base unit, positions in unit u, points) for each base unit that has points.
 
-        The points are positions within the base unit, from 0 to 1.
-
-        A group gets a whole number of points, and its part of the line is scaled to that length.
+        The points are positions within the base unit, from 0 to 1. A group gets a whole number of
+        points, and its part of the line is scaled to that length.
         """
         g = int(self.groups[u])
         group_start = int(self.group_points[g])
@@ -266,8 +277,9 @@ class _Line(NamedTuple):
         # The base units of the group, as positions in it, scaled to its number of points.
         ends = self.ends[units[0] : units[-1] + 2] - self.ends[units[0]]
         bounds = ends * ((int(self.group_points[g + 1]) - group_start) / ends[-1])
+        # The upper 53 of 64 bits, which a float64 holds exactly.
         phi = (((pass_number + 1) * _PASS_STEP + (g + 1) * _GROUP_STEP) % (1 << 64) >> 11) / 2.0**53
-        # The first point of this unit in each base unit.
+        # The first point in each base unit, among the points low … high - 1 of this unit.
         cuts = np.clip(np.ceil(bounds - phi).astype(np.int64) + group_start, low, high)
         cuts[0], cuts[-1] = max(cuts[0], low), high
         for v, start, stop, left, right in zip(
@@ -304,14 +316,14 @@ def _check_base(base: BaseSource) -> None:
         )
 
 
-def _normalised_shares(
-    classes: tuple[str, ...], rows: np.ndarray, requested: Mapping[str, Any] | str
+def _normalise_shares(
+    classes: tuple[str, ...], class_rows: np.ndarray, requested: Mapping[str, Any] | str
 ) -> np.ndarray:
-    """Return the shares (c,), with sum 1.
+    """Return the shares (c,), with sum 1; raise ConfigError if the requested ones are invalid.
 
-    rows : (c,) rows of each class
+    class_rows : (c,) number of rows of each class
     """
-    has_rows = rows > 0
+    has_rows = class_rows > 0
     if isinstance(requested, str):
         if requested != "balanced":
             raise ConfigError(
@@ -322,7 +334,7 @@ def _normalised_shares(
     if not all(isinstance(s, Real) and 0 < float(s) < inf for s in requested.values()):
         raise ConfigError(
             f"{mention('class_sampling', dict(requested))} must be finite numbers above 0 by class "
-            f"name",
+            "name",
             "to exclude a class, drop its rows instead of giving it the share 0",
         )
     unknown = [name for name in requested if name not in classes]

@@ -18,7 +18,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenate_blocks
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.alignment import ReorderedSource, align_columns, padded_to_one_length
+from streamkern.stream.sources.alignment import ReorderedSource, align_columns, pad_to_one_length
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
@@ -30,29 +30,36 @@ from streamkern.stream.sources.user import as_source
 class MixtureSource(BaseSource):
     """The rows of several sources with rows and targets of the same kind.
 
-    Without weights an epoch has every row of every source once, in their units. With weights it has
-    about `n_rows` rows. Source k provides the share w_k / sum(w) of them, rounded to whole units
-    of that source, at least one. Source k is read in passes, one after the other without end, and
-    an epoch continues where the previous one stopped: unit j of its U_k units in epoch e is unit
-    e U_k + j of the passes, so no state is kept. The number of the pass is passed to the source as
-    its `epoch`, so that its host transforms are drawn anew in every pass.
+    Without weights an epoch has every row of every source once, in their units. The weights w_k are
+    shares of the sources, not sample weights, which rows keep unchanged. With weights an epoch has
+    about `n_rows` rows: source k provides the share w_k / sum(w) of them, rounded to whole units of
+    that source, at least one.
 
-    The units of a weighted source are equally long. A shorter unit (the last one, usually) is
-    filled with rows of the same source, which are taken in turn over the passes. In each pass every
-    row comes once, and as many rows as the short units lack come twice. After any number of passes,
-    the uses of any two rows of a source differ by at most one.
+    Source k is read in passes, one after the other without end, and an epoch continues where the
+    previous epoch stopped. With U_k units of source k in an epoch,
 
-    The plan spreads the units of each source evenly over an epoch (`strata`). The shares in a batch
-    are as close to the given ones as those in its shuffle block, which improve with more units.
+        unit j of source k in epoch e = unit e U_k + j of the passes over source k,
 
-    The weights are not sample weights (`sample_weights`), which rows keep unchanged.
+    so no state is kept. The source receives the number of the pass as its `epoch`, so that its host
+    transforms are drawn anew in every pass.
+
+    With weights, all units of a source have the size of its largest unit. A shorter unit (usually
+    the last one) is filled with rows of the same source, which are taken in turn over the passes.
+    In each pass every row comes once, and as many rows as the short units lack come twice. After
+    any number of passes, the uses of any two rows of a source differ by at most one.
+
+    The plan spreads the units of each source evenly over an epoch (`strata`). The more units a
+    shuffle block has, the closer are the shares in its batches to the given shares.
 
     Parameters
     ----------
-    sources : at least one, which agree in row shape, dtype, targets and classes
-        Their host transforms stay; a float transform, and all after it, must be in `transforms`.
+    sources : one source or more, which agree in row shape, dtype, targets and classes
+        Transforms of the sources that run when rows are read (host transforms) are kept.
     weights : numbers above 0, one for each source, or None
     n_rows : number of rows in an epoch, with `weights`; default: the sum over all sources
+    transforms : transforms of the rows of the mixture
+        The sources must leave a transform that runs after the upload, and all that follow it, to
+        these.
     """
 
     kind = "mixture"
@@ -66,19 +73,21 @@ class MixtureSource(BaseSource):
         transforms: Sequence[Transform] = (),
     ) -> None:
         _check_counts(sources, weights, n_rows)
-        members = padded_to_one_length([as_source(source) for source in sources])
-        self._set_rows_like(members[0])
+        # Sources of one kind: rows of one length, and columns in the order of the first source.
+        parts = pad_to_one_length([as_source(source) for source in sources])
+        self._set_rows_like(parts[0])
         self.parts = tuple(
             align_columns(
                 part, self.columns, f"source {k} of the mixture", self.target_columns, self.encoder
             )
-            for k, part in enumerate(members, start=1)
+            for k, part in enumerate(parts, start=1)
         )
-        _check_alike(self.parts)
+        _check_same_kind(self.parts)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.remote = any(part.remote for part in self.parts)
         self.level = max(part.level for part in self.parts) + 1
-        sizes = [unit_sizes(part) for part in self.parts]
+        # The units of an epoch, source after source.
+        sizes = [unit_sizes(part) for part in self.parts]  # rows of each unit, by source
         self._passes: list[_Passes] = []
         if self.weights is not None:
             rows = sum(part.n_rows for part in self.parts) if n_rows is None else n_rows
@@ -86,21 +95,23 @@ class MixtureSource(BaseSource):
             for unit_rows, weight in zip(sizes, self.weights, strict=True):
                 self._passes.append(_Passes(unit_rows, rows * weight / total))
             sizes = [np.full(p.n_units, p.unit_rows) for p in self._passes]
-        counts = [len(unit_rows) for unit_rows in sizes]
-        self.strata = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
-        self._first = np.cumsum([0, *counts])
+        unit_counts = [len(unit_rows) for unit_rows in sizes]
+        self.strata = np.repeat(np.arange(len(unit_counts), dtype=np.uint16), unit_counts)
+        self._first_units = np.cumsum([0, *unit_counts])
         self._edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
         self.n_rows = int(self._edges[-1])
+        # The facts about the rows of an epoch.
         if self.weights is None and all(part.files for part in self.parts):
             self.files = tuple(file for part in self.parts for file in part.files)
         self.shares = tuple(int(unit_rows.sum()) / self.n_rows for unit_rows in sizes)
-        scaled_totals = [
-            self.n_rows * share / part.n_rows * part.totals  # times the passes in an epoch
+        epoch_totals = [
+            # Number of passes in an epoch, times the totals of a pass.
+            self.n_rows * share / part.n_rows * part.totals
             for share, part in zip(self.shares, self.parts, strict=True)
             if part.totals is not None
         ]
-        if len(scaled_totals) == len(self.parts):
-            self.totals = np.sum(scaled_totals, axis=0)
+        if len(epoch_totals) == len(self.parts):
+            self.totals = np.sum(epoch_totals, axis=0)
         self.hides_copies = weights is not None or any(
             part.hides_copies or stored_rows(part) is not part for part in self.parts
         )
@@ -108,9 +119,10 @@ class MixtureSource(BaseSource):
 
     @property
     def fingerprint(self) -> str:
-        prints = [part.fingerprint for part in self.parts]
-        unread = any(p.startswith(("meta:", "name:")) for p in prints)
-        return ("meta:" if unread else "") + json_digest(prints)
+        fingerprints = [part.fingerprint for part in self.parts]
+        # Contents that were not read are identified by their metadata or by a name.
+        has_unread = any(text.startswith(("meta:", "name:")) for text in fingerprints)
+        return ("meta:" if has_unread else "") + json_digest(fingerprints)
 
     def statistics(self) -> Moments:
         """Return the moments of an epoch, see `mixed_moments`."""
@@ -143,7 +155,7 @@ class MixtureSource(BaseSource):
         return self.parts[k].source_rows(j) + np.uint64(n_before)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins, made unique over the sources."""
+        """Return the origins: origin o of source k of K becomes o K + k, which is unique."""
         k, j, _ = self._locate(u, 0)
         part = self.parts[k]
         if self._passes:
@@ -153,25 +165,25 @@ class MixtureSource(BaseSource):
             )
         else:
             origins = part.origins(j, epoch)
-        rows: np.ndarray = origins * np.uint64(len(self.parts)) + np.uint64(k)
-        return rows
+        unique_origins: np.ndarray = origins * np.uint64(len(self.parts)) + np.uint64(k)
+        return unique_origins
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        k, j, own_seed = self._locate(u, seed)
+        k, j, source_seed = self._locate(u, seed)
         if self._passes:
             return super()._read_targets(u, seed, epoch)
-        return self.parts[k].read_targets(j, own_seed, epoch)
+        return self.parts[k].read_targets(j, source_seed, epoch)
 
     def _locate(self, u: int, seed: int) -> tuple[int, int, int]:
         """Return the index of the source of unit u, the unit in that source, and its seed."""
         k = int(self.strata[u]) if self.strata is not None else 0
-        return k, u - int(self._first[k]), _seed_of(seed, k)
+        return k, u - int(self._first_units[k]), _seed_of(seed, k)
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        k, j, own_seed = self._locate(u, seed)
+        k, j, source_seed = self._locate(u, seed)
         if self._passes:
-            return self._passes[k].read(self.parts[k], j, own_seed, epoch)
-        return self.parts[k].read_unit(j, own_seed, epoch).contents
+            return self._passes[k].read(self.parts[k], j, source_seed, epoch)
+        return self.parts[k].read_unit(j, source_seed, epoch).contents
 
 
 def open_stores(
@@ -187,15 +199,19 @@ def open_stores(
 ) -> BaseSource:
     """Return the rows of one store, or the mixture of several.
 
-    weights : shares, see `MixtureSource`
+    urls : URLs of the stores
+    weights : shares of the stores, see `MixtureSource`
+    x, y : names of the arrays
     w : name of the sample weights in foreign stores
     foreign : as for `open_store`
     storage_options : options of the remote stores; ConfigError if no store is remote
+    cache : cache for the chunks of remote stores
     """
     is_remote = [local_path(url) is None for url in urls]
     stores = [
         ZarrSource(
             url, x=x, y=y, w=w, foreign=foreign, cache=cache,
+            # If no store is remote, `open_store` refuses the options.
             storage_options=storage_options if store_is_remote or not any(is_remote) else None,
         )
         for url, store_is_remote in zip(urls, is_remote, strict=True)
@@ -233,8 +249,8 @@ class _Passes:
         self.unit_rows = int(sizes.max())
         self.n_units = max(1, math.floor(epoch_rows / self.unit_rows + 0.5))
         self._edges = np.concatenate(([0], np.cumsum(sizes)))
-        # (n + 1,) rows by which the units before unit u are shorter than `unit_rows`.
-        self._missing_rows = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))
+        # (n + 1,) rows that units 0 … u - 1 lack, in all, of `unit_rows` each.
+        self._lacking_rows = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))
 
     def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Return X, y and w of unit j of an epoch."""
@@ -251,16 +267,18 @@ class _Passes:
         """Return (unit of the source, its rows, number of the pass) for each part of unit j."""
         pass_number, u = divmod(epoch * self.n_units + j, source.n_units)
         pieces = [(u, slice(None), pass_number)]
-        n_missing = int(self._missing_rows[u + 1] - self._missing_rows[u])
-        start = pass_number * int(self._missing_rows[-1]) + int(self._missing_rows[u])
-        while n_missing:  # take rows start, start + 1, …, modulo the rows of the source
+        # Fill the unit with rows start, start + 1, …, modulo the rows of the source. `start` is the
+        # number of rows that earlier units, of this pass and before, were filled with.
+        n_lacking = int(self._lacking_rows[u + 1] - self._lacking_rows[u])
+        start = pass_number * int(self._lacking_rows[-1]) + int(self._lacking_rows[u])
+        while n_lacking:
             start %= source.n_rows
             v = int(np.searchsorted(self._edges, start, side="right")) - 1
-            first, last = int(self._edges[v]), int(self._edges[v + 1])
-            part = slice(start - first, min(start + n_missing, last) - first)
-            pieces.append((v, part, pass_number))
-            n_missing -= part.stop - part.start
-            start = first + part.stop
+            unit_start, unit_stop = self._edges[v : v + 2].tolist()
+            rows = slice(start - unit_start, min(start + n_lacking, unit_stop) - unit_start)
+            pieces.append((v, rows, pass_number))
+            n_lacking -= rows.stop - rows.start
+            start = unit_start + rows.stop
         return pieces
 
 
@@ -286,15 +304,15 @@ def _check_counts(
         )
 
 
-def _check_alike(sources: Sequence[BaseSource]) -> None:
+def _check_same_kind(sources: Sequence[BaseSource]) -> None:
     """Raise ConfigError if sources differ in shapes or dtypes, or have feed transforms."""
-    first = _row_kind(sources[0])
+    expected = _row_kind(sources[0])
     for number, source in enumerate(sources, start=1):
         for name, value in _row_kind(source).items():
-            if value != first[name]:
+            if value != expected[name]:
                 raise ConfigError(
                     f"source {number} of the mixture has {name} {value} and source 1 has "
-                    f"{first[name]}",
+                    f"{expected[name]}",
                     f"mix only sources with the same {name}",
                 )
         if source.feed_transforms:
@@ -321,15 +339,13 @@ def _seed_of(seed: int, k: int) -> int:
 
 
 def mixed_moments(moments: Sequence[Moments], shares: Sequence[float]) -> Moments:
-    """Return the moments of a mixture; None if a source has none.
+    """Return the moments of a mixture; a mean and a scale are None if a source has none.
 
     With shares p, means m and variances v of the sources, the mean is sum(p m) and the variance
     sum(p (v + (m - mean)^2)).
     """
 
-    def pair(first: int) -> tuple[Any, Any]:
-        """Return the mean and the scale for entries `first` and `first + 1` of the moments."""
-        means, scales = [m[first] for m in moments], [m[first + 1] for m in moments]
+    def mixed(means: Sequence[Any], scales: Sequence[Any]) -> tuple[Any, Any]:
         if any(value is None for value in (*means, *scales)):
             return None, None
         m, s = np.array(means, np.float64), np.array(scales, np.float64)
@@ -337,7 +353,9 @@ def mixed_moments(moments: Sequence[Moments], shares: Sequence[float]) -> Moment
         mean = (p * m).sum(axis=0)
         return mean, np.sqrt((p * (s**2 + (m - mean) ** 2)).sum(axis=0))
 
-    (mean, scale), (feature_mean, feature_scale) = pair(0), pair(2)
+    global_means, global_scales, feature_means, feature_scales = zip(*moments, strict=True)
+    mean, scale = mixed(global_means, global_scales)
+    feature_mean, feature_scale = mixed(feature_means, feature_scales)
     if mean is not None:
         mean, scale = float(mean), float(scale)
     return mean, scale, feature_mean, feature_scale

@@ -1,17 +1,19 @@
 """Patch features: responses of an image to filters from training images, averaged over regions.
 
-A kernel of the distance ignores which pixels are neighbours. These features describe an image by
-its responses to N small filters in each region (Coates, Lee and Ng 2011; Coates and Ng 2011):
+A kernel that depends on the distance ignores which pixels are neighbours. These features describe
+an image by its responses to N small filters in each region (Coates, Lee and Ng 2011; Coates and Ng
+2011):
 
-1. Every patch of `size` x `size` pixels, at every position, is standardised to mean 0 and standard
-   deviation about 1: p <- (p - mean(p)) / sqrt(var(p) + floor).
-2. It is whitened, W (p - m), with m and W = (C + e I)^(-1/2) of a sample of patches, and multiplied
-   with N whitened patches of the sample, of length 1: r = D W (p - m).
-3. max(r - t, 0) and max(-r - t, 0) are averaged over each of `grid` x `grid` regions of the
-   positions. These 2 grid^2 N numbers are standardised by their mean and standard deviation over a
-   sample of rows.
+1. Every patch p of `size` x `size` pixels, at every position, is standardised to mean 0 and
+   standard deviation about 1: p <- (p - mean(p)) / sqrt(var(p) + floor).
+2. It is whitened, W (p - m), where m is the mean of a sample of patches and W = (C + e I)^(-1/2)
+   with their covariance C. The response r = D W (p - m) multiplies it with the N rows of D, which
+   are whitened patches of the sample, scaled to length 1.
+3. max(r - t, 0) and max(-r - t, 0), with the threshold t, are averaged over each of `grid` x `grid`
+   regions of the positions. These 2 grid^2 N numbers are standardised by their mean and standard
+   deviation over a sample of rows.
 
-Subtracting the mean of a patch is linear, as are D and W, so one product computes all three.
+Subtracting the mean of a patch is linear, like D and W, so one product computes all three.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ from streamkern.basics.randomness import AnyArray, RowRandom
 PATCH_STAGE = 44
 MAX_SAMPLED_PATCHES, MAX_SAMPLED_ENTRIES = 20_000, 2 << 20
 """Largest number of patches from which the whitening is estimated, and of their entries; more are
-drawn only if more filters are requested."""
+drawn only if the requested filters need them."""
 PATCH_ROWS, SCALE_ROWS = 1024, 256
 """Rows from which patches are drawn, and rows on which the standard deviations are measured."""
 AUTO_PATCH_SIZE, SMALL_IMAGE_SIDE, SMALL_PATCH_SIZE = 6, 16, 3
-"""Default size of a patch; and its size in images with fewer than `SMALL_IMAGE_SIDE` pixels along a
-side."""
+"""Default size of a patch; smallest side of an image with this size; size in smaller images."""
 THRESHOLD = 0.25
+"""The constant t."""
 CONTRAST_FLOOR, WHITENING_FLOOR = 0.1, 0.1
 """The constants `floor`, divided by the mean variance of a patch, and e, divided by the mean
 variance of a pixel of a patch."""
@@ -58,8 +60,8 @@ PATCH_ARRAYS = ("filters", "offsets", "mean", "scale")
 class _Tables(NamedTuple):
     """The arrays of the transform, converted to the array library and dtype of a batch.
 
-    filters : (size^2 channels + 1, N), the last row minus the offsets
-    regions : (grid^2, positions) averages over regions
+    filters : (size^2 channels + 1, N); the last row is minus the offsets, see `_patches`
+    regions : (grid^2, positions) the matrix that averages over the regions
     mean, scale : as in `PatchFeatures`
     """
 
@@ -73,9 +75,9 @@ class _Tables(NamedTuple):
 class PatchFeatures:
     """The transform from images (m, h, w, channels) to patch features (m, 2 grid^2 N).
 
-    filters : (size^2 channels, N) float64, including the whitening and the subtraction of the mean
-        of a patch, so that each sums to 0. Rows are in the order (row, column, channel) of a patch
-    offsets : (N,) constants subtracted from the products, D W m
+    filters : (size^2 channels, N) float64, the transposed D W minus the mean of each filter, which
+        subtracts the mean of a patch. Rows are in the order (row, column, channel) of a patch.
+    offsets : (N,) the constants D W m that are subtracted from the products
     mean, scale : (2 grid^2 N,) means and scales of the features, ordered by sign (positive parts
         first), then by region (row by row), then by filter
     size : pixels along a side of a patch
@@ -83,8 +85,8 @@ class PatchFeatures:
     grid : number of regions along a side
     threshold : the constant t
 
-    On the CPU the features of a row have the same bits in every batch. Cost of a row: 2 q s N FLOPs
-    with q positions and s = size^2 channels, and `row_bytes` of scratch memory.
+    On the CPU the features of a row have the same bits in every batch. The cost of a row is about
+    2 q s N FLOPs, with q positions and s = size^2 channels, and `row_bytes` of scratch memory.
     """
 
     filters: Floats
@@ -105,10 +107,11 @@ class PatchFeatures:
 
         Raises ConfigError if the images have fewer than `n_filters` patches with contrast.
         """
+        # A sample of patches, standardised.
         rng = np.random.default_rng([seed, PATCH_STAGE])
-        candidates = 1000 + 4 * n_filters  # at least half of them are long enough
+        n_candidates = 1000 + 4 * n_filters  # at least half of them are long enough
         max_patches = min(MAX_SAMPLED_PATCHES, MAX_SAMPLED_ENTRIES // (size * size * X.shape[3]))
-        patches = _random_patches(X, size, max(max_patches, candidates), rng)
+        patches = _random_patches(X, size, max(max_patches, n_candidates), rng)
         variance = patches.var(axis=1)
         floor = CONTRAST_FLOOR * float(variance.mean())
         if not floor > 0:
@@ -119,11 +122,13 @@ class PatchFeatures:
             )
         patches -= patches.mean(axis=1, keepdims=True)
         patches /= np.sqrt(variance + floor)[:, None]
+        # The whitening: m, and the symmetric matrix W.
         mean = patches.mean(axis=0)
         patches -= mean
         values, axes = np.linalg.eigh(patches.T @ patches / len(patches))
-        whiten = axes / np.sqrt(values.clip(min=0) + WHITENING_FLOOR * values.mean()) @ axes.T
-        whitened = patches[:candidates] @ whiten
+        W = axes / np.sqrt(values.clip(min=0) + WHITENING_FLOOR * values.mean()) @ axes.T
+        # The filters: the first whitened patches that are long enough.
+        whitened = patches[:n_candidates] @ W
         lengths = np.linalg.norm(whitened, axis=1)
         chosen = np.flatnonzero(lengths > MIN_FILTER_LENGTH * np.median(lengths))[:n_filters]
         if len(chosen) < n_filters:
@@ -132,9 +137,10 @@ class PatchFeatures:
                 f"of {size} x {size} pixels, but a sample of the rows has {len(chosen)}",
                 f"lower {mention('model.patch_features')}",
             )
-        filters = whiten @ (whitened[chosen] / lengths[chosen, None]).T
+        filters = W @ (whitened[chosen] / lengths[chosen, None]).T
         offsets = mean @ filters
         filters -= filters.mean(axis=0)
+        # Mean and scale of the features.
         unscaled = cls(filters, offsets, np.zeros(1), np.ones(1), size, floor, grid)
         sample = X[:SCALE_ROWS].astype(np.float32)
         features, _ = unscaled(
@@ -160,7 +166,7 @@ class PatchFeatures:
 
     def row_bytes(self, row_shape: tuple[int, ...], itemsize: int) -> int:
         """Return the bytes of scratch memory for an image: two copies of patches and responses."""
-        columns = 2 * (len(self.filters) + 1) + 2 * self.n_filters
+        columns = 2 * (len(self.filters) + 1) + 2 * self.n_filters  # of a position
         return self._positions(row_shape) * columns * itemsize
 
     def tile_bytes(self, row_shape: tuple[int, ...], itemsize: int, *, on_host: bool) -> int:
@@ -200,8 +206,10 @@ class PatchFeatures:
         pixels = patches[..., :-1]
         pixels /= xp.sqrt(pixels.var(axis=2, keepdims=True) + X.dtype.type(self.floor))
         responses = xp.matmul(patches, tables.filters)
+        # By sign and region; `parts` is a view of `out`.
         parts, t = out.reshape(len(X), 2, self.grid**2, -1), X.dtype.type(self.threshold)
-        # mean max(r - t, 0) = mean max(r, t) - t, and the same of -r.
+        # The mean of max(r - t, 0) is that of max(r, t) minus t; of -r, the mean of max(-r - t, 0)
+        # is -t minus that of min(r, -t).
         parts[:, 0] = xp.matmul(tables.regions, xp.maximum(responses, t))
         parts[:, 0] -= t
         xp.minimum(responses, -t, out=responses)
@@ -274,7 +282,7 @@ def patch_size(requested: int | str, row_shape: Sequence[int]) -> int:
 def _random_patches(
     X: npt.NDArray[Any], size: int, n: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Return n patches at different random positions of images X, fewer if there are no more."""
+    """Return at most n patches at distinct random positions of images X, (n, size^2 channels)."""
     windows = np.lib.stride_tricks.sliding_window_view(X, (size, size), axis=(1, 2))
     total = math.prod(windows.shape[:3])
     indices = rng.choice(total, size=min(n, total), replace=False)
@@ -283,14 +291,18 @@ def _random_patches(
 
 
 def _patches(xp: Any, X: AnyArray, size: int) -> AnyArray:
-    """Return all patches of images (k, h, w, c), and a 1: (k, positions, size^2 c + 1)."""
+    """Return all patches of images (k, h, w, c), each followed by a 1.
+
+    The result is (k, positions, size^2 c + 1); the 1 multiplies the row of offsets in `_Tables`.
+    """
     k, h, w, c = X.shape
-    rows, columns, line = h - size + 1, w - size + 1, size * c
+    rows, columns, line = h - size + 1, w - size + 1, size * c  # line: a row of pixels of a patch
     patches = xp.empty((k, rows, columns, size * line + 1), X.dtype)
     patches[..., -1] = 1
     X, view = xp.ascontiguousarray(X), xp.lib.stride_tricks.as_strided
     s_k, s_h, s_w, s_c = X.strides
-    shape = (k, rows, columns, size, line)  # the pixels of a row of a patch are contiguous
+    # Views of both arrays by patch and line, without the 1; the pixels of a line are contiguous.
+    shape = (k, rows, columns, size, line)
     windows = view(X, shape, (s_k, s_h, s_w, s_h, s_c))
     view(patches, shape, (*patches.strides[:3], line * s_c, s_c))[...] = windows
     return patches.reshape(k, rows * columns, -1)
@@ -302,19 +314,19 @@ def _regions(rows: int, columns: int, grid: int) -> npt.NDArray[np.float64]:
     A side shorter than the grid has regions that overlap.
     """
     averages = np.zeros((grid, grid, rows, columns))
-    for i, own_rows in enumerate(_spans(rows, grid)):
-        for j, own_columns in enumerate(_spans(columns, grid)):
-            averages[i, j, own_rows, own_columns] = 1
+    for i, region_rows in enumerate(_spans(rows, grid)):
+        for j, region_columns in enumerate(_spans(columns, grid)):
+            averages[i, j, region_rows, region_columns] = 1
     flat = averages.reshape(grid**2, -1)
     return np.asarray(flat / flat.sum(axis=1, keepdims=True))
 
 
 def _spans(n: int, grid: int) -> list[slice]:
-    """Return `grid` slices that cover n positions, each with at least one."""
+    """Return `grid` slices that cover n positions, each with at least one position."""
     return [slice(n * i // grid, max(n * (i + 1) // grid, n * i // grid + 1)) for i in range(grid)]
 
 
-def restored_patches(
+def restore_patches(
     arrays: Mapping[str, npt.NDArray[Any]], numbers: Mapping[str, Any]
 ) -> PatchFeatures:
     """Return patch features from their stored arrays and numbers."""

@@ -1,8 +1,9 @@
 """Quantile scores of features: piecewise linear functions from values to their ranks in a sample.
 
 A feature with a heavy tail has most of its values within a small part of its standard deviation,
-where a kernel of the distance hardly distinguishes them. Its score, the share of a sample below a
-value, spreads them evenly. The score is appended to the features, which keep the value too.
+where a kernel that depends on the distance hardly distinguishes them. The score of a value is the
+share of a sample below it, scaled to mean 0 and standard deviation 1; it spreads the values evenly.
+The scores are appended to the features, which stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray
 
 MAX_KNOTS = 256
-"""Largest number of knots of a score; between them it is linear."""
+"""Largest number of knots of a score, between which it is linear."""
 MIN_SCORED_VALUES = 16
 """Fewest distinct values in the sample for which a feature gets a score: a kernel distinguishes
 fewer values by their distance."""
@@ -34,7 +35,7 @@ class QuantileScores:
     """Piecewise linear scores of some features.
 
     columns : (k,) indices of the features
-    values : (k, q) knots of each, ascending; the last one may repeat
+    values : (k, q) values at the knots of each feature, ascending; the last value may repeat
     heights : (k, q) scores at the knots, with mean 0 and standard deviation 1 over the sample
     """
 
@@ -46,26 +47,24 @@ class QuantileScores:
     def of_sample(
         cls, X: npt.NDArray[Any], max_correlation: float = MAX_NORMAL_CORRELATION
     ) -> QuantileScores | None:
-        """Return the scores of the features of X (n, d) that are far from normal; None if none is.
+        """Return scores for the features of X (n, d) that are far from normal; None without any.
 
         max_correlation : a feature whose correlation with its normal scores is lower gets a score
         """
-        scored = []
+        features = []  # index, and the values and heights of its knots
         for j in range(X.shape[1]):
             values, counts = np.unique(X[:, j].astype(np.float64), return_counts=True)
             if len(values) < MIN_SCORED_VALUES or not np.isfinite(values).all():
                 continue
             shares = counts / len(X)
             levels = np.cumsum(shares) - shares / 2
-            if (
-                _correlation(values, on_demand("scipy.special").ndtri(levels), shares)
-                < max_correlation
-            ):
-                scored.append((j, *_knots(values, levels, shares)))
-        if not scored:
+            normal_scores = on_demand("scipy.special").ndtri(levels)
+            if _correlation(values, normal_scores, shares) < max_correlation:
+                features.append((j, *_knots(values, levels, shares)))
+        if not features:
             return None
-        columns, knots, heights = zip(*scored, strict=True)
-        return cls(np.array(columns, np.int64), np.stack(knots), np.stack(heights))
+        columns, knot_values, heights = zip(*features, strict=True)
+        return cls(np.array(columns, np.int64), np.stack(knot_values), np.stack(heights))
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -73,8 +72,8 @@ class QuantileScores:
     def write_scores(self, xp: Any, X: AnyArray, scores: AnyArray) -> None:
         """Write the scores of X (m, d) float64 to `scores` (m, k), of any dtype."""
         for j, column in enumerate(self.columns.tolist()):
-            knots, levels = xp.asarray(self.values[j]), xp.asarray(self.heights[j])
-            scores[:, j] = xp.interp(X[:, column], knots, levels)
+            values, heights = xp.asarray(self.values[j]), xp.asarray(self.heights[j])
+            scores[:, j] = xp.interp(X[:, column], values, heights)
 
     def names(self, features: Sequence[str]) -> list[str]:
         """Return the names of the features, followed by the names of the scores."""
@@ -101,7 +100,10 @@ def scores_among(transforms: Sequence[Any]) -> QuantileScores | None:
 
 
 def shape_after(transforms: Sequence[Any], row_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row after the transforms; one that changes it has a `shape_after`."""
+    """Return the shape of a row after the transforms.
+
+    A transform that changes the shape has a method `shape_after`.
+    """
     for transform in transforms:
         shape_of = getattr(transform, "shape_after", None)
         row_shape = row_shape if shape_of is None else shape_of(row_shape)
@@ -109,14 +111,15 @@ def shape_after(transforms: Sequence[Any], row_shape: tuple[int, ...]) -> tuple[
 
 
 def _correlation(a: Floats, b: Floats, shares: Floats) -> float:
-    """Return the correlation of two columns (q,), weighted by `shares` (q,)."""
+    """Return the correlation of a and b, (q,) each, weighted by `shares` (q,)."""
     a, b = a - shares @ a, b - shares @ b
     return float((shares * a) @ b / np.sqrt(((shares * a) @ a) * ((shares * b) @ b)))
 
 
 def _knots(values: Floats, levels: Floats, shares: Floats) -> tuple[Floats, Floats]:
-    """Return `MAX_KNOTS` of the distinct values (q,), evenly spaced in rank, and their scores.
+    """Return the values and scores at `MAX_KNOTS` knots, evenly spaced in rank.
 
+    values : (q,) distinct values of the sample, ascending
     levels : (q,) share of the sample below each value, counting half of the rows with that value
     shares : (q,) share of the sample with each value
     """
@@ -124,6 +127,7 @@ def _knots(values: Floats, levels: Floats, shares: Floats) -> tuple[Floats, Floa
     heights = (levels - mean) / np.sqrt(shares @ (levels - mean) ** 2)
     even_levels = np.linspace(levels[0], levels[-1], MAX_KNOTS)
     chosen = np.unique(np.searchsorted(levels, even_levels).clip(max=len(levels) - 1))
+    # With fewer values, the last knot repeats, so that all features have as many knots.
     chosen = np.append(chosen, np.repeat(chosen[-1], MAX_KNOTS - len(chosen)))
     return values[chosen], heights[chosen]
 

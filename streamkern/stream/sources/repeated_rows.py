@@ -2,10 +2,10 @@
 
 A row set aside carries no new information if an equal row is trained on. Therefore rows with equal
 features and equal targets form a group that is drawn or left as a whole, if it has at most
-`MAX_COPIES` rows. Larger groups occur in tables with few different rows, and equal rows with
-different targets measure the noise; these stay as drawn. A group is drawn with probability equal to
-the share of its rows that were drawn, so the number of drawn rows hardly changes. If no rows are
-equal, the draw is unchanged.
+`MAX_COPIES` rows. Two kinds of equal rows stay as drawn: larger groups, which occur in tables with
+few different rows, and rows with different targets, which measure the noise. A group is drawn with
+probability equal to the share of its rows that were drawn, so the number of drawn rows hardly
+changes. If no rows are equal, the draw is unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.base import BaseSource, prefetch_results
 
 _SPLITMIX_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
-"""The multiplier of the mixing function of SplitMix64 (Steele et al. 2014)."""
+"""The multiplier of the mixing function of SplitMix64 (Steele, Lea and Flood 2014)."""
 
 
 def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
-    """Return a hash of each row, equal for equal rows, where -0.0 equals 0.0.
+    """Return a hash of each row; equal rows have equal hashes, where -0.0 equals 0.0.
 
     Two different rows have the same hash with probability 2^-64, unless chosen to collide.
 
@@ -41,10 +41,9 @@ def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
     -------
     (k,) uint64
     """
-    words = _words(X.reshape(len(X), math.prod(X.shape[1:])) + X.dtype.type(0))
-    odd_factors = (
-        np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
-    )
+    words = _words(X.reshape(len(X), math.prod(X.shape[1:])) + X.dtype.type(0))  # -0.0 + 0 is 0.0
+    rng = np.random.default_rng(0)
+    odd_factors = rng.integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
     # Numbers such as 1.0 differ in few high bits, which a product alone would shift out.
     words ^= words >> np.uint64(32)
     words *= _SPLITMIX_FACTOR
@@ -72,28 +71,27 @@ class Draw(NamedTuple):
     base : the source
     edges : (n_units + 1,) first row of each unit, and the number of rows
     counts : (n_units,) number of drawn rows of each unit
-    drawn_rows : returns a mask (k,) of the drawn rows of a unit
-    read : returns the stored rows of a unit
+    drawn_mask : takes a unit, and returns whether each of its rows is drawn, (k,)
+    read_unit : takes a unit, and returns its rows as stored
     """
 
     base: BaseSource
     edges: Ints
     counts: Ints
-    drawn_rows: Callable[[int], npt.NDArray[np.bool_]]
-    read: Callable[[int], RowBlock]
+    drawn_mask: Callable[[int], npt.NDArray[np.bool_]]
+    read_unit: Callable[[int], RowBlock]
 
 
 class DuplicateMoves(NamedTuple):
     """The changes to a draw that keep equal rows together.
 
-    rows : (k,) int64 ascending, the rows that change sides
-    drawn : (k,) bool, whether each of them is drawn after the change
-    copies, firsts : (j,) int64, each drawn row that equals an earlier one, and the first row equal
-        to it
+    rows : (k,) int64 ascending, the rows that are drawn only before, or only after, the change
+    is_drawn : (k,) bool, whether each of these rows is drawn after the change
+    copies, firsts : (j,) int64, each drawn row that equals an earlier row, and the first such row
     """
 
     rows: Ints
-    drawn: npt.NDArray[np.bool_]
+    is_drawn: npt.NDArray[np.bool_]
     copies: Ints
     firsts: Ints
 
@@ -106,42 +104,41 @@ NO_MOVES = DuplicateMoves(
 class _Matches(NamedTuple):
     """Rows with the same hash as a drawn row.
 
-    hash : (k,) index of the hash of each row
-    draw, row : (k,) index of the draw and row number
+    hash_index : (k,) index of the hash of each row
+    draw, row : (k,) index of the draw, and row number
     target : (k,) uint64 hash of the target
-    drawn : (k,) bool, whether the row is drawn
+    is_drawn : (k,) bool, whether the row is drawn
     """
 
-    hash: Ints
+    hash_index: Ints
     draw: Ints
     row: Ints
     target: npt.NDArray[np.uint64]
-    drawn: npt.NDArray[np.bool_]
+    is_drawn: npt.NDArray[np.bool_]
 
     def take(self, index: npt.NDArray[Any]) -> _Matches:
         """Return the rows with these indices."""
-        hashes, targets = self.hash[index], self.target[index]
-        return _Matches(hashes, self.draw[index], self.row[index], targets, self.drawn[index])
+        return _Matches(*(column[index] for column in self))
 
 
 def moves_of_equal_rows(draws: Sequence[Draw]) -> list[DuplicateMoves]:
-    """Return the rows of each draw that change sides.
+    """Return the changes of each draw that keep equal rows, of one draw or of several, together.
 
-    Units with drawn rows are read twice, others once. With more than `MAX_HASHED_ROWS` drawn rows,
-    nothing changes.
+    Units with drawn rows are read twice, other units once. With more than `MAX_HASHED_ROWS` drawn
+    rows, nothing changes.
     """
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MAX_HASHED_ROWS:
         return [NO_MOVES] * len(draws)
     hashes = np.unique(np.concatenate([part for draw in draws for part in _drawn_hashes(draw)]))
-    return _group_moves(_find_matches(draws, hashes), hashes, draws)
+    return _moves_of_groups(_find_matches(draws, hashes), hashes, draws)
 
 
 def _drawn_hashes(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
     """Return the hashes of the drawn rows, unit after unit."""
 
     def hashes_of(u: int) -> npt.NDArray[np.uint64]:
-        return row_hashes(draw.read(u).X[draw.drawn_rows(u)])
+        return row_hashes(draw.read_unit(u).X[draw.drawn_mask(u)])
 
     return prefetch_results(
         draw.base, (partial(hashes_of, int(u)) for u in np.flatnonzero(draw.counts))
@@ -149,40 +146,35 @@ def _drawn_hashes(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
 
 
 def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Matches:
-    """Return the rows with one of the hashes, those in units with drawn rows first.
+    """Return the rows with one of the hashes; rows in units with drawn rows come first.
 
-    Once a hash has more than `MAX_COPIES` rows, further ones are left out.
+    Once a hash has more than `MAX_COPIES` rows, further rows with this hash are left out.
     """
     counts, matches = np.zeros(len(hashes), np.int64), []
     for has_drawn, (k, draw) in itertools.product((True, False), enumerate(draws)):
         units = np.flatnonzero((draw.counts > 0) == has_drawn)
         calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in units)
         for part in prefetch_results(draw.base, calls):
-            below_limit = counts[part.hash] <= MAX_COPIES
-            np.add.at(counts, part.hash, 1)
-            if below_limit.any():
-                matches.append(part.take(below_limit))
+            is_below_limit = counts[part.hash_index] <= MAX_COPIES
+            np.add.at(counts, part.hash_index, 1)
+            if is_below_limit.any():
+                matches.append(part.take(is_below_limit))
     columns: Any = map(np.concatenate, zip(*matches, strict=True))
     return _Matches(*columns)
 
 
 def _matches_in_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Matches:
     """Return the rows of unit u of draw k that have one of the hashes."""
-    block = draw.read(u)
+    block = draw.read_unit(u)
     row_hash = row_hashes(block.X)
     index = np.minimum(np.searchsorted(hashes, row_hash), len(hashes) - 1)
-    matching = np.flatnonzero(hashes[index] == row_hash)
-    drawn = draw.drawn_rows(u)[matching] if draw.counts[u] else np.zeros(len(matching), bool)
-    return _Matches(
-        index[matching],
-        np.full(len(matching), k),
-        draw.edges[u] + matching,
-        row_hashes(block.y[matching]),
-        drawn,
-    )
+    rows = np.flatnonzero(hashes[index] == row_hash)
+    is_drawn = draw.drawn_mask(u)[rows] if draw.counts[u] else np.zeros(len(rows), bool)
+    targets = row_hashes(block.y[rows])
+    return _Matches(index[rows], np.full(len(rows), k), draw.edges[u] + rows, targets, is_drawn)
 
 
-def _group_moves(
+def _moves_of_groups(
     matches: _Matches, hashes: npt.NDArray[np.uint64], draws: Sequence[Draw]
 ) -> list[DuplicateMoves]:
     """Return the changes of each draw.
@@ -190,72 +182,92 @@ def _group_moves(
     Rows with one hash form a group. A group is moved together if it has at most `MAX_COPIES` rows
     and these have equal targets.
     """
-    order = np.lexsort((matches.row, matches.draw, matches.hash))
+    # The groups, each with its rows in the order of draws and rows.
+    order = np.lexsort((matches.row, matches.draw, matches.hash_index))
     matches = matches.take(order)
     _, start, group, size = np.unique(
-        matches.hash, return_index=True, return_inverse=True, return_counts=True
+        matches.hash_index, return_index=True, return_inverse=True, return_counts=True
     )
     min_target, max_target = (
         extreme.reduceat(matches.target, start) for extreme in (np.minimum, np.maximum)
     )
-    movable = (size > 1) & (size <= MAX_COPIES) & (min_target == max_target)
-    share = np.where(movable, np.bincount(group, matches.drawn) / size, 0)
-    # In the order of targets, so that each class keeps its share; ties are in random order.
-    by_target = np.lexsort((hashes[matches.hash[start]], min_target))
-    taken = np.zeros(len(start), bool)
-    taken[by_target] = np.diff(np.floor(np.cumsum(share[by_target]) + 0.5), prepend=0) > 0
+    is_movable = (size > 1) & (size <= MAX_COPIES) & (min_target == max_target)
+    # Draw each group with the probability `share`, by systematic sampling. Groups are in the order
+    # of targets, so that each class keeps its share; ties are in random order, that of the hashes.
+    share = np.where(is_movable, np.bincount(group, matches.is_drawn) / size, 0)
+    by_target = np.lexsort((hashes[matches.hash_index[start]], min_target))
+    is_taken = np.zeros(len(start), bool)
+    is_taken[by_target] = np.diff(np.floor(np.cumsum(share[by_target]) + 0.5), prepend=0) > 0
+    groups = _Groups(is_movable, is_taken, share)
     for k, draw in enumerate(draws):
-        _keep_both_sides(matches.draw == k, matches.drawn, group, draw, (movable, taken, share))
-    changed = movable[group] & (matches.drawn != taken[group])
-    is_copy = np.zeros(len(group), bool)  # of an earlier row of the same draw
+        _keep_both_sides(matches.draw == k, matches.is_drawn, group, draw, groups)
+    # The changes. A copy equals an earlier row of the same draw, which `first_equal` names.
+    is_changed = is_movable[group] & (matches.is_drawn != is_taken[group])
+    is_copy = np.zeros(len(group), bool)
     is_copy[1:] = (group[1:] == group[:-1]) & (matches.draw[1:] == matches.draw[:-1])
-    first = matches.row[np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(group))))]
-    copies = is_copy & taken[group]
+    first_index = np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(group))))
+    first_equal = matches.row[first_index]
+    is_copy &= is_taken[group]
     return [
-        _moves_of_draw(matches, taken[group], first, changed & in_draw, copies & in_draw)
-        for in_draw in (matches.draw == k for k in range(len(draws)))
+        _moves_of_draw(matches, is_taken[group], first_equal, is_changed & mask, is_copy & mask)
+        for mask in (matches.draw == k for k in range(len(draws)))
     ]
 
 
+class _Groups(NamedTuple):
+    """Groups of equal rows.
+
+    is_movable : (g,) bool, whether a group is drawn or left as a whole
+    is_taken : (g,) bool, whether it is drawn
+    share : (g,) share of its rows that were drawn
+    """
+
+    is_movable: npt.NDArray[np.bool_]
+    is_taken: npt.NDArray[np.bool_]
+    share: npt.NDArray[np.float64]
+
+
 def _keep_both_sides(
-    of_draw: npt.NDArray[np.bool_], drawn: npt.NDArray[np.bool_], group: Ints, draw: Draw,
-    groups: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
+    in_draw: npt.NDArray[np.bool_], is_drawn: npt.NDArray[np.bool_], group: Ints, draw: Draw,
+    groups: _Groups,
 ) -> None:  # fmt: skip
-    """Change `taken` and `movable` so that at least two rows are drawn and at least one is not.
+    """Change `groups` in place so that at least two rows of a draw are drawn and one is not.
 
     If that is impossible, as when all rows are equal, the groups of the draw stay as drawn.
 
-    of_draw : (k,) mask of the matches that belong to the draw
-    drawn : (k,) mask of the matches that were drawn
+    in_draw : (k,) mask of the matches that belong to the draw
+    is_drawn : (k,) mask of the matches that were drawn
     group : (k,) group of each match
-    groups : movable, taken and share of each group; the first two are changed in place
     """
-    movable, taken, share = groups
-    of_draw = of_draw & movable[group]
+    is_movable, is_taken, share = groups
+    in_draw = in_draw & is_movable[group]
     n_drawn, n_rows = int(draw.counts.sum()), int(draw.edges[-1])
 
-    def both_sides() -> tuple[bool, bool]:
-        n = n_drawn + int((of_draw & taken[group]).sum()) - int((of_draw & drawn).sum())
-        return n >= 2, n < n_rows
+    def n_drawn_after() -> int:
+        return n_drawn + int((in_draw & is_taken[group]).sum()) - int((in_draw & is_drawn).sum())
 
-    if n_drawn < 2 or all(both_sides()):
+    if n_drawn < 2 or 2 <= n_drawn_after() < n_rows:
         return
-    ids = np.unique(group[of_draw])
+    # Take groups, those with the largest share first, or leave groups, those with the smallest.
+    ids = np.unique(group[in_draw])
     ids = ids[np.argsort(-share[ids], kind="stable")]
     for i in ids:
-        taken[i] |= not both_sides()[0]
+        is_taken[i] |= n_drawn_after() < 2
     for i in ids[::-1]:
-        taken[i] &= both_sides()[1]
-    if not all(both_sides()):
-        movable[ids] = False
+        is_taken[i] &= n_drawn_after() < n_rows
+    if not 2 <= n_drawn_after() < n_rows:
+        is_movable[ids] = False
 
 
 def _moves_of_draw(
-    matches: _Matches, taken: npt.NDArray[np.bool_], first: Ints,
-    changed: npt.NDArray[np.bool_], copies: npt.NDArray[np.bool_],
+    matches: _Matches, is_taken: npt.NDArray[np.bool_], first_equal: Ints,
+    is_changed: npt.NDArray[np.bool_], is_copy: npt.NDArray[np.bool_],
 ) -> DuplicateMoves:  # fmt: skip
-    """Return the changes of one draw, in the order of the rows."""
-    change, copy = (
-        index[np.argsort(matches.row[index])] for index in map(np.flatnonzero, (changed, copies))
+    """Return the changes of one draw, in the order of the rows. Arguments are (k,), by match."""
+    changes, copies = (
+        index[np.argsort(matches.row[index])]
+        for index in map(np.flatnonzero, (is_changed, is_copy))
     )
-    return DuplicateMoves(matches.row[change], taken[change], matches.row[copy], first[copy])
+    return DuplicateMoves(
+        matches.row[changes], is_taken[changes], matches.row[copies], first_equal[copies]
+    )

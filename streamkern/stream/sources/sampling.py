@@ -1,4 +1,4 @@
-"""Random rows of a source, and rows by their numbers, read from few units."""
+"""Read random rows of a source, or rows with given positions, from few units."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ def sample_rows(
 ) -> RowBlock:
     """Return n distinct random rows in random order, read from at most `max_units` random units.
 
-    More units are read only if these hold fewer than n rows. Samples with different `stage` are
-    independent. If n is at least the number of base rows of an augmented source, whole replicas
-    are taken, so that every base row is in the sample equally often, as in an epoch. Cost: the
-    units read; memory: the n rows and the few units of `read_units`.
+    More units are read only if these hold fewer than n rows. If n is at least the number of base
+    rows of an augmented source, whole replicas are taken, so that every base row is in the sample
+    equally often, as in an epoch. Cost: the units read; memory: the n rows and the few units of
+    `read_units`.
+
+    seed, stage : keys of the sample; samples with different stages are independent
+    epoch : epoch whose rows and random draws are read
     """
     return read_rows(source, choose_rows(source, n, seed, stage, max_units), seed, epoch)
 
@@ -35,7 +38,7 @@ def sample_rows(
 def choose_rows(
     source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64
 ) -> np.ndarray:
-    """Return the rows of `sample_rows`, (n,) int64."""
+    """Return the positions of the rows of `sample_rows`, (n,) int64."""
     if not 1 <= n <= source.n_rows:
         raise ConfigError(
             f"a sample of {n} rows is not possible",
@@ -57,9 +60,11 @@ def choose_copies(
     """Return rows (r, m) int64, each column with r rows of one origin, different for each column.
 
     r is the largest number up to `copies` for which `max_units` random units hold at least
-    `min_origins` origins with r rows; None if r = 2 is too large. m is the number of these origins,
-    at most n. Every epoch of `source` must have the same rows. Reads the origins of these units, or
-    of as many as hold `MAX_ORIGINS` rows.
+    `min_origins` origins with r rows; the result is None if r = 2 is too large. m is the number of
+    these origins, at most n. Every epoch of `source` must have the same rows. Cost: the origins of
+    the units are read, of at most about `MAX_ORIGINS` rows.
+
+    seed, stage : keys of the draw
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
@@ -69,18 +74,19 @@ def choose_copies(
     origins = np.concatenate([source.origins(int(u), 0) for u in units])
     order = rng.permutation(len(rows))
     order = order[np.argsort(origins[order], kind="stable")]
-    _, first, count = np.unique(origins[order], return_index=True, return_counts=True)
-    for r in range(min(copies, int(count.max())), 1, -1):
-        frequent = first[count >= r]
-        if len(frequent) >= min_origins:
-            chosen = rng.permutation(frequent)[:n]
+    # In `order`, the rows of an origin follow each other, from the index `starts` on.
+    _, starts, counts = np.unique(origins[order], return_index=True, return_counts=True)
+    for r in range(min(copies, int(counts.max())), 1, -1):
+        candidates = starts[counts >= r]
+        if len(candidates) >= min_origins:
+            chosen = rng.permutation(candidates)[:n]
             chosen_rows: np.ndarray = rows[order[chosen + np.arange(r)[:, None]]]
             return chosen_rows
     return None
 
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> RowBlock:
-    """Return the rows with positions `rows` (n,), in that order; reads each unit once."""
+    """Return the rows with positions `rows` (n,), in the order of `rows`; read each unit once."""
     sample = empty_rows(source, len(rows))
     for index, block in rows_by_unit(source, rows, seed, epoch):
         sample.put(index, block)
@@ -90,7 +96,7 @@ def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -
 def rows_by_unit(
     source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0
 ) -> Iterator[tuple[np.ndarray, RowBlock]]:
-    """Yield (positions in `rows`, block) for each unit that holds some of the given rows (n,)."""
+    """Yield (indices into `rows`, block) for each unit that holds some of the given rows (n,)."""
     groups = list(by_unit(unit_edges(source), rows))
     blocks = read_units(source, [u for u, _, _ in groups], seed, epoch)
     for (_, index, index_in_unit), block in zip(groups, blocks, strict=True):
@@ -111,7 +117,11 @@ def rows_in_source(source: BaseSource, rows: np.ndarray) -> np.ndarray:
 def values_of_rows(
     edges: np.ndarray, rows: np.ndarray, values_of_unit: Callable[[int], np.ndarray], dtype: Any
 ) -> np.ndarray:
-    """Return one value for each of the given rows (n,), from the values of all rows of a unit."""
+    """Return the values, in `dtype`, of the given rows (n,).
+
+    edges : from `unit_edges`
+    values_of_unit : takes a unit, and returns the values of all its rows, (k,)
+    """
     values = np.empty(len(rows), dtype)
     for u, index, index_in_unit in by_unit(edges, rows):
         values[index] = values_of_unit(u)[index_in_unit]
@@ -127,6 +137,8 @@ def _rows_of_units(
     n_units = max(min(max_units, len(order)), int(np.searchsorted(n_held, n)) + 1)
     units, n_held = order[:n_units], n_held[:n_units]
     chosen = rng.choice(int(n_held[-1]), size=n, replace=False)
+    # `chosen` counts the rows of `units`, one unit after another: find unit and row of each.
     k = np.searchsorted(n_held, chosen, side="right")
-    rows: np.ndarray = chosen - np.concatenate(([0], n_held))[k] + edges[units][k]
+    row_in_unit = chosen - np.concatenate(([0], n_held))[k]
+    rows: np.ndarray = edges[units][k] + row_in_unit
     return rows

@@ -2,7 +2,7 @@
 
 The split is a function of seed and rows alone, so a resumed run sets the same rows aside. It is
 made for the original rows, not for their copies: no replica of a row set aside is trained on, and
-this row is read without augmentation. Equal rows are on one side (`repeated_rows`); to find them,
+this row is read without augmentation. Equal rows are kept on one side (`repeated_rows`), for which
 rows are read. No array of n entries is stored.
 
     store of chunks      the share of the rows, from 256 random chunks, or from more if these hold
@@ -49,7 +49,7 @@ class SplitPurpose(NamedTuple):
 
     stage : stage that keys the random draw
     setting : setting that requests the rows, for messages
-    share : format of the setting that determines their number, for messages
+    share : format of the setting that determines their share, for messages
     remedy : advice if there are too few rows
     """
 
@@ -79,9 +79,9 @@ def split_rows(
     Raises
     ------
     ConfigError
-        Rows are made by a function, or come in the shares of a mixture.
+        If rows are made by a function, or come in the shares of a mixture.
     DataError
-        Too few rows would be set aside or left to train on.
+        If too few rows would be set aside or left to train on.
     """
     splits = [_Split(leaf, share, seed, purpose) for leaf in _leaves(source, purpose)]
     without_origins = [split for split in splits if not split.base.n_origins]
@@ -90,7 +90,7 @@ def split_rows(
         for split, moves in zip(
             without_origins, moves_of_equal_rows([s.draw() for s in without_origins]), strict=True
         ):
-            split.move(moves)
+            split.apply_moves(moves)
     for split in splits:
         split.check(purpose)
     return _split_sources(source, iter(splits))
@@ -135,14 +135,14 @@ def _split_sources(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSo
     return SplitSource(split, held_out=False), SplitSource(split, held_out=True)
 
 
-def n_different(held_out: BaseSource) -> int:
+def n_distinct_rows(held_out: BaseSource) -> int:
     """Return the number of rows set aside, counting equal rows once.
 
     held_out : second result of `split_rows`
     """
-    n_copies = sum(part.n_rows - n_different(part) for part in held_out.parts)
+    n_copies = sum(part.n_rows - n_distinct_rows(part) for part in held_out.parts)
     if isinstance(held_out, SplitSource) and held_out.held_out:
-        n_copies += len(held_out.split.moved.copies)
+        n_copies += len(held_out.split.moves.copies)
     return held_out.n_rows - n_copies
 
 
@@ -188,18 +188,24 @@ def _check_stored(source: BaseSource, setting: str) -> None:
         _check_stored(part, setting)
 
 
-def rows_read(source: BaseSource) -> int:
-    """Return the largest number of rows that a read of `source` decodes and partly discards."""
+def max_rows_read(source: BaseSource) -> int:
+    """Return the largest number of rows that one read of `source` decodes and partly discards."""
     largest = 0
     if isinstance(source, SplitSource):
         largest = source.split.largest
     if isinstance(source, BalancedSource):
         largest = source.largest
-    return max([largest, *map(rows_read, source.parts)])
+    return max([largest, *map(max_rows_read, source.parts)])
 
 
 class _Split:
-    """The rows of each unit of `base` that are set aside."""
+    """The rows of each unit of `base` that are set aside.
+
+    share : share of the rows
+    counts : (n_units,) number of rows of each unit that are set aside
+    drawn_counts : the same before equal rows were moved to one side
+    moves : the rows that were moved
+    """
 
     def __init__(self, base: BaseSource, share: float, seed: int, purpose: SplitPurpose) -> None:
         self.base, self.share, self.seed, self.stage = base, share, seed, purpose.stage
@@ -208,23 +214,22 @@ class _Split:
         self.largest = int(self.sizes.max())
         self.by_class = base.classes is not None and _in_memory(base)
         if base.n_origins:
-            self.counts = self._count_drawn()
+            self.counts = self._count_drawn_rows()
         else:
             self.counts = _rows_per_unit(self.sizes, share, seed, self.stage)
-        self.drawn, self.moved = self.counts, NO_MOVES  # rows set aside before equal ones moved
+        self.drawn_counts, self.moves = self.counts, NO_MOVES
 
     def draw(self) -> Draw:
         """Return the rows set aside before equal rows are moved together."""
-        return Draw(
-            self.base, self.edges, self.drawn, self.drawn_rows, partial(stored_block, self.base)
-        )
+        read_unit = partial(read_stored_block, self.base)
+        return Draw(self.base, self.edges, self.drawn_counts, self.drawn_mask, read_unit)
 
-    def move(self, moved: DuplicateMoves) -> None:
+    def apply_moves(self, moves: DuplicateMoves) -> None:
         """Move rows to the other side."""
-        self.moved = moved
-        units = np.searchsorted(self.edges, moved.rows, side="right") - 1
-        self.counts = self.drawn.copy()
-        np.add.at(self.counts, units, np.where(moved.drawn, 1, -1))
+        self.moves = moves
+        units = np.searchsorted(self.edges, moves.rows, side="right") - 1
+        self.counts = self.drawn_counts.copy()
+        np.add.at(self.counts, units, np.where(moves.is_drawn, 1, -1))
 
     def check(self, purpose: SplitPurpose) -> None:
         """Raise DataError unless there are rows on both sides."""
@@ -236,39 +241,39 @@ class _Split:
                 f"rows, {purpose.remedy}",
             )
 
-    def _count_drawn(self) -> np.ndarray:
+    def _count_drawn_rows(self) -> np.ndarray:
         """Return the number of drawn rows of each unit, (n_units,); reads all origins."""
-        calls = (partial(self.drawn_rows, u) for u in range(len(self.sizes)))
-        return np.array(
-            [np.count_nonzero(part) for part in prefetch_results(self.base, calls)], np.int64
-        )
+        calls = (partial(self.drawn_mask, u) for u in range(len(self.sizes)))
+        counts = [np.count_nonzero(mask) for mask in prefetch_results(self.base, calls)]
+        return np.array(counts, np.int64)
 
-    def drawn_rows(self, u: int) -> np.ndarray:
-        """Return the rows of unit u that are set aside, (k,) bool."""
+    def drawn_mask(self, u: int) -> np.ndarray:
+        """Return whether each row of unit u is set aside, (k,) bool."""
         if self.base.n_origins:
             origins = self.base.origins(u, 0).astype(np.int64)
             draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
-            chosen_origins: np.ndarray = draws.uniform() < self.share
-            return chosen_origins
-        k, count = int(self.sizes[u]), int(self.drawn[u])
+            has_drawn_origin: np.ndarray = draws.uniform() < self.share
+            return has_drawn_origin
+        # The random draw of `count` of k rows.
+        k, count = int(self.sizes[u]), int(self.drawn_counts[u])
         rng = np.random.default_rng([self.seed, self.stage, 1, u])
         order, start = rng.permutation(k), rng.random()
         if self.by_class:  # equal steps through the classes take the same share of each
             labels = self.base.read_targets(u, 0, 0)
             order = order[np.argsort(labels[order], kind="stable")]
-        chosen = np.zeros(k, bool)
+        is_drawn = np.zeros(k, bool)
         if count:
-            chosen[order[((np.arange(count) + start) * (k / count)).astype(np.int64)]] = True
-        ends = np.searchsorted(self.moved.rows, self.edges[u : u + 2])
-        rows = self.moved.rows[slice(*ends)] - self.edges[u]
-        chosen[rows] = self.moved.drawn[slice(*ends)]
-        return chosen
+            is_drawn[order[((np.arange(count) + start) * (k / count)).astype(np.int64)]] = True
+        # The rows of the unit that were moved.
+        in_unit = slice(*np.searchsorted(self.moves.rows, self.edges[u : u + 2]))
+        is_drawn[self.moves.rows[in_unit] - self.edges[u]] = self.moves.is_drawn[in_unit]
+        return is_drawn
 
 
 def _rows_per_unit(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
     """Return the number of rows to set aside in each unit, (n_units,) int64.
 
-    Their sum is `share` of all rows, rounded. Rows are taken from all units if there are at most
+    The sum is `share` of all rows, rounded. Rows are taken from all units if there are at most
     `SAMPLE_UNITS`, otherwise from that many random units, or more if the share needs them.
     """
     n_units = len(sizes)
@@ -281,27 +286,29 @@ def _rows_per_unit(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> 
     counts[chosen] = np.diff(
         np.floor(available * share_of_chosen + 0.5).astype(np.int64), prepend=0
     )
-    bounded: np.ndarray = np.minimum(counts, sizes)
-    return bounded
+    return np.asarray(np.minimum(counts, sizes))
 
 
 def _in_memory(source: BaseSource) -> bool:
+    """Return whether the rows, before any host transform, are in memory."""
     if isinstance(source, SplitSource):
         return _in_memory(source.base)
     is_array = isinstance(source, ArraySource) and not source.host_transforms
     return is_array and not source.statistics_read
 
 
-def stored_block(source: BaseSource, u: int) -> RowBlock:
+def read_stored_block(source: BaseSource, u: int) -> RowBlock:
     """Return the rows of unit u, before any host transforms."""
     return source.read_stored(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
 
 class SplitSource(DerivedSource):
-    """The rows of a source that are set aside, without its transforms, or the rows that are left.
+    """The rows that a split sets aside, or the rows that are left to train on.
 
-    Its units are the units of the base that hold such rows. Its statistics describe all rows of
-    the base.
+    The units are the units of the base that hold such rows. The statistics describe all rows of the
+    base.
+
+    held_out : whether these are the rows set aside, which are read without transforms
     """
 
     kind = "split"
@@ -321,9 +328,10 @@ class SplitSource(DerivedSource):
         self.totals = self._totals()
 
     def describe(self) -> dict[str, Any]:
-        described = super().describe() | {"share": self.split.share, "base": self.base.describe()}
-        moved = self.split.moved.rows
-        return described | {"moved": len(moved)} if len(moved) else described
+        description = super().describe()
+        description |= {"share": self.split.share, "base": self.base.describe()}
+        n_moved = len(self.split.moves.rows)
+        return description | {"moved": n_moved} if n_moved else description
 
     def _totals(self) -> np.ndarray | None:
         """Return `totals`, counted if the rows are in memory, else in proportion to the rows."""
@@ -340,12 +348,12 @@ class SplitSource(DerivedSource):
 
     def read_stored(self, u: int) -> RowBlock:
         """Return the rows of unit u as stored."""
-        return stored_block(self.base, int(self._units[u])).take(self._index(u))
+        return read_stored_block(self.base, int(self._units[u])).take(self._index(u))
 
     def _index(self, u: int) -> np.ndarray:
         """Return the positions of the rows of unit u in the unit of the base, (k,) ascending."""
-        drawn = self.split.drawn_rows(int(self._units[u]))
-        return np.flatnonzero(drawn if self.held_out else ~drawn)
+        is_held_out = self.split.drawn_mask(int(self._units[u]))
+        return np.flatnonzero(is_held_out if self.held_out else ~is_held_out)
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self.held_out:
@@ -357,24 +365,19 @@ class SplitSource(DerivedSource):
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         targets = self.base.read_targets(int(self._units[u]), seed, epoch)
-        chosen: np.ndarray = targets[self._index(u)]
-        return chosen
+        return np.asarray(targets[self._index(u)])
 
     def source_rows(self, u: int) -> np.ndarray:
-        rows: np.ndarray = self.base.source_rows(int(self._units[u]))[self._index(u)]
-        return rows
+        return np.asarray(self.base.source_rows(int(self._units[u]))[self._index(u)])
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins in the base; equal rows set aside get the origin of the first."""
-        unit, index, moved = int(self._units[u]), self._index(u), self.split.moved
-        if not self.held_out or not len(moved.copies):
-            rows: np.ndarray = self.base.origins(unit, epoch)[index]
-            return rows
-        numbers = index + self._base_edges[unit]
-        index_of_copy = np.minimum(np.searchsorted(moved.copies, numbers), len(moved.copies) - 1)
-        first_equal = np.where(
-            moved.copies[index_of_copy] == numbers, moved.firsts[index_of_copy], numbers
-        )
+        """Return the origins in the base; equal rows set aside have one origin, the first row."""
+        unit, index, moves = int(self._units[u]), self._index(u), self.split.moves
+        if not self.held_out or not len(moves.copies):
+            return np.asarray(self.base.origins(unit, epoch)[index])
+        rows = index + self._base_edges[unit]
+        nearest = np.minimum(np.searchsorted(moves.copies, rows), len(moves.copies) - 1)
+        first_equal = np.where(moves.copies[nearest] == rows, moves.firsts[nearest], rows)
         return np.asarray(first_equal, np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -382,16 +385,15 @@ class SplitSource(DerivedSource):
         matches = self.base.find_rows(X)
         if matches is None:
             return None
-        numbers, index = matches
-        position = np.full(len(numbers), -1)
-        unit_of_match = np.searchsorted(self._base_edges, numbers, side="right") - 1
-        for u in np.unique(
-            np.searchsorted(self._units, unit_of_match)[np.isin(unit_of_match, self._units)]
-        ):
-            rows_of_unit = self._index(int(u)) + self._base_edges[self._units[u]]
-            nearest = np.minimum(np.searchsorted(rows_of_unit, numbers), len(rows_of_unit) - 1)
-            is_equal = rows_of_unit[nearest] == numbers
-            position[is_equal] = self._edges[u] + nearest[is_equal]
+        base_rows, index = matches
+        position = np.full(len(base_rows), -1)  # in this source; -1 for rows of the other side
+        unit_of_match = np.searchsorted(self._base_edges, base_rows, side="right") - 1
+        units_of_matches = np.flatnonzero(np.isin(self._units, unit_of_match))
+        for u in units_of_matches.tolist():
+            rows_of_unit = self._index(u) + self._base_edges[self._units[u]]
+            nearest = np.minimum(np.searchsorted(rows_of_unit, base_rows), len(rows_of_unit) - 1)
+            is_found = rows_of_unit[nearest] == base_rows
+            position[is_found] = self._edges[u] + nearest[is_found]
         return position[position >= 0], index[position >= 0]
 
     def target_moments(self) -> ColumnMoments | None:

@@ -18,7 +18,7 @@ from streamkern.stream.sources.base import BaseSource, prefetch_results, target_
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges
 
-# Smaller chunks, as foreign stores may have, are grouped to units of up to this size.
+# Smaller chunks, as foreign stores may have, are grouped to units of up to this many bytes.
 SMALL_CHUNK_BYTES = 1 << 20
 
 
@@ -28,7 +28,8 @@ class ZarrSource(BaseSource):
     Parameters
     ----------
     store : `Store`, or an argument of `open_store`
-    cache : cache for the chunks of a remote store that is opened here
+    transforms : transforms of the rows, applied in this order
+    x, y, w, storage_options, missing, foreign, cache : as for `open_store`; ignored with a `Store`
     """
 
     kind = "zarr"
@@ -69,16 +70,16 @@ class ZarrSource(BaseSource):
         self._unit_cache: dict[int, tuple[np.ndarray, ...]] | None = None
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
-    def until(self, stopped: threading.Event) -> ZarrSource:
+    def with_stop_event(self, stopped: threading.Event) -> ZarrSource:
         source = copy.copy(self)
-        source.store = self.store.until(stopped)
+        source.store = self.store.with_stop_event(stopped)
         return source if self.remote else self
 
     @property
     def decoded_bytes(self) -> int:
         return self.n_rows * (self.row_bytes + target_bytes(self))
 
-    def kept(self) -> ZarrSource:
+    def with_unit_cache(self) -> ZarrSource:
         source = copy.copy(self)
         source._unit_cache = {}
         return source
@@ -99,8 +100,8 @@ class ZarrSource(BaseSource):
 
     def _chunks(self, u: int) -> range:
         """Return the chunks of unit u."""
-        first = u * self._chunks_per_unit
-        return range(first, min(first + self._chunks_per_unit, self.store.n_chunks))
+        start = u * self._chunks_per_unit
+        return range(start, min(start + self._chunks_per_unit, self.store.n_chunks))
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self._unit_cache is None:
@@ -115,9 +116,9 @@ class ZarrSource(BaseSource):
 
     def _decoded_unit(self, u: int) -> tuple[np.ndarray, ...]:
         """Return X, y and w of unit u, read from the store."""
-        read = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
-        parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
-        return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)
+        chunks = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
+        by_array = zip(*([a for a in chunk if a is not None] for chunk in chunks), strict=True)
+        return tuple(np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in by_array)
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         return np.concatenate([self.store.read_targets(i) for i in self._chunks(u)])

@@ -6,16 +6,17 @@ A transform is any callable that takes ``(X, Y, rng)`` and returns ``(X, Y)``:
         return X * rng.uniform((1,)), Y        # one factor per row, on the CPU or the GPU
 
 `rng` is a `RowRandom` whose draws belong to the rows, so results do not depend on batches or
-threads. X is (m, *row_shape); return new arrays, never write into the arguments.
+threads. X is (m, *row_shape). A transform returns new arrays and never writes into its arguments.
 
-Transforms run in order. Leading ones that keep the storage dtype (`keeps_dtype`, or
+Transforms run in order. The first transforms that keep the storage dtype (`keeps_dtype`, or
 `@host_transform`) are host transforms: they run when rows are read, on the host, with y as stored.
-All from the first other one on are feed transforms: they run on the device, after the upload, with
-X floating and Y (m, c) one-hot or values.
+The first other transform and all that follow it are feed transforms: they run on the device, after
+the upload, with X floating and Y (m, c) one-hot or values.
 
-A row keeps its sample weight; a transform that mixes rows also has `weighted(X, Y, w, rng)`, which
-returns the mixed weights too. `keeps_integers` marks a transform that maps stored integers to
-integers of the same range; `needs_integers` marks one that accepts only stored integers.
+A row keeps its sample weight, but a transform that mixes rows also has the method
+`weighted(X, Y, w, rng)`, which returns the mixed weights too. `keeps_integers` marks a transform
+that maps stored integers to integers of the same range; `needs_integers` marks a transform that
+accepts only stored integers.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
-from streamkern.basics.values import checked_list, is_finite_number, to_builtin
+from streamkern.basics.values import checked_list, to_builtin
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
+from streamkern.stream.sources.random_transforms import MixUp as MixUp
 from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
 from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
 from streamkern.stream.sources.random_transforms import RowLayout
@@ -43,6 +44,8 @@ from streamkern.stream.sources.random_transforms import RowLayout
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
+"""Mean and standard deviation over all entries of X, then mean and standard deviation of each
+feature, (*row_shape,) or (d,); each pair is None if it is not known."""
 # Standard deviation, relative to the mean, up to which a feature counts as a rounded constant.
 CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps
 SCALE_SLAB_ENTRIES = 1 << 18  # entries that `Scale` converts to float64 at a time
@@ -64,7 +67,8 @@ def host_transform(function: _Function) -> _Function:
 def deterministic(function: _Function) -> _Function:
     """Mark a transform without random draws as part of the model.
 
-    It also applies to centers and evaluated rows; others are augmentation, only for training.
+    It also applies to centers and evaluated rows. Transforms without this mark are augmentation,
+    which applies to training rows only.
     """
     function.deterministic = True  # type: ignore[attr-defined]
     return function
@@ -73,7 +77,7 @@ def deterministic(function: _Function) -> _Function:
 def keeps_integers(function: _Function) -> _Function:
     """Mark a transform that maps stored integers to integers from 0 to 255, or 65535 for uint16.
 
-    X may be floating. With only such transforms, rows of uint8 allow precision "integer".
+    X may be floating. If all transforms are marked so, rows of uint8 allow precision "integer".
     """
     function.keeps_integers = True  # type: ignore[attr-defined]
     return function
@@ -95,8 +99,8 @@ class Scale:
 
     Parameters
     ----------
-    mode : "global" (one mean and one scale), "feature" (one of each per feature), "quantiles" (the
-        same, with the quantile scores of some features appended) or "none"
+    mode : "global" (one mean and one scale), "feature" (a mean and a scale for each feature),
+        "quantiles" (as "feature", with the quantile scores of some features appended) or "none"
     mean, scale : float, or (d,) for "feature"
         Both or neither; by default from the source's statistics. A scale of 0 (a constant feature)
         counts as 1, and so does a measured scale within the rounding error of the mean.
@@ -144,8 +148,9 @@ class Scale:
             mean, scale = global_mean, global_scale
             if self.mode == "feature":
                 mean, scale = feature_mean, feature_scale
-            if mean is not None and scale is not None:  # rounding error of a constant
-                scale = np.where(np.abs(mean) * CONSTANT_FEATURE >= scale, 0.0, scale)
+            if mean is not None and scale is not None:
+                is_rounding_error = np.abs(mean) * CONSTANT_FEATURE >= scale
+                scale = np.where(is_rounding_error, 0.0, scale)
         if mean is None or scale is None:
             raise ConfigError(
                 f'scale mode="{self.mode}" needs statistics, but this source has none',
@@ -193,48 +198,6 @@ class Scale:
         return {"kind": "scale", "mode": self.mode, **numbers}
 
 
-class MixUp:
-    """Replace x_i by λ x_i + (1 - λ) x_j and the target alike, with λ ~ Beta(alpha, alpha).
-
-    Partners j are a random permutation of the batch (Zhang, Cisse, Dauphin and Lopez-Paz, "mixup",
-    ICLR 2018). λ is the inverse CDF of one uniform draw per row, interpolated between 4 097 exact
-    quantiles, so that the error of the CDF is at most 1/4096. Sample weights are mixed like the
-    targets.
-    """
-
-    keeps_integers = False
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        if not (is_finite_number(alpha) and alpha > 0):
-            raise ConfigError(
-                f"mixup alpha={alpha!r} must be a finite number above 0", "give for example 0.4"
-            )
-        self.alpha = alpha
-        self._levels = np.linspace(0, 1, 4097)
-        self._quantiles = on_demand("scipy.special").betaincinv(alpha, alpha, self._levels)
-
-    def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
-        mixed_X, mixed_Y = self._mixed((X, Y), rng)
-        return mixed_X, mixed_Y
-
-    def weighted(
-        self, X: AnyArray, Y: AnyArray, w: AnyArray, rng: RowRandom
-    ) -> tuple[AnyArray, AnyArray, AnyArray]:
-        """Return X, Y and the sample weights w (m,), mixed with the same λ and partners."""
-        mixed_X, mixed_Y, mixed_w = self._mixed((X, Y, w), rng)
-        return mixed_X, mixed_Y, mixed_w
-
-    def _mixed(self, arrays: tuple[AnyArray, ...], rng: RowRandom) -> list[AnyArray]:
-        xp, X = rng.xp, arrays[0]
-        levels, quantiles = xp.asarray(self._levels), xp.asarray(self._quantiles)
-        weight = xp.interp(rng.uniform().astype(np.float64), levels, quantiles).astype(X.dtype)
-        partner = rng.permutation()
-        return [_mix(a, a[partner], weight, rng.empty(a.shape, a.dtype)) for a in arrays]
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "mixup", "alpha": self.alpha}
-
-
 TRANSFORM_KINDS: dict[str, Callable[..., Transform]] = {
     "scale": Scale,
     "noise": GaussianNoise,
@@ -246,7 +209,7 @@ TRANSFORM_KINDS: dict[str, Callable[..., Transform]] = {
 
 def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
     """Make transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``."""
-    built = []
+    transforms = []
     for number, entry in enumerate(settings, start=1):
         options = dict(to_builtin(entry))
         kind = options.pop("kind", None)
@@ -255,15 +218,15 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
                 f"transform {number} has kind={kind!r}", f"use one of {', '.join(TRANSFORM_KINDS)}"
             )
         try:
-            built.append(TRANSFORM_KINDS[kind](**options))
+            transforms.append(TRANSFORM_KINDS[kind](**options))
         except TypeError as error:
             options_of_kind = inspect.signature(TRANSFORM_KINDS[kind]).parameters
-            option_names = [name for name in options_of_kind if name != "most"]
+            option_names = [name for name in options_of_kind if name != "most"]  # set by `bind`
             raise ConfigError(
                 f"transform {number} ({kind}) does not accept the options {options}",
                 f"its options are {', '.join(option_names) or 'none'}: {error}",
             ) from error
-    return tuple(built)
+    return tuple(transforms)
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
@@ -289,7 +252,7 @@ def bind_transforms(
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """Return (host transforms, feed transforms), bound to the data.
 
-    before : feed transforms that precede these; if there are any, all of these are feed transforms
+    before : feed transforms that run before these; after them, all of these are feed transforms
     """
     bound = [bind_transform(t, data) for t in checked_list("transforms", transforms)]
     n_host = 0
@@ -303,17 +266,17 @@ def bind_transforms(
 def _check_integers(feed: Sequence[Transform]) -> None:
     """Raise ConfigError if a transform that needs stored integers follows one that changes them."""
     for position, transform in enumerate(feed):
-        changing = [t for t in feed[:position] if not integers_stay([t])]
-        if changing and getattr(transform, "needs_integers", False):
+        earlier_floats = [t for t in feed[:position] if not integers_stay([t])]
+        if earlier_floats and getattr(transform, "needs_integers", False):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} rounds to stored integers, but "
-                f"follows {transform_name(changing[0])!r}, which returns other numbers",
+                f"follows {transform_name(earlier_floats[0])!r}, which returns other numbers",
                 "move it before that transform, or leave round out",
             )
 
 
 def describe_transform(transform: Transform) -> dict[str, object]:
-    """Return a JSON-able description; a user's function is identified by its name."""
+    """Return a JSON-able description; a function is identified by its name."""
     describe = getattr(transform, "describe", None)
     if describe is not None:
         return dict(to_builtin(describe()))
@@ -344,12 +307,17 @@ def apply_transforms(
 ) -> tuple[AnyArray, AnyArray, AnyArray | None]:
     """Return X, Y and the sample weights w (m,), if any, after the transforms in order.
 
+    Parameters
+    ----------
+    X, Y : (m, *row_shape) and (m, c) or (m,)
+    rows : (m,) numbers of the rows, which key their draws with `seed`, `epoch` and `stage`
+    dtype : dtype of the draws
     run, fills, empty : as for `RowRandom`
 
     Raises
     ------
     DataError
-        A transform failed, did not return (X, Y), or changed the shape or dtype of X.
+        If a transform fails, does not return (X, Y), or changes the shape or dtype of X.
     """
     for number, transform in enumerate(transforms):
         rng = RowRandom(
@@ -357,9 +325,12 @@ def apply_transforms(
         )
         name = transform_name(transform)
         when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
-        weighted = None if w is None else getattr(transform, "weighted", None)
+        transform_weighted = None if w is None else getattr(transform, "weighted", None)
         try:
-            returned = transform(X, Y, rng) if weighted is None else weighted(X, Y, w, rng)
+            if transform_weighted is None:
+                returned: Any = transform(X, Y, rng)
+            else:
+                returned = transform_weighted(X, Y, w, rng)
         except (StreamkernError, MemoryError):
             raise
         except Exception as error:
@@ -367,7 +338,9 @@ def apply_transforms(
                 f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
                 "correct the transform",
             ) from error
-        new_X, new_Y, *weights = _checked(returned, name, 2 if weighted is None else 3)
+        # Before the next transform, the arrays must be as `Transform` promises.
+        n_arrays = 2 if transform_weighted is None else 3
+        new_X, new_Y, *weights = _checked_arrays(returned, name, n_arrays)
         w = weights[0] if weights else w
         expected = (len(X), *shape_after([transform], X.shape[1:]))
         if new_X.shape != expected or new_X.dtype != X.dtype or len(new_Y) != len(Y):
@@ -380,21 +353,12 @@ def apply_transforms(
     return X, Y, w
 
 
-def _checked(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArray]:
-    """Return the arrays that a transform returned: (X, Y), or (X, Y, w) if `n_arrays` is 3."""
+def _checked_arrays(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArray]:
+    """Return the arrays (X, Y), or (X, Y, w) if `n_arrays` is 3, that a transform returned."""
     parts = returned if isinstance(returned, tuple | list) else ()
     if len(parts) != n_arrays or not all(hasattr(part, "shape") for part in parts):
-        received = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
+        type_text = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
         arrays = f"(X, Y{', w' * (n_arrays - 2)}), arrays"
-        rule = f'transform "{name}" must return {arrays}, not {received}'
+        rule = f'transform "{name}" must return {arrays}, not {type_text}'
         raise DataError(rule, "correct the transform")
     return parts
-
-
-def _mix(a: AnyArray, b: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
-    """Compute mixed <- other + weight (own - other)."""
-    mixed[...] = a
-    mixed -= b
-    mixed *= weight.reshape(-1, *(1,) * (a.ndim - 1))
-    mixed += b
-    return mixed

@@ -1,4 +1,4 @@
-"""First rows of the units of a source."""
+"""The edges of the units of a source: the first row of each unit, and the number of all rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from streamkern.stream.sources.base import BaseSource, Source
 
 
 def regular_edges(n_rows: int, unit_rows: int) -> np.ndarray:
-    """Return the edges of units of `unit_rows` rows; the last unit may be smaller."""
+    """Return the edges of units of `unit_rows` rows, of which the last may be smaller."""
     return np.append(np.arange(0, n_rows, unit_rows), n_rows)
 
 
 def unit_sizes(source: Source | BaseSource) -> np.ndarray:
-    """Return the rows in each unit, (n_units,) int64; units must tile range(n_rows) in order."""
+    """Return the number of rows of each unit, (n_units,) int64.
+
+    Raises ConfigError unless the units cover rows 0 … n_rows - 1 in order.
+    """
     bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
     starts, stops = bounds.reshape(-1, 2).T
     edges = np.concatenate(([0], stops))
@@ -28,5 +31,5 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
 
 
 def unit_edges(source: Source | BaseSource) -> np.ndarray:
-    """Return the edges of the units, (n_units + 1,) int64; raises as `unit_sizes`."""
+    """Return the edges of the units, (n_units + 1,) int64. Raises as `unit_sizes`."""
     return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))

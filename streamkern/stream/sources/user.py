@@ -1,4 +1,4 @@
-"""Sources of the user's own code: a generator function, or an object with the `Source` protocol."""
+"""Sources of user-defined code: a generator function, or an object with the `Source` protocol."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def is_source(candidate: Any) -> bool:
 
 
 def as_source(source: Source) -> BaseSource:
-    """Return `source` itself if it is a `BaseSource`, else wrapped as a `UserSource`."""
+    """Return a `BaseSource` unchanged, and any other source as a `UserSource`."""
     return source if isinstance(source, BaseSource) else UserSource(source)
 
 
 class UserSource(BaseSource):
-    """A user's `Source` as a `BaseSource`. Every block is checked against the declared layout.
+    """A user-defined `Source` as a `BaseSource`; each block is checked against its attributes.
 
-    Raises ConfigError that names a missing attribute, or one with an invalid value.
+    Raises ConfigError for a missing or invalid attribute.
     """
 
     kind = "user"
@@ -51,32 +51,32 @@ class UserSource(BaseSource):
     def __init__(self, source: Source) -> None:
         self._source, self._name = source, type(source).__name__
         required = [*_REQUIRED, *_METHODS]
-        missing = [name for name in required if not hasattr(source, name)]
-        if missing:
+        missing_names = [name for name in required if not hasattr(source, name)]
+        if missing_names:
             raise ConfigError(
-                f"a {self._name} cannot be used as a source, because it has no {missing[0]}",
+                f"a {self._name} cannot be used as a source, because it has no {missing_names[0]}",
                 f"give a source with {', '.join(required)}",
             )
         for name, rule in _REQUIRED.items():
-            setattr(self, name, self._checked(name, getattr(source, name), rule))
+            setattr(self, name, self._checked_value(name, getattr(source, name), rule))
         self._edges = unit_edges(source)
         for name, rule in _OPTIONAL.items():
             if hasattr(source, name):
-                setattr(self, name, self._checked(name, getattr(source, name), rule))
+                setattr(self, name, self._checked_value(name, getattr(source, name), rule))
         self._layout = empty_rows(self, 0)
 
-    def _checked(self, name: str, value: Any, rule: _Rule) -> Any:
+    def _checked_value(self, name: str, value: Any, rule: _Rule) -> Any:
         """Return the value as `BaseSource` has it; raise ConfigError if it breaks the rule."""
-        if value is None and rule.words.startswith("None"):
+        if value is None and rule.text.startswith("None"):
             return None
         try:
             converted = rule.convert(value)
-            valid = rule.holds(self, converted)
+            is_valid = rule.is_valid(self, converted)
         except (TypeError, ValueError):
-            valid = False
-        if not valid:
+            is_valid = False
+        if not is_valid:
             raise ConfigError(
-                f"the source {self._name} has {mention(name, value)}", f"it must be {rule.words}"
+                f"the source {self._name} has {mention(name, value)}", f"it must be {rule.text}"
             )
         return converted
 
@@ -113,15 +113,13 @@ class UserSource(BaseSource):
         return self.read_unit(u, seed, epoch).contents
 
     def source_rows(self, u: int) -> np.ndarray:
-        numbers: Any = getattr(self._source, "source_rows", super().source_rows)
-        rows: np.ndarray = numbers(u)
-        return rows
+        method: Any = getattr(self._source, "source_rows", super().source_rows)
+        return np.asarray(method(u))
 
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         if not hasattr(self._source, "read_targets"):
             return self.read_unit(u, seed, epoch).y
-        y: np.ndarray = self._source.read_targets(u, seed, epoch)
-        return y
+        return np.asarray(self._source.read_targets(u, seed, epoch))
 
     def target_moments(self) -> ColumnMoments | None:
         method: Any = getattr(self._source, "target_moments", super().target_moments)
@@ -133,16 +131,16 @@ class UserSource(BaseSource):
 
 
 class _Rule(NamedTuple):
-    """Rule for an attribute of a user's source.
+    """Rule for an attribute of a user-defined source.
 
-    convert : converts a value to the type of `BaseSource`
-    holds : returns whether the converted value is valid for this source
-    words : the condition in words, for messages; None is allowed if they begin with "None"
+    convert : converts a value to the type that `BaseSource` has
+    is_valid : returns whether the converted value is valid for this source
+    text : the condition in words, for messages; None is valid if they begin with "None"
     """
 
     convert: Callable[[Any], Any]
-    holds: Callable[[BaseSource, Any], Any]
-    words: str
+    is_valid: Callable[[BaseSource, Any], Any]
+    text: str
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -242,17 +240,21 @@ class GeneratorSource(BaseSource):
     """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
 
     `fn` must return the same values of row i in every call, for example by `streamkern.RowRandom`.
-    It runs in the prefetch threads. Every block is checked, and the first rows are requested twice
-    to detect a function with other values in each call, such as draws from `numpy.random`.
+    It runs in the threads that read ahead. Each block is checked, and the first rows are requested
+    twice to detect a function that returns other values in each call.
 
     Parameters
     ----------
-    n_outputs : columns of y; the number of classes if `classes` are given
+    fn : returns X (k, *row_shape) and y, (k,) ids or (k, n_outputs) values, k = stop - start
+    n_rows : number of rows in an epoch
+    row_shape, dtype : shape and dtype of a row of X
+    n_outputs, classes : as in `BaseSource`
+    block_rows : rows of a call; by default about 4 MiB
     name : identifies the function in checkpoints; put a version in it and raise it when the code
         changes
-    weight_totals : for a function that returns (X, y, w), w (k,) sample weights: the sum of w over
-        an epoch, for each class (c,), or one number if y holds values; see `sample_weights`. For
-        random weights, give the expected sum. It is not measured, which would need all rows.
+    transforms : transforms of the rows, applied in this order
+    weight_totals : for a function that returns (X, y, w) with sample weights w (k,): the sum of w
+        over an epoch, (c,) by class or one number for values; for random weights, its expectation
     """
 
     kind = "generator"
@@ -291,11 +293,11 @@ class GeneratorSource(BaseSource):
         check_dtype(self.dtype, f"generator {self.name}")
         float_dtype = np.float64 if self.dtype == np.float64 else np.float32
         self.y_dtype = np.dtype(float_dtype if classes is None else np.int64)
-        rows = max(1, UNIT_BYTES // self.row_bytes)
-        rows = rows if block_rows is None else checked_int("block_rows", block_rows)
-        self._edges = regular_edges(self.n_rows, rows)
+        if block_rows is None:
+            block_rows = max(1, UNIT_BYTES // self.row_bytes)
+        self._edges = regular_edges(self.n_rows, checked_int("block_rows", block_rows))
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
-        self._checked_repeatable = False
+        self._was_repeated = False
         self.weighted = weight_totals is not None
         if weight_totals is not None:
             self.totals = self._checked_totals(weight_totals)
@@ -327,7 +329,7 @@ class GeneratorSource(BaseSource):
         """Return the result of the function; raise DataError that names `location` if it fails."""
         try:
             return self.fn(seed, epoch, start, stop)
-        except (StreamkernError, OSError, MemoryError):  # errors of its files, which may be retried
+        except (StreamkernError, OSError, MemoryError):  # the reader may retry an OSError
             raise
         except Exception as error:
             raise DataError(
@@ -338,16 +340,16 @@ class GeneratorSource(BaseSource):
     def _check_repeatable(
         self, seed: int, epoch: int, start: int, stop: int, location: str
     ) -> None:
-        """Raise DataError if a second call of the function returns other values for a few rows."""
+        """Raise DataError if two calls of the function return different values for a few rows."""
         stop = min(stop, start + REPEATED_CHECK_ROWS)
         results = [self._call_function(seed, epoch, start, stop, location) for _ in range(2)]
-        self._checked_repeatable = True
+        self._was_repeated = True
         if not all(isinstance(result, tuple | list) for result in results):
             return  # `_read` raises a more specific error
         for pair in zip(*results, strict=False):
             first, second = map(np.asarray, pair)
-            floats = first.dtype.kind == second.dtype.kind == "f"  # equal_nan is only for numbers
-            if not np.array_equal(first, second, equal_nan=floats):
+            are_floats = first.dtype.kind == second.dtype.kind == "f"  # which equal_nan needs
+            if not np.array_equal(first, second, equal_nan=are_floats):
                 raise DataError(
                     f"{location} returned other values in a second call",
                     "compute the values only from the seed, the epoch and the row numbers, for "
@@ -358,9 +360,10 @@ class GeneratorSource(BaseSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         location = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
-        if not self._checked_repeatable:
+        if not self._was_repeated:
             self._check_repeatable(seed, epoch, start, stop, location)
-        arrays, rows = self._call_function(seed, epoch, start, stop, location), stop - start
+        arrays = self._call_function(seed, epoch, start, stop, location)
+        n_rows = stop - start
         if not isinstance(arrays, tuple | list):
             raise DataError(
                 f"{location} returned a {type(arrays).__name__}", "return a tuple of arrays"
@@ -371,25 +374,27 @@ class GeneratorSource(BaseSource):
                 "return (X, y, w) with weight_totals, and (X, y) without",
             )
         X, y, *w = (np.asarray(a) for a in arrays)
-        w = [as_weights(a, rows, location, start) for a in w]
-        if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
+        w = [as_weights(a, n_rows, location, start) for a in w]
+        if X.shape != (n_rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(
                 f"{location} gave X {X.shape} {X.dtype}",
-                f"give {(rows, *self.row_shape)} {self.dtype}, or correct row_shape= or "
+                f"give {(n_rows, *self.row_shape)} {self.dtype}, or correct row_shape= or "
                 f"{mention('dtype=')}",
             )
         check_finite(X, f"X of {location}", start)
+        # Targets: class ids, or values.
         if self.classes is not None:
-            if y.shape != (rows,) or y.dtype.kind not in "iu":
+            if y.shape != (n_rows,) or y.dtype.kind not in "iu":
                 raise DataError(
-                    f"{location} gave y {y.shape} {y.dtype}", f"give class ids, ({rows},) integers"
+                    f"{location} gave y {y.shape} {y.dtype}",
+                    f"give class ids, ({n_rows},) integers",
                 )
             return X, encode_labels(y, np.arange(self.n_outputs), start), *w
         flat = y.reshape(len(y), -1) if y.ndim else y
-        if flat.shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
+        if flat.shape != (n_rows, self.n_outputs) or y.dtype.kind not in "iuf":
             raise DataError(
                 f"{location} gave y {y.shape} {y.dtype}",
-                f"give {(rows, self.n_outputs)} numbers, or correct n_outputs=",
+                f"give {(n_rows, self.n_outputs)} numbers, or correct n_outputs=",
             )
         check_finite(y, f"y of {location}", start)
         return X, flat.astype(self.y_dtype, copy=False), *w

@@ -30,7 +30,7 @@ from streamkern.solver.left_out import LeftOut
 from streamkern.solver.method import Report
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.buffers import Share
+from streamkern.stream.buffers import Shard
 from streamkern.stream.feed import Feed
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.guard import Guard, LossCurve, Watch
@@ -296,7 +296,7 @@ class StepLoop:
                 threads=config.data.prefetch_threads,
                 client=client,
                 repeat=self.run.method.same_rows,
-                share=Share(self.share.grid.row, self.share.grid.rows),
+                shard=Shard(self.share.grid.row, self.share.grid.rows),
                 keep_bytes=self.run.kept_bytes,
             ) as loader,
             Feed(

@@ -29,7 +29,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.losses.log_loss import LogLoss
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
-from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
+from streamkern.stream.sources.split import TO_CALIBRATE, n_distinct_rows, split_rows
 
 CALIBRATION_SHARE, MAX_CALIBRATION_ROWS = 0.1, 2000
 """Share of the rows that calibrate=True sets aside, and their largest number. With n rows, the
@@ -133,7 +133,7 @@ def calibration_split(
 
     try:
         training, calibration = split(AUTO_CALIBRATION_SHARE if is_auto else CALIBRATION_SHARE)
-        if is_auto and n_different(calibration) < MIN_DISTINCT_ROWS:
+        if is_auto and n_distinct_rows(calibration) < MIN_DISTINCT_ROWS:
             training, calibration = split(CALIBRATION_SHARE)
     except (ConfigError, DataError) as error:
         if not is_auto:

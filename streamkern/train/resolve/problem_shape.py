@@ -22,7 +22,7 @@ from streamkern.stream.sources.base import n_read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.quantile_scores import shape_after
-from streamkern.stream.sources.split import rows_read
+from streamkern.stream.sources.split import max_rows_read
 from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
@@ -135,5 +135,5 @@ def problem_shape(
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
         has_initial_weights=config.solver.warm_start is not None,
-        read_rows=rows_read(source),
+        read_rows=max_rows_read(source),
     )

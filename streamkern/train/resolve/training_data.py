@@ -33,7 +33,7 @@ from streamkern.stream.sources.alignment import align_classes, align_columns, ch
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
-from streamkern.stream.sources.class_sampling import sampled_by_class
+from streamkern.stream.sources.class_sampling import with_class_shares
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.patch_features import PatchFeatures, patch_names, patches_among
 from streamkern.stream.sources.quantile_scores import scores_among, shape_after
@@ -167,7 +167,7 @@ def open_data(
     split = calibration_split(
         config, source, why_none, keeps_calibration_rows=keeps_calibration_rows
     )
-    source = sampled_by_class(split.training_rows, settings.class_sampling)
+    source = with_class_shares(split.training_rows, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.warning import warn
-from streamkern.filesystem.path_kinds import no_run
+from streamkern.filesystem.path_kinds import no_run_text
 from streamkern.kernels.fourier import of_features
 from streamkern.losses.base import Loss
 from streamkern.losses.losses import loss_for_figures
@@ -183,7 +183,7 @@ class RunSnapshot:
             description = RunDirectory(
                 location, writable=False, storage_options=storage_options
             ).location
-            raise RunError(no_run(location, description))
+            raise RunError(no_run_text(location, description))
         return run
 
     @property

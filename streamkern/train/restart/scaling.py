@@ -24,7 +24,7 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
-from streamkern.stream.sources.patch_features import PatchFeatures, restored_patches
+from streamkern.stream.sources.patch_features import PatchFeatures, restore_patches
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.sampling import SAMPLE_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
@@ -259,7 +259,7 @@ def load_scaling(
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
         if entry["kind"] == "patches":
-            fixed.append(restored_patches(_arrays_below(arrays, f"scaling.{i}."), entry))
+            fixed.append(restore_patches(_arrays_below(arrays, f"scaling.{i}."), entry))
             continue
         if entry["kind"] != "scale":
             raise ConfigError(
@@ -283,7 +283,7 @@ def saved_patches(
     if "patches" not in kinds:
         return None
     i = kinds.index("patches")
-    return restored_patches(_arrays_below(arrays, f"scaling.{i}."), meta[i])
+    return restore_patches(_arrays_below(arrays, f"scaling.{i}."), meta[i])
 
 
 def _arrays_below(

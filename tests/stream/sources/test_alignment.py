@@ -27,7 +27,7 @@ from tests.runs import Array, finished, settings
 from tests.streams import everything
 
 NAMES = ("a", "b", "c", "d")
-MOVED = ("c", "a", "d", "b")
+REORDERED = ("c", "a", "d", "b")
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((130, 4)).astype(np.float32)
 LABELS = np.array(["no", "yes"])[(X[:, 0] > X[:, 1]).astype(int)]
@@ -42,6 +42,7 @@ def store(path: Path, names: tuple[str, ...] = NAMES, y: Any = Y, name: str = "s
 
 
 def write(columns: dict[str, Any], url: Path, y: Any = "target", **options: Any) -> Path:
+    """Ingest a table with these columns to `url`; return it."""
     table = url.with_suffix(".parquet")
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
     ingest(table, url, y=y, chunk_mb=500 / 2**20, **options)
@@ -53,7 +54,7 @@ def frame_of(names: tuple[str, ...] = NAMES) -> Any:
     return pyarrow.table({k: X[:, NAMES.index(k)] for k in names})
 
 
-def close(actual: Array, expected: Array) -> None:
+def assert_close(actual: Array, expected: Array) -> None:
     """Check that labels are equal, and values up to float32's sqrt(eps) at centers."""
     if expected.dtype.kind == "f":
         np.testing.assert_allclose(actual.reshape(-1), expected.reshape(-1), atol=5e-3)
@@ -63,31 +64,31 @@ def close(actual: Array, expected: Array) -> None:
 
 def test_columns_are_reordered_by_name(tmp_path: Path) -> None:
     """Check that columns in another order are matched by name."""
-    plain, moved = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
-    assert (plain.columns, moved.columns) == (NAMES, MOVED)
-    source = align_columns(moved, NAMES, "it")
+    plain, reordered = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, REORDERED, name="m"))
+    assert (plain.columns, reordered.columns) == (NAMES, REORDERED)
+    source = align_columns(reordered, NAMES, "it")
     assert source.columns == NAMES  # type: ignore[attr-defined]
     np.testing.assert_array_equal(everything(source)[0], everything(plain)[0])
-    for mine, own in zip(source.statistics(), plain.statistics(), strict=True):
-        np.testing.assert_allclose(mine, own, rtol=1e-12)
+    for mine, expected in zip(source.statistics(), plain.statistics(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-12)
     assert align_columns(plain, NAMES, "it") is plain
     assert align_columns(plain, None, "it") is plain
-    again = pickle.loads(pickle.dumps(source))
-    np.testing.assert_array_equal(everything(again)[0], everything(plain)[0])
-    np.testing.assert_array_equal(again.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
+    unpickled = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(everything(unpickled)[0], everything(plain)[0])
+    np.testing.assert_array_equal(unpickled.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
 
 
 def test_reordered_resampled_rows_stay_resampled(tmp_path: Path) -> None:
     """Check that each replica is a pass of its own, and that the rows below them occur once."""
     base = ZarrSource(store(tmp_path, y=LABELS))
     plain = BalancedSource(base, {"no": 1, "yes": 9})
-    moved = align_columns(plain, MOVED, "it")
-    ours, theirs = (everything(AugmentedSource(source, 2))[0] for source in (moved, plain))
-    order = [NAMES.index(name) for name in MOVED]
+    reordered = align_columns(plain, REORDERED, "it")
+    ours, theirs = (everything(AugmentedSource(source, 2))[0] for source in (reordered, plain))
+    order = [NAMES.index(name) for name in REORDERED]
     np.testing.assert_array_equal(ours, theirs[:, order])
     assert not np.array_equal(ours[: len(X)], ours[len(X) :])
-    mixed = MixtureSource([moved, AugmentedSource(base, 2)])
-    for source, copies in ((moved, 1), (AugmentedSource(moved, 3), 1), (mixed, 2)):
+    mixed = MixtureSource([reordered, AugmentedSource(base, 2)])
+    for source, copies in ((reordered, 1), (AugmentedSource(reordered, 3), 1), (mixed, 2)):
         rows = everything(stored_rows(source))[0]
         expected = np.concatenate([everything(base)[0][:, order]] * copies)
         np.testing.assert_array_equal(rows, expected)
@@ -102,11 +103,11 @@ def test_other_column_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"it lacks 'e' and has 'd' besides"):
         align_columns(source, ("a", "b", "c", "e"), "it")
     with pytest.raises(ConfigError, match="after its transforms"):
-        align_columns(AugmentedSource(source, 1, [Scale("feature")]), MOVED, "it")
+        align_columns(AugmentedSource(source, 1, [Scale("feature")]), REORDERED, "it")
 
 
 def test_stores_of_different_column_order_are_mixed_by_name(tmp_path: Path) -> None:
-    stores = [store(tmp_path), store(tmp_path, MOVED, name="m")]
+    stores = [store(tmp_path), store(tmp_path, REORDERED, name="m")]
     mixed = open_stores([str(url) for url in stores])
     assert isinstance(mixed, MixtureSource)
     assert mixed.columns == NAMES
@@ -123,13 +124,13 @@ def test_stores_of_different_column_order_are_mixed_by_name(tmp_path: Path) -> N
 
 def test_test_data_is_reordered_like_training_data(tmp_path: Path) -> None:
     """Check test data with columns in another order."""
-    train, test = store(tmp_path), store(tmp_path, MOVED, name="m")
+    train, test = store(tmp_path), store(tmp_path, REORDERED, name="m")
     options = {"model.n_centers": 40, "data.epochs": 1}
-    by_name, own = (
+    by_name, in_own_order = (
         finished(settings(**options), source=ZarrSource(train), test=ZarrSource(url)).metrics
         for url in (test, train)
     )
-    assert by_name["test_mse"] == pytest.approx(own["test_mse"], rel=1e-5)
+    assert by_name["test_mse"] == pytest.approx(in_own_order["test_mse"], rel=1e-5)
     write(dict.fromkeys("abcde", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
     with pytest.raises(DataError, match=r"data.test has 'e' besides"):
         finished(settings(), source=ZarrSource(train), test=ZarrSource(tmp_path / "e.zarr"))
@@ -138,35 +139,37 @@ def test_test_data_is_reordered_like_training_data(tmp_path: Path) -> None:
 def test_centers_of_a_store_are_matched_by_name(tmp_path: Path) -> None:
     """Check centers whose columns are in another order."""
     train = store(tmp_path)
-    moved = store(tmp_path, MOVED, name="m")
-    extra = write(dict.fromkeys("abce", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
+    reordered = store(tmp_path, REORDERED, name="m")
+    with_extra_column = write(dict.fromkeys("abce", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
     options = {"model.n_centers": "auto", "data.epochs": 1}
     Z = [
         finished(settings(**options, **{"model.centers": str(url)}), source=ZarrSource(train)).Z
-        for url in (train, moved)
+        for url in (train, reordered)
     ]
     np.testing.assert_array_equal(Z[0], Z[1])
     with pytest.raises(DataError, match=r"model\.centers lacks 'd' and has 'e'"):
-        finished(settings(**options, **{"model.centers": str(extra)}), source=ZarrSource(train))
+        finished(
+            settings(**options, **{"model.centers": str(with_extra_column)}),
+            source=ZarrSource(train),
+        )
 
 
 @pytest.mark.parametrize("make", [KernelRegressor, KernelClassifier])
 def test_estimators_match_columns_by_name(make: Any, tmp_path: Path) -> None:
-    """Check a store and a DataFrame with the same names; scikit-learn refuses a frame in another
-    order."""
+    """Check a store and a DataFrame; scikit-learn refuses a frame in another order."""
     y = Y if make is KernelRegressor else LABELS
-    train, moved = store(tmp_path, y=y), store(tmp_path, MOVED, y, "m")
+    train, reordered = store(tmp_path, y=y), store(tmp_path, REORDERED, y, "m")
     frame = frame_of()
     fitted = make(**SMALL).fit(train)
     assert fitted.feature_names_in_.tolist() == list(NAMES)
     expected = fitted.predict(frame)
-    for url in (train, moved):  # in the order of the files
-        close(fitted.predict(url), expected)
-    assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
+    for url in (train, reordered):  # in the order of the files
+        assert_close(fitted.predict(url), expected)
+    assert fitted.score(reordered) == pytest.approx(fitted.score(train), abs=1e-6)
     with pytest.raises(ValueError, match="same order"):
-        fitted.predict(frame_of(MOVED))
+        fitted.predict(frame_of(REORDERED))
     by_frame = make(**SMALL).fit(frame, y)
-    np.testing.assert_allclose(by_frame.score(moved), by_frame.score(frame, y), atol=1e-5)
+    np.testing.assert_allclose(by_frame.score(reordered), by_frame.score(frame, y), atol=1e-5)
     write(dict.fromkeys("abce", X[:, 0]) | {"target": y}, tmp_path / "w.zarr")
     with pytest.raises(DataError, match=r"lacks 'd' and has 'e' besides"):
         by_frame.predict(tmp_path / "w.zarr")
@@ -174,23 +177,23 @@ def test_estimators_match_columns_by_name(make: Any, tmp_path: Path) -> None:
 
 def test_partial_fit_matches_columns_by_name(tmp_path: Path) -> None:
     """Check blocks of rows whose columns are in another order."""
-    train, moved = store(tmp_path), store(tmp_path, MOVED, name="m")
-    by_name = KernelRegressor(**SMALL).partial_fit(train).partial_fit(moved)
-    own = KernelRegressor(**SMALL).partial_fit(train).partial_fit(train)
-    np.testing.assert_array_equal(by_name.dual_coef_, own.dual_coef_)
+    train, reordered = store(tmp_path), store(tmp_path, REORDERED, name="m")
+    by_name = KernelRegressor(**SMALL).partial_fit(train).partial_fit(reordered)
+    expected = KernelRegressor(**SMALL).partial_fit(train).partial_fit(train)
+    np.testing.assert_array_equal(by_name.dual_coef_, expected.dual_coef_)
 
 
 def test_data_without_names_are_matched_by_position(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(ZarrSource(store(tmp_path)))
     frame = frame_of()
     expected = fitted.predict(frame)
-    close(fitted.predict(ArraySource(X)), expected)
+    assert_close(fitted.predict(ArraySource(X)), expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the user has named nothing
-        close(fitted.predict(X), expected)
-        close(fitted.predict(X.tolist()), expected)
+        assert_close(fitted.predict(X), expected)
+        assert_close(fitted.predict(X.tolist()), expected)
         fitted.score(X, Y)
-        fitted.score(store(tmp_path, MOVED, name="m"))
+        fitted.score(store(tmp_path, REORDERED, name="m"))
     for rows, message in (
         (X[:, :3], "3 features, but .* expecting 4"),
         (X[0], "must have rows and columns"),
@@ -209,20 +212,20 @@ def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
 
 
 def test_targets_are_matched_by_name(tmp_path: Path) -> None:
-    train, moved, other = (
+    train, reordered, unrelated = (
         two_targets(tmp_path, names, name)
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"), (("w", "v"), "c"))
     )
-    fitted = KernelRegressor(**SMALL).fit(train, test=ZarrSource(moved))
-    own = KernelRegressor(**SMALL).fit(train, test=ZarrSource(train))
-    assert fitted.history_[-1]["test_mse"] == own.history_[-1]["test_mse"]
-    assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
+    fitted = KernelRegressor(**SMALL).fit(train, test=ZarrSource(reordered))
+    expected = KernelRegressor(**SMALL).fit(train, test=ZarrSource(train))
+    assert fitted.history_[-1]["test_mse"] == expected.history_[-1]["test_mse"]
+    assert fitted.score(reordered) == pytest.approx(fitted.score(train), abs=1e-6)
     with pytest.raises(DataError, match=r"y of X lacks 'u' and has 'w' besides.*with y="):
-        fitted.score(other)
-    close(fitted.predict(other), fitted.predict(train))  # which has no need of them
-    steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, moved)]
+        fitted.score(unrelated)
+    assert_close(fitted.predict(unrelated), fitted.predict(train))  # which has no need of them
+    steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, reordered)]
     np.testing.assert_array_equal(steps[0].dual_coef_, steps[1].dual_coef_)
-    mixed = open_stores([str(train), str(moved)])
+    mixed = open_stores([str(train), str(reordered)])
     blocks = list(read_units(mixed, range(mixed.n_units), 0, 0))
     np.testing.assert_array_equal(
         *(np.concatenate([b.y for b in blocks])[k] for k in (slice(len(X)), slice(len(X), None)))
@@ -231,28 +234,27 @@ def test_targets_are_matched_by_name(tmp_path: Path) -> None:
 
 
 def test_warm_start_refuses_reordered_targets(tmp_path: Path) -> None:
-    train, moved = (
+    train, reordered = (
         two_targets(tmp_path, names, name) for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
     )
     options = {"model.n_centers": 40, "data.epochs": 1}
     finished(settings(tmp_path / "run", **options), source=ZarrSource(train))
-    again = settings(**options, **{"solver.warm_start": str(tmp_path / "run")})
-    finished(again, source=ZarrSource(train))
+    warm_settings = settings(**options, **{"solver.warm_start": str(tmp_path / "run")})
+    finished(warm_settings, source=ZarrSource(train))
     with pytest.raises(ConfigError, match=r"targets 'u', 'v', but this run has 'v', 'u'"):
-        finished(again, source=ZarrSource(moved))
+        finished(warm_settings, source=ZarrSource(reordered))
 
 
 def test_target_mean_is_exact_in_any_column_order(tmp_path: Path) -> None:
-    """Check that the mean is of all rows and not of a sample, also in a mixture and with targets in
-    another order."""
-    train, moved = (
+    """Check that the mean covers all rows, also of mixtures and of reordered targets."""
+    train, reordered = (
         ZarrSource(two_targets(tmp_path, names, name))
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
     )
-    names = align_columns(train, MOVED, "it")
-    targets = align_columns(moved, NAMES, "it", ("u", "v"))
+    names = align_columns(train, REORDERED, "it")
+    targets = align_columns(reordered, NAMES, "it", ("u", "v"))
     expected = np.stack([Y, 10 + 3 * X[:, 2]], axis=1).astype(np.float64)
-    for source in (names, targets, MixtureSource([train, moved])):
+    for source in (names, targets, MixtureSource([train, reordered])):
         moments = source.target_moments()  # type: ignore[attr-defined]
         np.testing.assert_allclose(moments.mean, expected.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(moments.variance(), expected.var(axis=0), rtol=1e-12)

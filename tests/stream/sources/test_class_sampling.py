@@ -27,28 +27,27 @@ from streamkern.stream.sources.unit_edges import unit_sizes
 NAMES = ("a", "b", "c", "d")
 
 
-def numbered(labels: np.ndarray, units: int = 1, **more: Any) -> BaseSource:
+def numbered_source(labels: np.ndarray, units: int = 1, **options: Any) -> BaseSource:
     """Return rows whose X is their number, in about as many units."""
     parts = [
-        ArraySource(rows[:, None].astype(np.float32), labels[rows], classes=NAMES, **more)
+        ArraySource(rows[:, None].astype(np.float32), labels[rows], classes=NAMES, **options)
         for rows in np.array_split(np.arange(len(labels)), units)
         if len(rows)
     ]
     return parts[0] if len(parts) == 1 else MixtureSource(parts)
 
 
-def rows_of_pass(source: BaseSource, turn: int) -> np.ndarray:
-    """Return the row numbers (n,) of a pass, after comparing them with the other facts of the
-    source."""
+def rows_of_pass(source: BaseSource, pass_number: int) -> np.ndarray:
+    """Return the row numbers (n,) of a pass; check the other facts of the source."""
     numbers = []
     for u in range(source.n_units):
-        block = source.read_unit(u, 0, turn)
-        np.testing.assert_array_equal(source.read_targets(u, 0, turn), block.y)
+        block = source.read_unit(u, 0, pass_number)
+        np.testing.assert_array_equal(source.read_targets(u, 0, pass_number), block.y)
         start, stop = source.unit_bounds(u)
         np.testing.assert_array_equal(block.row_ids, np.arange(start, stop))
         numbers.append(block.X[:, 0].astype(int))
-    found: np.ndarray = np.concatenate(numbers)
-    return found
+    all_numbers: np.ndarray = np.concatenate(numbers)
+    return all_numbers
 
 
 @settings(max_examples=25, deadline=None)
@@ -68,7 +67,7 @@ def test_classes_have_their_shares_and_rows_equal_counts(
     present = [k for k in range(4) if counts[k]]
     # Classes without rows may be named.
     shares = {name: float(rng.uniform(0.2, 5)) for name in NAMES} if weighted else None
-    base = numbered(labels, units)
+    base = numbered_source(labels, units)
     source = BalancedSource(base) if shares is None else BalancedSource(base, shares)
     n, expected = len(labels), np.zeros(4)
     for k in present:
@@ -80,8 +79,8 @@ def test_classes_have_their_shares_and_rows_equal_counts(
     assert sizes.min() >= 1
     assert sizes.max() <= 1.5 * unit_sizes(base).max() + 1
     passes, often = 20, np.zeros(n)
-    for turn in range(passes):
-        rows = rows_of_pass(source, turn)
+    for pass_number in range(passes):
+        rows = rows_of_pass(source, pass_number)
         # A group of units has a whole number of rows, and each of its units cuts one of each class.
         off = np.abs(np.bincount(labels[rows], minlength=4) - expected)
         assert off.max() <= 1 + 2 * base.n_units
@@ -112,8 +111,7 @@ def test_replicas_are_separate_passes(wide: int) -> None:
 
 
 def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
-    """Compare with weighted ridge regression in closed form; with T passes, each row is off by 1 /
-    T."""
+    """Compare with weighted ridge regression; after T passes, rates are off by 1 / T."""
     rng = np.random.default_rng(3)
     y = (rng.random(240) < 0.1).astype(int)
     X = rng.normal(size=(240, 3)) + y[:, None]
@@ -138,14 +136,14 @@ def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
 
 def test_held_out_rows_keep_class_frequencies() -> None:
     labels = np.repeat([0, 1], [360, 40])
-    source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
-    left, held_out = split_rows(source, 0.25, seed=0)
-    held = {int(x) for block in held_out.blocks() for x in block.X[:, 0]}
-    assert len(held) == 100
-    assert np.bincount(labels[sorted(held)]).tolist() == [90, 10]
-    rows = rows_of_pass(left, 0)
+    source = AugmentedSource(BalancedSource(numbered_source(labels, 2)), 2)
+    train, held_out = split_rows(source, 0.25, seed=0)
+    held_out_rows = {int(x) for block in held_out.blocks() for x in block.X[:, 0]}
+    assert len(held_out_rows) == 100
+    assert np.bincount(labels[sorted(held_out_rows)]).tolist() == [90, 10]
+    rows = rows_of_pass(train, 0)
     assert len(rows) == 600
-    assert not held & set(rows.tolist())
+    assert not held_out_rows & set(rows.tolist())
     np.testing.assert_allclose(np.bincount(labels[rows]), [300, 300], atol=4)
 
 
@@ -173,8 +171,7 @@ def test_numeric_labels_name_classes() -> None:
 
 @pytest.mark.parametrize("shares", ["balanced", {"0": 2.0, "1": 1.0}])
 def test_tune_uses_class_sampling(shares: Any, tmp_path: Any) -> None:
-    """Check that held-out rows keep their frequencies, and that the rows to fit are drawn in their
-    shares."""
+    """Check that only the rows to fit are resampled, and not the held-out rows."""
     rng = np.random.default_rng(0)
     y = (rng.random(400) < 0.2).astype(int)
     X = rng.normal(size=(400, 2)).astype(np.float32) + y[:, None]
@@ -184,9 +181,9 @@ def test_tune_uses_class_sampling(shares: Any, tmp_path: Any) -> None:
         data = {"train": str(tmp_path / "s"), "epochs": 1}
         data |= {"class_sampling": sampling} if sampling else {}
         config = streamkern.RunConfig.from_tables({"data": data, "model": {"n_centers": 50}})
-        found = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
-        assert found.config.data.class_sampling == sampling
-        [searched] = [row for row in found.table if row["bandwidth"] == 1.0]
+        result = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
+        assert result.config.data.class_sampling == sampling
+        [searched] = [row for row in result.table if row["bandwidth"] == 1.0]
         errors.append(searched["held_out_mse"])
     # The best for rows as they come are the shares in which they come.
     assert errors[0] < errors[1]
@@ -204,8 +201,8 @@ def test_run_file_accepts_class_sampling(tmp_path: Any) -> None:
         "run": {"run_dir": str(tmp_path / "run")},
     }
     run = streamkern.RunConfig.from_tables(config)
-    first = streamkern.train_model(run)
-    again = streamkern.load(str(tmp_path / "run"))
-    assert again.class_sampling == {"rare": 1.0, "often": 3.0}
-    np.testing.assert_allclose(again.intercept_, [0.75, 0.25])
-    assert first is not None
+    trained = streamkern.train_model(run)
+    loaded = streamkern.load(str(tmp_path / "run"))
+    assert loaded.class_sampling == {"rare": 1.0, "often": 3.0}
+    np.testing.assert_allclose(loaded.intercept_, [0.75, 0.25])
+    assert trained is not None

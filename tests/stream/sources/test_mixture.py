@@ -35,14 +35,13 @@ from tests.streams import everything
 CLASSES = ("a", "b", "c")
 
 
-def labelled(n: int, which: int, unit_rows: int, transforms: Any = ()) -> ArraySource:
-    """Return n rows that contain the number of their source (column 0) and their number in it
-    (column 1)."""
-    X = np.stack([np.full(n, which), np.arange(n)], axis=1).astype(np.float32)
+def labelled_source(n: int, number: int, unit_rows: int, transforms: Any = ()) -> ArraySource:
+    """Return n rows (number of their source, number in the source)."""
+    X = np.stack([np.full(n, number), np.arange(n)], axis=1).astype(np.float32)
     return ArraySource(X, np.arange(n) % 3, transforms, classes=CLASSES, unit_rows=unit_rows)
 
 
-def seen(source: Source, epoch: int, seed: int = 0) -> np.ndarray:
+def read_epoch(source: Source, epoch: int, seed: int = 0) -> np.ndarray:
     """Return (source, row) of every virtual row of an epoch, in the order of the source."""
     return everything(source, seed, epoch)[0].astype(int)
 
@@ -51,7 +50,7 @@ def seen(source: Source, epoch: int, seed: int = 0) -> np.ndarray:
 
 
 def test_unweighted_mixture_has_every_row_once() -> None:
-    parts = [labelled(23, 0, 7), labelled(5, 1, 9), labelled(12, 2, 4)]
+    parts = [labelled_source(23, 0, 7), labelled_source(5, 1, 9), labelled_source(12, 2, 4)]
     mixture = MixtureSource(parts)
     X, y = everything(mixture)
     np.testing.assert_array_equal(X, np.concatenate([everything(p)[0] for p in parts]))
@@ -76,11 +75,11 @@ def test_unweighted_mixture_has_every_row_once() -> None:
 def test_shares_are_rounded_to_units(
     parts: list[tuple[int, int, float]], n_rows: int | None
 ) -> None:
-    sources = [labelled(n, k, unit) for k, (n, unit, _) in enumerate(parts)]
+    sources = [labelled_source(n, k, unit) for k, (n, unit, _) in enumerate(parts)]
     weights = [w for *_, w in parts]
     mixture = MixtureSource(sources, weights, n_rows=n_rows)
     expected = n_rows or sum(n for n, *_ in parts)
-    counts = np.bincount(seen(mixture, 3)[:, 0], minlength=len(parts))
+    counts = np.bincount(read_epoch(mixture, 3)[:, 0], minlength=len(parts))
     for k, (n, unit, weight) in enumerate(parts):
         rows = min(n, unit)
         exact = expected * weight / sum(weights)
@@ -92,24 +91,26 @@ def test_shares_are_rounded_to_units(
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 4), st.integers(1, 3))
 def test_rows_are_used_equally_often(n: int, unit: int, units: int, n_passes: int) -> None:
     """Check that the uses of rows differ by at most one after any number of passes."""
-    source = labelled(n, 0, unit)
+    source = labelled_source(n, 0, unit)
     size = min(n, unit)
     mixture = MixtureSource([source], [1.0], n_rows=units * size)
     per_pass = -(-n // size)
-    used: Counter[int] = Counter(dict.fromkeys(range(n), 0))
+    uses: Counter[int] = Counter(dict.fromkeys(range(n), 0))
     for location in range(n_passes * per_pass):
         epoch, u = divmod(location, units)
-        used.update(mixture.read_unit(u, 0, epoch).X[:, 1].astype(int).tolist())
-    assert set(used) == set(range(n))
-    assert max(used.values()) - min(used.values()) <= 1
-    assert sum(used.values()) == n_passes * per_pass * size
+        uses.update(mixture.read_unit(u, 0, epoch).X[:, 1].astype(int).tolist())
+    assert set(uses) == set(range(n))
+    assert max(uses.values()) - min(uses.values()) <= 1
+    assert sum(uses.values()) == n_passes * per_pass * size
 
 
 def test_epoch_continues_where_previous_one_stopped() -> None:
-    mixture = MixtureSource([labelled(20, 0, 5), labelled(50, 1, 5)], [1, 1], n_rows=30)
-    first = np.concatenate([seen(mixture, epoch)[:15, 1] for epoch in range(4)])
-    assert first.tolist() == [*range(20)] * 3
-    second = np.concatenate([seen(mixture, epoch)[15:, 1] for epoch in range(4)])
+    mixture = MixtureSource(
+        [labelled_source(20, 0, 5), labelled_source(50, 1, 5)], [1, 1], n_rows=30
+    )
+    first_rows = np.concatenate([read_epoch(mixture, epoch)[:15, 1] for epoch in range(4)])
+    assert first_rows.tolist() == [*range(20)] * 3
+    second = np.concatenate([read_epoch(mixture, epoch)[15:, 1] for epoch in range(4)])
     assert second.tolist() == [*range(50), *range(10)]
 
 
@@ -119,10 +120,10 @@ def test_units_of_any_size_are_filled_in_turn() -> None:
     source = ArraySource(da.from_array(X, chunks=((2, 7, 3, 8), 2)), np.arange(20) % 3, unit_rows=2)
     mixture = MixtureSource([source], [1.0], n_rows=32)
     assert unit_sizes(mixture).tolist() == [8] * 4
-    used: Counter[int] = Counter()
+    uses: Counter[int] = Counter()
     for epoch in range(5):
-        used.update(seen(mixture, epoch)[:, 1].tolist())
-    assert sorted(used.values()) == [8] * 20  # 5 passes of 32 places
+        uses.update(read_epoch(mixture, epoch)[:, 1].tolist())
+    assert sorted(uses.values()) == [8] * 20  # 5 passes of 32 places
 
 
 def test_host_transforms_are_drawn_per_pass_and_source() -> None:
@@ -139,9 +140,10 @@ def test_host_transforms_are_drawn_per_pass_and_source() -> None:
 
 
 def test_batches_keep_the_shares() -> None:
-    """Check blocks of a few units, in which the shares of batches would vary much without
-    strata."""
-    mixture = MixtureSource([labelled(4000, 0, 10), labelled(900, 1, 10)], [1, 3], n_rows=4000)
+    """Check blocks of few units, where shares would vary much without strata."""
+    mixture = MixtureSource(
+        [labelled_source(4000, 0, 10), labelled_source(900, 1, 10)], [1, 3], n_rows=4000
+    )
     with BatchReader(mixture, batch_size=100, seed=0, block_bytes=8 * 10 * 32) as loader:
         assert loader.mix_units == 8
         counts = np.array([(b.X[:, 0] == 1).sum() for b in loader.epoch(0)])
@@ -152,22 +154,24 @@ def test_batches_keep_the_shares() -> None:
 
 
 def test_copies_inherit_strata() -> None:
-    mixture = MixtureSource([labelled(600, 0, 50), labelled(300, 1, 60)])
+    mixture = MixtureSource([labelled_source(600, 0, 50), labelled_source(300, 1, 60)])
     full = AugmentedSource(mixture, 3)  # everything fits a unit
     assert (full.n_units, full.strata) == (1, None)
-    nested = AugmentedSource(MixtureSource([big(0), big(1)]), 3)
+    nested = AugmentedSource(MixtureSource([big_source(0), big_source(1)]), 3)
     assert nested.strata is not None
     assert nested.strata.tolist() == [0, 0, 1, 1] * 3
 
 
-def big(which: int) -> GeneratorSource:
+def big_source(number: int) -> GeneratorSource:
+    """Return 2^21 rows that contain the number of their source."""
+
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.full((stop - start, 1), which, np.float32), np.zeros(stop - start)
+        return np.full((stop - start, 1), number, np.float32), np.zeros(stop - start)
 
-    return GeneratorSource(fn, 2 << 20, (1,), np.float32, 1, name=f"big {which}")
+    return GeneratorSource(fn, 2 << 20, (1,), np.float32, 1, name=f"big {number}")
 
 
-# --------------------------------------------------------------------- what it says of itself
+# ------------------------------------------------------------------- description and facts
 
 
 def test_statistics_equal_those_of_an_epoch() -> None:
@@ -183,11 +187,11 @@ def test_statistics_equal_those_of_an_epoch() -> None:
         np.testing.assert_allclose([mean, scale], [X.mean(), X.std()], rtol=1e-9)
         np.testing.assert_allclose(feature_mean, X.mean(0), rtol=1e-9)
         np.testing.assert_allclose(feature_scale, X.std(0), rtol=1e-9)
-    assert MixtureSource([big(0), big(1)]).statistics() == (None,) * 4
+    assert MixtureSource([big_source(0), big_source(1)]).statistics() == (None,) * 4
 
 
 def test_description_fingerprint_and_pickle_roundtrip() -> None:
-    parts = [labelled(23, 0, 7), labelled(12, 1, 4)]
+    parts = [labelled_source(23, 0, 7), labelled_source(12, 1, 4)]
     mixture = MixtureSource(parts, [1, 3], transforms=[Scale("global"), GaussianNoise(0.1)])
     described = json.loads(json.dumps(mixture.describe()))
     assert described == mixture.describe()
@@ -201,24 +205,24 @@ def test_description_fingerprint_and_pickle_roundtrip() -> None:
         MixtureSource(parts[:1]).fingerprint,
     }
     assert len(prints) == 3
-    assert MixtureSource([big(0), big(1)]).fingerprint.startswith("meta:")
-    again = pickle.loads(pickle.dumps(mixture))
-    np.testing.assert_array_equal(seen(again, 2, seed=4), seen(mixture, 2, seed=4))
+    assert MixtureSource([big_source(0), big_source(1)]).fingerprint.startswith("meta:")
+    unpickled = pickle.loads(pickle.dumps(mixture))
+    np.testing.assert_array_equal(read_epoch(unpickled, 2, seed=4), read_epoch(mixture, 2, seed=4))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
-            lambda: MixtureSource([labelled(5, 0, 5)], [1, 2]),
+            lambda: MixtureSource([labelled_source(5, 0, 5)], [1, 2]),
             r"weights=\[1, 2\] do not fit 1 sources",
         ),
-        (lambda: MixtureSource([labelled(5, 0, 5)], [float("nan")]), "above 0"),
-        (lambda: MixtureSource([labelled(5, 0, 5)], ["1"]), "above 0"),  # type: ignore[list-item]
-        (lambda: MixtureSource([labelled(5, 0, 5)], [1], n_rows=0), "n_rows=0"),
+        (lambda: MixtureSource([labelled_source(5, 0, 5)], [float("nan")]), "above 0"),
+        (lambda: MixtureSource([labelled_source(5, 0, 5)], ["1"]), "above 0"),  # type: ignore[list-item]
+        (lambda: MixtureSource([labelled_source(5, 0, 5)], [1], n_rows=0), "n_rows=0"),
         (
             lambda: MixtureSource(
-                [labelled(5, 0, 5), ArraySource(np.zeros((4, 2), np.float32), [0, 1, 2, 3])]
+                [labelled_source(5, 0, 5), ArraySource(np.zeros((4, 2), np.float32), [0, 1, 2, 3])]
             ),
             "source 2 of the mixture has n_outputs 4 and source 1 has 3",
         ),
@@ -234,6 +238,7 @@ def test_invalid_mixtures_are_refused(make: Any, message: str) -> None:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> list[str]:
+    """Return the URLs of the stores of a mixture."""
     urls = []
     for k, n in enumerate((90, 40)):
         X = np.random.default_rng(k).normal(k, 1, (n, 3)).astype(np.float32)
@@ -275,7 +280,7 @@ def test_local_and_remote_stores_are_mixed(tmp_path: Path, stores: list[str]) ->
 
 
 def test_stored_rows_omit_copies_and_weights() -> None:
-    a, b = labelled(23, 0, 7), labelled(12, 1, 4)
+    a, b = labelled_source(23, 0, 7), labelled_source(12, 1, 4)
     for source in (
         MixtureSource([AugmentedSource(a, 3), b], [1, 2]),
         AugmentedSource(MixtureSource([MixtureSource([a, b], [2, 1])]), 4),
@@ -306,6 +311,8 @@ def test_resume_requires_equal_weights(stores: list[str], tmp_path: Path) -> Non
     train(run_settings(**overrides, **{"data.weights": [1, 2]})).model.backend.close()
     with pytest.raises(ResumeMismatchError, match=r"data.weights: was \[1.0, 2.0\], now \[1.0, 3"):
         train(run_settings(**overrides, **{"data.weights": [1, 3]}))
-    moved = [str(Path(url).rename(tmp_path / f"moved{k}.zarr")) for k, url in enumerate(stores)]
-    again = run_settings(**{**overrides, "data.train": moved, "data.weights": [1, 2]})
-    train(again).model.backend.close()  # the same contents elsewhere
+    moved_urls = [
+        str(Path(url).rename(tmp_path / f"moved{k}.zarr")) for k, url in enumerate(stores)
+    ]
+    moved_settings = run_settings(**{**overrides, "data.train": moved_urls, "data.weights": [1, 2]})
+    train(moved_settings).model.backend.close()  # the same contents elsewhere

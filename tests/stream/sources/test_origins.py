@@ -19,7 +19,7 @@ from streamkern.stream.sources.transforms import GaussianNoise
 from tests.streams import numbered_rows as rows
 
 
-def check(source: BaseSource, epoch: int = 0) -> None:
+def check_origins(source: BaseSource, epoch: int = 0) -> None:
     """Check that origins are equal where rows are equal."""
     for u in range(source.n_units):
         assert len(source.origins(u, epoch)) == np.diff(source.unit_bounds(u))
@@ -35,8 +35,8 @@ def check(source: BaseSource, epoch: int = 0) -> None:
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_copies_have_origins_of_base_rows(copies: int) -> None:
-    check(AugmentedSource(rows(50), copies))
-    check(AugmentedSource(AugmentedSource(rows(20), 2), copies))
+    check_origins(AugmentedSource(rows(50), copies))
+    check_origins(AugmentedSource(AugmentedSource(rows(20), 2), copies))
 
 
 @pytest.mark.parametrize("weights", [None, (1, 3)])
@@ -45,27 +45,29 @@ def test_mixtures_have_origins_of_their_parts(weights: tuple[int, int] | None, e
     parts = [AugmentedSource(rows(50), 2), rows(30, 1000)]
     mixture = MixtureSource(parts, weights, n_rows=200 if weights else None)
     assert mixture.hides_copies
-    check(mixture, epoch)
-    check(AugmentedSource(mixture, 2), epoch)
+    check_origins(mixture, epoch)
+    check_origins(AugmentedSource(mixture, 2), epoch)
     assert not MixtureSource([rows(50), rows(30, 1000)]).hides_copies
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_stores_of_augmented_rows_have_origins(tmp_path: Path, shuffle: bool) -> None:
-    plain, once, twice = (str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice"))
+    plain, copied_once, copied_twice = (
+        str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice")
+    )
     materialise(rows(60), plain, shuffle=shuffle)
     assert not ZarrSource(plain).hides_copies
     noise = [GaussianNoise(0.05)]
-    materialise(AugmentedSource(ZarrSource(plain), 3, noise), once, shuffle=shuffle)
-    assert ZarrSource(once).store.spec.n_origins == 60
-    assert ZarrSource(once).hides_copies
-    check(ZarrSource(once))
-    materialise(AugmentedSource(ZarrSource(once), 2), twice, shuffle=shuffle)
-    check(ZarrSource(twice))
+    materialise(AugmentedSource(ZarrSource(plain), 3, noise), copied_once, shuffle=shuffle)
+    assert ZarrSource(copied_once).store.spec.n_origins == 60
+    assert ZarrSource(copied_once).hides_copies
+    check_origins(ZarrSource(copied_once))
+    materialise(AugmentedSource(ZarrSource(copied_once), 2), copied_twice, shuffle=shuffle)
+    check_origins(ZarrSource(copied_twice))
 
 
 @pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
+def copied_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
     """Return a store of three copies of 60 rows, with a unit for each of many small chunks."""
     monkeypatch.setattr(stores, "SMALL_CHUNK_BYTES", 0)
     url = str(tmp_path / "copied.zarr")
@@ -76,29 +78,31 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
 
 @pytest.mark.parametrize(("n", "copies", "r"), [(10, 2, 2), (25, 4, 3), (60, 3, 3), (500, 3, 3)])
 def test_copies_of_rows_are_found_in_a_store(
-    copied: ZarrSource, n: int, copies: int, r: int
+    copied_source: ZarrSource, n: int, copies: int, r: int
 ) -> None:
-    found = choose_copies(copied, n, copies, 10, 0, 1, 100)
-    assert found is not None
-    assert found.shape == (r, min(n, 60))
-    assert len(np.unique(found)) == found.size
-    first = np.rint([read_rows(copied, each, 0).X[:, 0] for each in found])
-    assert (first == first[0]).all()
-    assert len(np.unique(first[0])) == found.shape[1]
+    chosen_rows = choose_copies(copied_source, n, copies, 10, 0, 1, 100)
+    assert chosen_rows is not None
+    assert chosen_rows.shape == (r, min(n, 60))
+    assert len(np.unique(chosen_rows)) == chosen_rows.size
+    features = np.rint([read_rows(copied_source, rows, 0).X[:, 0] for rows in chosen_rows])
+    assert (features == features[0]).all()
+    assert len(np.unique(features[0])) == chosen_rows.shape[1]
 
 
-def test_partial_store_may_have_too_few_copies(copied: ZarrSource) -> None:
-    assert choose_copies(copied, 60, 3, 61, 0, 1, 100) is None
-    some = choose_copies(copied, 60, 3, 1, 0, 1, 2)
+def test_partial_store_may_have_too_few_copies(copied_source: ZarrSource) -> None:
+    assert choose_copies(copied_source, 60, 3, 61, 0, 1, 100) is None
+    some = choose_copies(copied_source, 60, 3, 1, 0, 1, 2)
     assert some is not None
-    units = np.searchsorted(np.arange(copied.n_units) * copied.store.spec.chunk_rows, some, "right")
-    assert copied.n_units > 2 >= len(np.unique(units))
+    units = np.searchsorted(
+        np.arange(copied_source.n_units) * copied_source.store.spec.chunk_rows, some, "right"
+    )
+    assert copied_source.n_units > 2 >= len(np.unique(units))
 
 
 @pytest.mark.parametrize("p", [1, 20, 60, 90, 180])
-def test_random_centers_avoid_copies(copied: ZarrSource, p: int) -> None:
+def test_random_centers_avoid_copies(copied_source: ZarrSource, p: int) -> None:
     """Check that copies become centers only if there are not enough other rows."""
-    block = random_centers(copied, p, 0)
+    block = random_centers(copied_source, p, 0)
     assert len(np.unique(block.row_ids)) == p
     made_from = np.unique(np.rint(block.X[:, 0]))
     assert len(made_from) >= (p if p < 60 else 55)

@@ -27,20 +27,21 @@ SAMPLE = np.column_stack(
 )
 
 
-def found() -> QuantileScores:
+def quantile_scores() -> QuantileScores:
     scores = QuantileScores.of_sample(SAMPLE)
     assert scores is not None
     return scores
 
 
-def scored(scores: QuantileScores, X: np.ndarray) -> np.ndarray:
+def scores_of(scores: QuantileScores, X: np.ndarray) -> np.ndarray:
+    """Return the scores of rows, (n, k)."""
     out = np.empty((len(X), len(scores)))
     scores.write_scores(np, np.asarray(X, np.float64), out)
     return out
 
 
 def test_only_non_normal_features_have_scores() -> None:
-    assert found().columns.tolist() == [1, 4]
+    assert quantile_scores().columns.tolist() == [1, 4]
     assert QuantileScores.of_sample(SAMPLE[:, [0, 2, 3, 5]]) is None
 
 
@@ -49,20 +50,20 @@ def test_scores_are_ranks_in_distribution() -> None:
     X = np.zeros((len(x), 6))
     X[:, 1], X[:, 4] = x, x - 2
     exact = [1 - np.exp(-x), 0.5 + np.arctan(x - 2) / np.pi]
-    got = scored(found(), X)
+    got = scores_of(quantile_scores(), X)
     for column, level in zip(got.T, exact, strict=True):
         # Ranks of a sample are uniform: their mean is 1/2 and their variance 1/12.
         np.testing.assert_allclose(column / np.sqrt(12) + 0.5, level, atol=0.012)
 
 
 def test_scores_are_standardised_and_bounded_by_sample() -> None:
-    scores = found()
-    got = scored(scores, SAMPLE)
+    scores = quantile_scores()
+    got = scores_of(scores, SAMPLE)
     np.testing.assert_allclose(got.mean(axis=0), 0, atol=0.01)
     np.testing.assert_allclose(got.std(axis=0), 1, atol=0.01)
     X = np.zeros((2, 6))
     X[0], X[1] = -1e9, 1e9
-    np.testing.assert_array_equal(scored(scores, X), scores.heights[:, [0, -1]].T)
+    np.testing.assert_array_equal(scores_of(scores, X), scores.heights[:, [0, -1]].T)
 
 
 def test_ties_share_a_score_and_few_values_are_all_knots() -> None:
@@ -75,7 +76,7 @@ def test_ties_share_a_score_and_few_values_are_all_knots() -> None:
     expected = (share - share[np.searchsorted(values, x)].mean()) / share[
         np.searchsorted(values, x)
     ].std()
-    np.testing.assert_allclose(scored(scores, values[:, None])[:, 0], expected, atol=1e-12)
+    np.testing.assert_allclose(scores_of(scores, values[:, None])[:, 0], expected, atol=1e-12)
 
 
 def test_scale_appends_scores_of_scaled_features() -> None:
@@ -90,11 +91,11 @@ def test_scale_appends_scores_of_scaled_features() -> None:
     assert shape_after([scale], (6,)) == (8,)
     assert scores_among([scale]) is scores
     np.testing.assert_allclose(got[:, :6], (X - mean) / spread, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(got[:, 6:], scored(found(), SAMPLE[:100]), atol=1e-3)
+    np.testing.assert_allclose(got[:, 6:], scores_of(quantile_scores(), SAMPLE[:100]), atol=1e-3)
 
 
 def test_score_names_and_shares_belong_to_features() -> None:
-    scores = found()
+    scores = quantile_scores()
     assert scores.names("abcdef")[5:] == ["f", "quantile of b", "quantile of e"]
     shares = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.3, 0.1])
     np.testing.assert_allclose(scores.shares_with_scores(shares), [0.1, 0.4, 0.1, 0.1, 0.2, 0.1])

@@ -17,7 +17,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
+from streamkern.stream.sources.split import TO_CALIBRATE, n_distinct_rows, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 
@@ -25,15 +25,14 @@ from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 def table(
     n: int, times: int, seed: int = 0, dtype: Any = np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return n different rows of whole numbers, each repeated `times` times in random order, and
-    their labels."""
+    """Return n different rows, each `times` times in random order, and their labels."""
     rng = np.random.default_rng(seed)
     X = np.concatenate([np.arange(n)[:, None], rng.integers(0, 3, (n, 3))], axis=1).astype(dtype)
     rows = rng.permutation(np.repeat(np.arange(n), times))
     return X[rows], rng.integers(0, 2, n)[rows]
 
 
-def names(source: BaseSource) -> Counter[int]:
+def count_rows(source: BaseSource) -> Counter[int]:
     """Return how often each row occurs, by its first feature."""
     block = concatenate_blocks([source.read_unit(u, 0, 0) for u in range(source.n_units)])
     assert len(block.X) == source.n_rows
@@ -42,14 +41,16 @@ def names(source: BaseSource) -> Counter[int]:
 
 def check_together(source: BaseSource, share: float, replicas: int = 1) -> tuple[Any, Any]:
     """Check that no row is on both sides, that all are on one, and about the share aside."""
-    left, held_out = split_rows(source, share, 5)
-    trained, held = names(left), names(held_out)
-    assert not set(trained) & set(held)
-    assert trained + Counter({k: replicas * v for k, v in held.items()}) == names(source)
+    train, held_out = split_rows(source, share, 5)
+    train_names, held_out_names = count_rows(train), count_rows(held_out)
+    assert not set(train_names) & set(held_out_names)
+    assert train_names + Counter(
+        {k: replicas * v for k, v in held_out_names.items()}
+    ) == count_rows(source)
     n = source.n_rows / replicas
-    assert abs(held_out.n_rows - share * n) <= max(held.values()) + 1
-    assert names(split_rows(source, share, 5)[1]) == held
-    return left, held_out
+    assert abs(held_out.n_rows - share * n) <= max(held_out_names.values()) + 1
+    assert count_rows(split_rows(source, share, 5)[1]) == held_out_names
+    return train, held_out
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
@@ -59,7 +60,7 @@ def test_copies_in_an_array_stay_on_one_side(dtype: Any) -> None:
         for unit_rows in (7, None):
             source = ArraySource(X, y, unit_rows=unit_rows)
             _, held_out = check_together(source, share)
-            assert n_different(held_out) == len(names(held_out))
+            assert n_distinct_rows(held_out) == len(count_rows(held_out))
 
 
 def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:
@@ -71,10 +72,10 @@ def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:
     check_together(half, 0.1)
     check_together(AugmentedSource(source, 3, [GaussianNoise(0.001)]), 0.1, replicas=3)
     images = ArraySource(X.reshape(-1, 2, 2, 1), y, [RandomFlip()], unit_rows=11)
-    held = concatenate_blocks(list(split_rows(images, 0.1, 5)[1].blocks()))
-    assert set(Counter(held.X[:, :, :, 0].reshape(-1, 4)[:, 0].tolist()).values()) == {4}
-    again = split_rows(split_rows(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
-    assert not set(names(again[0])) & set(names(again[1]))
+    held_out_rows = concatenate_blocks(list(split_rows(images, 0.1, 5)[1].blocks()))
+    assert set(Counter(held_out_rows.X[:, :, :, 0].reshape(-1, 4)[:, 0].tolist()).values()) == {4}
+    second_split = split_rows(split_rows(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
+    assert not set(count_rows(second_split[0])) & set(count_rows(second_split[1]))
 
 
 def test_zeros_of_both_signs_are_equal() -> None:
@@ -93,12 +94,12 @@ def test_split_without_equal_rows_is_unchanged(monkeypatch: pytest.MonkeyPatch) 
 
     rows = rng.permutation(300)
     mixed = rng.normal(size=(100, 2)).repeat(3, axis=0)[rows], (np.arange(300) % 3 == 0)[rows]
-    many = table(10, MAX_COPIES + 1)
-    for X, y in ((rng.normal(size=(300, 2)), rng.integers(0, 2, 300)), mixed, many):
-        found = places(X, y)
+    many_copies = table(10, MAX_COPIES + 1)
+    for X, y in ((rng.normal(size=(300, 2)), rng.integers(0, 2, 300)), mixed, many_copies):
+        places_of_rows = places(X, y)
         with monkeypatch.context() as patch:
             patch.setattr(repeated_rows, "MAX_HASHED_ROWS", 0)
-            np.testing.assert_array_equal(found, places(X, y))
+            np.testing.assert_array_equal(places_of_rows, places(X, y))
 
 
 def test_each_class_keeps_its_share() -> None:
@@ -110,8 +111,8 @@ def test_each_class_keeps_its_share() -> None:
     assert np.abs(held_out.totals - [350, 100, 50]).max() <= 10
     block = held_out.read_unit(0, 0, 0)
     origins = held_out.origins(0, 0)
-    _, first = np.unique(block.X, axis=0, return_index=True)
-    assert len(np.unique(origins)) == len(first) == n_different(held_out)
+    _, first_rows = np.unique(block.X, axis=0, return_index=True)
+    assert len(np.unique(origins)) == len(first_rows) == n_distinct_rows(held_out)
     for row in range(len(block.X)):
         assert np.array_equal(block.X[row], X[origins[row]])
 
@@ -121,16 +122,16 @@ def test_each_class_keeps_its_share() -> None:
 def test_few_distinct_rows_are_on_both_sides(different: int, copies: int) -> None:
     X = np.repeat(np.arange(different, dtype=np.float64)[:, None], copies, axis=0)
     X = np.random.default_rng(different).permutation(X)
-    left, held_out = split_rows(ArraySource(X, X[:, 0]), 2 / len(X), 0)
-    values = [{*side.read_unit(0, 0, 0).X[:, 0]} for side in (left, held_out)]
+    train, held_out = split_rows(ArraySource(X, X[:, 0]), 2 / len(X), 0)
+    values = [{*side.read_unit(0, 0, 0).X[:, 0]} for side in (train, held_out)]
     assert values[0]
     assert values[1]
     assert not values[0] & values[1]
 
 
 def test_all_equal_rows_are_split_at_random() -> None:
-    left, held_out = split_rows(ArraySource(np.ones((16, 1)), np.ones(16)), 0.25, 0)
-    assert (left.n_rows, held_out.n_rows) == (12, 4)
+    train, held_out = split_rows(ArraySource(np.ones((16, 1)), np.ones(16)), 0.25, 0)
+    assert (train.n_rows, held_out.n_rows) == (12, 4)
 
 
 def test_store_of_many_units_is_split_without_reading(
@@ -143,6 +144,6 @@ def test_store_of_many_units_is_split_without_reading(
     materialise(source, tmp_path / "a.zarr", chunk_mb=16 * 24 / 2**20)
     monkeypatch.setattr(split, "SAMPLE_UNITS", 0)
     monkeypatch.setattr(split, "moves_of_equal_rows", None)
-    left, held_out = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
+    train, held_out = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
     assert held_out.n_rows == len(X) // 10
-    assert set(names(left)) & set(names(held_out))
+    assert set(count_rows(train)) & set(count_rows(held_out))

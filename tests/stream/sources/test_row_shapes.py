@@ -19,8 +19,8 @@ from streamkern.train.saved_model import load_model
 from tests.runs import finished, settings
 
 SHAPE = (4, 4, 3)
-OTHERS = [(3, 4, 4), (2, 8, 3), (4, 3, 4)]
-REFUSED = "rows of shape .*; transpose or reshape its axes"
+OTHER_SHAPES = [(3, 4, 4), (2, 8, 3), (4, 3, 4)]
+REFUSAL = "rows of shape .*; transpose or reshape its axes"
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((80, *SHAPE)).astype(np.float32)
 Y = X[:, 0, 0, 0] + X[:, 3, 2, 1]
@@ -31,10 +31,12 @@ SMALL = {
 
 
 def source(shape: tuple[int, ...], n: int = 80) -> ArraySource:
+    """Return the first n rows in this shape."""
     return ArraySource(X[:n].reshape(n, *shape), Y[:n])
 
 
 def run(run_dir: Path | None = None, shape: tuple[int, ...] = SHAPE, **options: Any) -> Any:
+    """Train on the rows in a shape; return the finished run."""
     more = options.pop("settings", {})
     return finished(settings(run_dir, **(SMALL | more)), source=source(shape), **options)
 
@@ -53,13 +55,13 @@ def test_row_shapes_accept_same_axes_and_flat_rows(axes: Any, desired: Any) -> N
     if full == desired or 1 in (len(axes), len(desired)):
         check_row_shape("X has", axes, "the data has", desired)
     else:
-        with pytest.raises(ConfigError, match=REFUSED):
+        with pytest.raises(ConfigError, match=REFUSAL):
             check_row_shape("X has", axes, "the data has", desired)
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
-    turned, labels = X.reshape(80, *other), (Y > 0).astype(int)
+@pytest.mark.parametrize("other_shape", OTHER_SHAPES)
+def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) -> None:
+    turned, labels = X.reshape(80, *other_shape), (Y > 0).astype(int)
     regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
     classifier = KernelClassifier(solver="direct", random_state=0).fit(X, labels)
     warm = KernelRegressor(solver="block", warm_start=True, centers=X[:20].reshape(20, -1)).fit(
@@ -80,15 +82,15 @@ def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
         lambda: online.partial_fit(ArraySource(turned, Y)),
     ]
     for entry_point in entry_points:
-        with pytest.raises(ConfigError, match=REFUSED):
+        with pytest.raises(ConfigError, match=REFUSAL):
             entry_point()
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHER_SHAPES)
 def test_runs_refuse_images_of_other_axes(
-    model: Path, other: tuple[int, ...], tmp_path: Path
+    model: Path, other_shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    turned = X.reshape(80, *other)
+    turned = X.reshape(80, *other_shape)
     np.save(tmp_path / "Z.npy", turned[:20])
     file = {"model.centers": str(tmp_path / "Z.npy")}
     run(tmp_path / "start", settings={"solver.name": "block"})
@@ -102,25 +104,25 @@ def test_runs_refuse_images_of_other_axes(
         lambda: run(test=ArraySource(turned, Y)),
         lambda: run(centers=turned[:20]),
         lambda: run(settings=file),
-        lambda: run(shape=other, settings=start),
+        lambda: run(shape=other_shape, settings=start),
     ]
     with loaded.backend:
         for entry_point in entry_points:
-            with pytest.raises(ConfigError, match=REFUSED):
+            with pytest.raises(ConfigError, match=REFUSAL):
                 entry_point()
     assert not (tmp_path / "out.npy").exists()
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other_shape", OTHER_SHAPES)
 @pytest.mark.parametrize("kind", ["npz", "zarr"])
 def test_commands_refuse_images_of_other_axes(
-    model: Path, kind: str, other: tuple[int, ...], tmp_path: Path, capsys: Any
+    model: Path, kind: str, other_shape: tuple[int, ...], tmp_path: Path, capsys: Any
 ) -> None:
     data = tmp_path / f"turned.{kind}"
     if kind == "npz":
-        np.savez(data, X=X.reshape(80, *other), y=Y)
+        np.savez(data, X=X.reshape(80, *other_shape), y=Y)
     else:
-        ingest(X.reshape(80, *other), data, y=Y)
+        ingest(X.reshape(80, *other_shape), data, y=Y)
     for message in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
         assert main.run_command([str(word) for word in message]) == 2
         assert "transpose or reshape its axes" in capsys.readouterr().err
@@ -128,13 +130,13 @@ def test_commands_refuse_images_of_other_axes(
 
 
 @pytest.mark.parametrize("scale", ["feature", "global", "none"])
-@pytest.mark.parametrize(("trained", "given"), [(SHAPE, (48,)), ((48,), SHAPE)])
+@pytest.mark.parametrize(("train_shape", "new_shape"), [(SHAPE, (48,)), ((48,), SHAPE)])
 def test_flat_rows_and_images_have_equal_predictions(
-    scale: str, trained: tuple[int, ...], given: tuple[int, ...]
+    scale: str, train_shape: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> None:
     """Check also as many rows as pixels in a line."""
-    model = run(shape=trained, settings={"data.scale": scale}).model
+    model = run(shape=train_shape, settings={"data.scale": scale}).model
     for n in (4, 48, 80):
-        expected = model.values(X[:n].reshape(n, *trained))
-        np.testing.assert_array_equal(model.predict(source(given, n)), expected)
-        np.testing.assert_array_equal(model.values(X[:n].reshape(n, *given)), expected)
+        expected = model.values(X[:n].reshape(n, *train_shape))
+        np.testing.assert_array_equal(model.predict(source(new_shape, n)), expected)
+        np.testing.assert_array_equal(model.values(X[:n].reshape(n, *new_shape)), expected)

@@ -29,6 +29,7 @@ from tests.streams import everything
 
 
 def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make rows of random numbers, and their sums as targets."""
     rows = np.arange(start, stop)
     X = RowRandom(np, seed, epoch, 1, rows).normal((3,))
     return X, X.sum(axis=1)
@@ -42,6 +43,7 @@ FLIP = [RandomFlip(), RandomCrop(1)]
 
 
 def images() -> list[Source]:
+    """Return two sources of images with transforms."""
     return [
         ArraySource(IMAGES, LABELS, FLIP, unit_rows=20),
         AugmentedSource(ArraySource(IMAGES[:30], LABELS[:30], unit_rows=8), 2, FLIP),
@@ -64,6 +66,7 @@ MAKERS: dict[str, Callable[[Path], Source]] = {
 
 
 def write(path: Path, X: np.ndarray, y: np.ndarray, chunk_rows: int) -> Path:
+    """Write a store; return its path."""
     group = zarr.create_group(str(path / "s.zarr"))
     for name, a in (("X", X), ("y", y)):
         group.create_array(
@@ -83,12 +86,14 @@ class TestEverySource:
         everything(source)
 
     def test_reading_is_a_pure_function(self, source: Source) -> None:
-        first = everything(source, 3, 4)
-        for a, b in zip(first, everything(pickle.loads(pickle.dumps(source)), 3, 4), strict=True):
+        first_read = everything(source, 3, 4)
+        for a, b in zip(
+            first_read, everything(pickle.loads(pickle.dumps(source)), 3, 4), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
         for u in reversed(range(source.n_units)):
             start, stop = source.unit_bounds(u)
-            np.testing.assert_array_equal(source.read_unit(u, 3, 4).X, first[0][start:stop])
+            np.testing.assert_array_equal(source.read_unit(u, 3, 4).X, first_read[0][start:stop])
 
     def test_description_is_json(self, source: Source) -> None:
         described = json.loads(json.dumps(source.describe()))
@@ -107,23 +112,25 @@ class TestEverySource:
         np.testing.assert_array_equal(sample_rows(source, n, 5, stage=2).row_ids, block.row_ids)
         if n == 17:
             assert not np.array_equal(np.sort(block.row_ids), block.row_ids)
-            for other in (sample_rows(source, n, 5, 3), sample_rows(source, n, 6, 2)):
-                assert not np.array_equal(other.row_ids, block.row_ids)
+            for other_sample in (sample_rows(source, n, 5, 3), sample_rows(source, n, 6, 2)):
+                assert not np.array_equal(other_sample.row_ids, block.row_ids)
 
 
 def test_samples_read_few_units() -> None:
-    read = []
+    units_read = []
 
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        read.append(start // 10)
+        units_read.append(start // 10)
         return np.zeros((stop - start, 1), np.float32), np.zeros(stop - start)
 
     source = GeneratorSource(fn, 10_000, (1,), np.float32, 1, block_rows=10)
     sample_rows(source, 20, 0, max_units=8)
-    assert len(set(read)) <= 8  # one of them three times, as its rows have to be the same again
-    read.clear()
+    assert (
+        len(set(units_read)) <= 8
+    )  # one of them three times, as its rows have to be the same again
+    units_read.clear()
     assert len(np.unique(sample_rows(source, 200, 0, max_units=8).row_ids)) == 200  # needs 20 units
-    assert len(read) == 20
+    assert len(units_read) == 20
     with pytest.raises(ConfigError, match="10001"):
         sample_rows(source, 10_001, 0)
 
@@ -137,8 +144,8 @@ def test_dask_and_zarr_arrays_equal_numpy(n: int, unit_rows: int, chunk_rows: in
     plain = everything(ArraySource(X, y, unit_rows=unit_rows))
     np.testing.assert_array_equal(plain[0], X)
     chunked = zarr.create_array({}, data=X, chunks=(chunk_rows, 4))
-    for other in (da.from_array(X, chunks=(chunk_rows, 2)), chunked):
-        source = ArraySource(other, y, unit_rows=unit_rows)
+    for lazy_array in (da.from_array(X, chunks=(chunk_rows, 2)), chunked):
+        source = ArraySource(lazy_array, y, unit_rows=unit_rows)
         for a, b in zip(everything(source), plain, strict=True):
             np.testing.assert_array_equal(a, b)
         inner = [source.unit_bounds(u)[0] for u in range(source.n_units)]
@@ -146,19 +153,19 @@ def test_dask_and_zarr_arrays_equal_numpy(n: int, unit_rows: int, chunk_rows: in
 
 
 def test_dask_array_is_read_block_by_block() -> None:
-    read = []
+    slices_read = []
 
     def load(block_info: Any) -> np.ndarray:
         (start, stop), _ = block_info[None]["array-location"]
-        read.append((start, stop))
+        slices_read.append((start, stop))
         return FLAT[start:stop]
 
     X = da.map_blocks(load, chunks=((10, 20, 5, 18), (4,)), dtype=np.float32, meta=FLAT[:0])
     source = ArraySource(X, LABELS, unit_rows=10)
-    read.clear()
+    slices_read.clear()
     assert [source.unit_bounds(u) for u in range(source.n_units)] == [(0, 10), (10, 30), (30, 53)]
     np.testing.assert_array_equal(source.read_unit(1, 0, 0).X, FLAT[10:30])
-    assert read == [(10, 30)]
+    assert slices_read == [(10, 30)]
 
 
 @pytest.mark.parametrize(
@@ -211,10 +218,10 @@ def test_unknown_labels_name_their_row() -> None:
         everything(ArraySource(FLAT[:2], [0, -1], classes=("a", "b")))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_values_name_unit_and_row(bad: float) -> None:
+@pytest.mark.parametrize("bad_value", [np.nan, np.inf, -np.inf])
+def test_non_finite_values_name_unit_and_row(bad_value: float) -> None:
     X = FLAT.copy()
-    X[33, 2] = bad
+    X[33, 2] = bad_value
     with pytest.raises(NonFiniteError, match="X of unit 3, row 33, column 2"):
         everything(ArraySource(X, LABELS, unit_rows=10))
     with pytest.raises(NonFiniteError, match="y of unit 3, row 33, column 2"):
@@ -258,9 +265,9 @@ def test_replicas_differ_and_keep_their_rows() -> None:
     X, y = everything(source)
     X = X.reshape(6, *IMAGES.shape)
     np.testing.assert_array_equal(y.reshape(6, -1), np.tile(LABELS, (6, 1)))
-    same = (X == IMAGES).all(axis=(2, 3, 4))
-    assert (same | (IMAGES[:, :, ::-1] == X).all(axis=(2, 3, 4))).all()
-    assert len({tuple(row) for row in same.tolist()}) == 6
+    is_unchanged = (X == IMAGES).all(axis=(2, 3, 4))
+    assert (is_unchanged | (IMAGES[:, :, ::-1] == X).all(axis=(2, 3, 4))).all()
+    assert len({tuple(row) for row in is_unchanged.tolist()}) == 6
     assert not np.array_equal(everything(source, epoch=1)[0], X.reshape(-1, 4, 5, 2))
 
 
@@ -268,8 +275,7 @@ def test_replicas_differ_and_keep_their_rows() -> None:
 def test_unit_size_of_replicas_does_not_change_rows(
     unit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check small bases, with several replicas in a unit, and large ones, with a unit for a part of
-    a replica."""
+    """Check units of several replicas, and units of a part of a replica."""
     base = ArraySource(IMAGES, LABELS, unit_rows=20)
     plain = everything(AugmentedSource(base, 7, FLIP))
     monkeypatch.setattr(augmented, "UNIT_BYTES", unit_bytes)
@@ -280,10 +286,10 @@ def test_unit_size_of_replicas_does_not_change_rows(
 
 
 def test_stacked_transforms_draw_differently() -> None:
-    below = ArraySource(IMAGES, LABELS, [RandomFlip()])
-    both = AugmentedSource(below, 1, [RandomFlip()])
-    once, twice = everything(below)[0], everything(both)[0]
-    flipped = (once != twice).any(axis=(1, 2, 3))
+    inner = ArraySource(IMAGES, LABELS, [RandomFlip()])
+    outer = AugmentedSource(inner, 1, [RandomFlip()])
+    flipped_once, flipped_twice = everything(inner)[0], everything(outer)[0]
+    flipped = (flipped_once != flipped_twice).any(axis=(1, 2, 3))
     assert 5 < flipped.sum() < 48  # the same draws would undo or repeat every flip
 
 

@@ -16,14 +16,14 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.split import rows_read, split_rows
+from streamkern.stream.sources.split import max_rows_read, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from tests.conftest import MakeZarr
 from tests.streams import numbered_rows as rows
 
 
-def told(source: BaseSource, epoch: int = 0) -> np.ndarray:
+def rows_by_target(source: BaseSource, epoch: int = 0) -> np.ndarray:
     """Return the rows of a source by their targets, which no transform changes here."""
     blocks = [source.read_unit(u, 3, epoch) for u in range(source.n_units)]
     y = np.concatenate([block.y for block in blocks]).reshape(-1)
@@ -33,57 +33,57 @@ def told(source: BaseSource, epoch: int = 0) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def check(source: BaseSource, share: float, copies: int = 1) -> tuple[BaseSource, BaseSource]:
+def check_split(source: BaseSource, share: float, copies: int = 1) -> tuple[BaseSource, BaseSource]:
     """Check that every stored row is on one side, and as often as before."""
-    left, held_out = split_rows(source, share, 5)
-    trained, validated = told(left, 1), told(held_out)
+    train, held_out = split_rows(source, share, 5)
+    trained, validated = rows_by_target(train, 1), rows_by_target(held_out)
     assert not set(trained) & set(validated)
-    assert sorted([*trained, *np.repeat(validated, copies)]) == sorted(told(source))
-    again = split_rows(source, share, 5)
-    np.testing.assert_array_equal(told(again[1]), validated)
-    assert set(told(split_rows(source, share, 6)[1])) != set(validated)
-    return left, held_out
+    assert sorted([*trained, *np.repeat(validated, copies)]) == sorted(rows_by_target(source))
+    repeated = split_rows(source, share, 5)
+    np.testing.assert_array_equal(rows_by_target(repeated[1]), validated)
+    assert set(rows_by_target(split_rows(source, share, 6)[1])) != set(validated)
+    return train, held_out
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5, 0.93])
 @pytest.mark.parametrize("n", [60, 203])
 def test_split_of_an_array_is_disjoint_and_sized(share: float, n: int) -> None:
-    left, held_out = check(rows(n), share)
+    train, held_out = check_split(rows(n), share)
     assert abs(held_out.n_rows - share * n) <= 0.5 + 1e-9
-    assert left.n_rows + held_out.n_rows == n
-    assert left.describe() != rows(n).describe()
+    assert train.n_rows + held_out.n_rows == n
+    assert train.describe() != rows(n).describe()
 
 
 @pytest.mark.slow
 def test_split_of_many_units_reads_few() -> None:
     source = rows(7 * 3000)
-    left, held_out = check(source, 0.1)
+    train, held_out = check_split(source, 0.1)
     assert held_out.n_rows == 2100
     assert held_out.n_units == 300  # whole ones
-    assert left.n_units == 2700
-    assert rows_read(AugmentedSource(left, 2)) == 7
-    assert rows_read(source) == 0
+    assert train.n_units == 2700
+    assert max_rows_read(AugmentedSource(train, 2)) == 7
+    assert max_rows_read(source) == 0
     assert 200 < split_rows(source, 0.01, 5)[1].n_units <= 210  # of 256 that were to give some
     # From all over the rows, which may be sorted.
-    assert np.histogram(told(held_out), bins=10, range=(0, source.n_rows))[0].min() > 100
+    assert np.histogram(rows_by_target(held_out), bins=10, range=(0, source.n_rows))[0].min() > 100
 
 
 def test_split_of_a_store_is_disjoint_and_sized(make_zarr: MakeZarr) -> None:
     X = np.arange(400, dtype=np.float32).reshape(200, 2)
     y = np.arange(200, dtype=np.float32)
-    left, held_out = check(ZarrSource(make_zarr({"X": X, "y": y}, 16), foreign=True), 0.2)
-    assert (left.n_rows, held_out.n_rows) == (160, 40)
+    train, held_out = check_split(ZarrSource(make_zarr({"X": X, "y": y}, 16), foreign=True), 0.2)
+    assert (train.n_rows, held_out.n_rows) == (160, 40)
 
 
 def test_split_is_stratified_by_class() -> None:
     y = np.repeat(["a", "b", "c"], [700, 200, 100])
     source = ArraySource(np.random.default_rng(0).normal(size=(1000, 3)), y)
-    left, held_out = split_rows(source, 0.1, 0)
+    train, held_out = split_rows(source, 0.1, 0)
     assert held_out.totals is not None
-    assert left.totals is not None
+    assert train.totals is not None
     assert np.abs(held_out.totals - [70, 20, 10]).max() <= 1
-    np.testing.assert_array_equal(left.totals + held_out.totals, [700, 200, 100])
-    np.testing.assert_array_equal(np.bincount(told(held_out)), held_out.totals)
+    np.testing.assert_array_equal(train.totals + held_out.totals, [700, 200, 100])
+    np.testing.assert_array_equal(np.bincount(rows_by_target(held_out)), held_out.totals)
 
 
 def test_split_keeps_weights() -> None:
@@ -94,41 +94,43 @@ def test_split_keeps_weights() -> None:
         assert block.w is not None
         np.testing.assert_array_equal(block.w, block.X[:, 0] + 1)
     assert held_out.totals is not None
-    assert held_out.totals[0] == told(held_out).sum() + held_out.n_rows
+    assert held_out.totals[0] == rows_by_target(held_out).sum() + held_out.n_rows
 
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_copies_of_a_row_stay_on_one_side_unaugmented(copies: int) -> None:
     noise = GaussianNoise(0.5)
     source = AugmentedSource(AugmentedSource(rows(60), copies, [noise]), 2)
-    left, held_out = check(source, 0.2, copies * 2)
-    assert left.feed_transforms == source.feed_transforms
+    train, held_out = check_split(source, 0.2, copies * 2)
+    assert train.feed_transforms == source.feed_transforms
     assert held_out.feed_transforms == ()
-    assert not np.any(told(left)[: left.n_rows // 2] != told(left)[left.n_rows // 2 :])
+    assert not np.any(
+        rows_by_target(train)[: train.n_rows // 2] != rows_by_target(train)[train.n_rows // 2 :]
+    )
 
 
 def test_held_out_rows_are_not_transformed() -> None:
     X = np.random.default_rng(0).integers(0, 255, (60, 4, 4, 1)).astype(np.uint8)
     source = ArraySource(X, np.arange(60.0), [RandomFlip()], unit_rows=7)
-    left, held_out = check(source, 0.3)
+    train, held_out = check_split(source, 0.3)
     for u in range(held_out.n_units):
         block = held_out.read_unit(u, 1, 1)
         np.testing.assert_array_equal(block.X, X[block.y.reshape(-1).astype(int)])
-    draws = [left.read_unit(0, 1, epoch).X for epoch in (0, 1)]
+    draws = [train.read_unit(0, 1, epoch).X for epoch in (0, 1)]
     assert np.any(draws[0] != draws[1])
 
 
 def test_split_of_a_mixture_is_disjoint() -> None:
     mixture = MixtureSource([AugmentedSource(rows(50), 2), rows(40, 1000)])
-    left, held_out = split_rows(mixture, 0.2, 0)
-    assert sorted(told(held_out) // 1000) == [0] * 10 + [1] * 8
-    assert not set(told(left)) & set(told(held_out))
-    assert left.n_rows == 2 * 40 + 32
+    train, held_out = split_rows(mixture, 0.2, 0)
+    assert sorted(rows_by_target(held_out) // 1000) == [0] * 10 + [1] * 8
+    assert not set(rows_by_target(train)) & set(rows_by_target(held_out))
+    assert train.n_rows == 2 * 40 + 32
 
 
 def test_repeated_source_is_split_consistently() -> None:
-    left, held_out = split_rows(MixtureSource([rows(50), rows(50)]), 0.2, 0)
-    assert not set(told(left)) & set(told(held_out))
+    train, held_out = split_rows(MixtureSource([rows(50), rows(50)]), 0.2, 0)
+    assert not set(rows_by_target(train)) & set(rows_by_target(held_out))
 
 
 def test_store_of_copies_beside_its_origin_is_refused(tmp_path: Path) -> None:
@@ -137,19 +139,19 @@ def test_store_of_copies_beside_its_origin_is_refused(tmp_path: Path) -> None:
     for parts in ([copies, rows(60)], [AugmentedSource(rows(60), 2), MixtureSource([copies])]):
         with pytest.raises(ConfigError, match="a store of copies in a mixture"):
             split_rows(MixtureSource(parts), 0.2, 0)
-    check(MixtureSource([copies, copies]), 0.2)
+    check_split(MixtureSource([copies, copies]), 0.2)
 
 
 def test_store_mixing_copies_and_rows_is_refused(tmp_path: Path) -> None:
-    once, mixed = str(tmp_path / "copies.zarr"), str(tmp_path / "mixed.zarr")
-    materialise(AugmentedSource(rows(60), 3, [GaussianNoise(0.1)]), once)
-    materialise(MixtureSource([rows(60), ZarrSource(once)]), mixed)
-    source = ZarrSource(mixed)
+    copies, mixed_copies = str(tmp_path / "copies.zarr"), str(tmp_path / "mixed.zarr")
+    materialise(AugmentedSource(rows(60), 3, [GaussianNoise(0.1)]), copies)
+    materialise(MixtureSource([rows(60), ZarrSource(copies)]), mixed_copies)
+    source = ZarrSource(mixed_copies)
     assert (source.n_origins, source.hides_copies) == (0, True)
     with pytest.raises(ConfigError, match="cannot detect which rows are copies"):
         split_rows(source, 0.2, 0)
     with pytest.raises(DataError, match="holds augmented copies"):
-        append(np.zeros((5, 2), np.float32), mixed, y=np.zeros(5))
+        append(np.zeros((5, 2), np.float32), mixed_copies, y=np.zeros(5))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -162,42 +164,42 @@ def test_split_of_a_store_of_copies_is_disjoint(
     source = ZarrSource(tmp_path / "a.zarr")
     assert source.n_origins == 120
     assert source.n_units > 4
-    left, held_out = check(source, 0.2)
-    assert set(np.bincount(told(held_out))) <= {0, 4}  # whole families
+    train, held_out = check_split(source, 0.2)
+    assert set(np.bincount(rows_by_target(held_out))) <= {0, 4}  # whole families
     assert 0.1 < held_out.n_rows / source.n_rows < 0.3
-    assert left.n_origins + held_out.n_origins == 120
+    assert train.n_origins + held_out.n_origins == 120
 
 
 def test_split_keeps_column_order() -> None:
     source = rows(60)
     source.columns = ("a", "b")
     ordered = align_columns(source, ("b", "a"), "X")
-    _, held_out = check(ordered, 0.2)
+    _, held_out = check_split(ordered, 0.2)
     np.testing.assert_array_equal(
-        held_out.read_unit(0, 0, 0).X[:, 1], told(held_out)[: held_out._edges[1]]
+        held_out.read_unit(0, 0, 0).X[:, 1], rows_by_target(held_out)[: held_out._edges[1]]
     )
 
 
 def test_rows_are_found_in_each_part() -> None:
     source = rows(60)
-    left, held_out = split_rows(source, 0.3, 0)
+    train, held_out = split_rows(source, 0.3, 0)
     expected = np.array([[k, 0] for k in (59, 3, 17, 30, 31)], np.float32)
-    for part in (left, held_out):
-        found = part.find_rows(expected)
-        assert found is not None
-        numbers, places = found
-        np.testing.assert_array_equal(told(part)[numbers], expected[places, 0])
-        assert set(expected[places, 0]) == set(expected[:, 0]) & set(told(part))
+    for part in (train, held_out):
+        matches = part.find_rows(expected)
+        assert matches is not None
+        numbers, places = matches
+        np.testing.assert_array_equal(rows_by_target(part)[numbers], expected[places, 0])
+        assert set(expected[places, 0]) == set(expected[:, 0]) & set(rows_by_target(part))
 
 
 def test_origins_and_source_rows_equal_those_of_base() -> None:
-    left, held_out = split_rows(rows(60), 0.3, 0)
-    for part in (left, held_out):
+    train, held_out = split_rows(rows(60), 0.3, 0)
+    for part in (train, held_out):
         for numbers in (
             [part.origins(u, 0) for u in range(part.n_units)],
             [part.source_rows(u) for u in range(part.n_units)],
         ):
-            np.testing.assert_array_equal(np.concatenate(numbers), told(part))
+            np.testing.assert_array_equal(np.concatenate(numbers), rows_by_target(part))
 
 
 def test_split_leaves_a_training_row() -> None:

@@ -34,10 +34,12 @@ from tests.strategies import seeds, splits
 class Data:
     """A source as transforms see it."""
 
-    def __init__(self, X: np.ndarray, known: bool = True) -> None:
+    def __init__(self, X: np.ndarray, has_statistics: bool = True) -> None:
         self.row_shape = X.shape[1:]
         flat = X.reshape(len(X), -1).astype(np.float64)
-        self._moments = (flat.mean(), flat.std(), flat.mean(0), flat.std(0)) if known else None
+        self._moments = (
+            (flat.mean(), flat.std(), flat.mean(0), flat.std(0)) if has_statistics else None
+        )
 
     def statistics(self) -> Any:
         return self._moments or (None, None, None, None)
@@ -46,6 +48,7 @@ class Data:
 def run(
     transform: Any, X: np.ndarray, Y: np.ndarray, rows: np.ndarray, seed: int = 3, epoch: int = 1
 ) -> Any:
+    """Return X and Y after a transform."""
     dtype = X.dtype if X.dtype.kind == "f" else np.float32
     X, Y, _ = apply_transforms(
         np, [transform], X, Y, rows=rows, seed=seed, epoch=epoch, stage=(9,), dtype=dtype
@@ -53,7 +56,7 @@ def run(
     return X, Y
 
 
-def twin(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
+def same_random(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
     """Return the draws that the transform in `run` gets."""
     return RowRandom(np, seed, 1, (9, 0), rows, dtype)
 
@@ -76,13 +79,13 @@ def test_scale_equals_float64_reference(batch: Any, mode: str) -> None:
         deviation = exact.std(0)
         deviation[2] = 1
         exact = (exact - exact.mean(0)) / deviation
-    before = X.copy()
-    scaled, same = run(Scale(mode).bind(Data(X)), X, Y, rows)
+    X_before = X.copy()
+    scaled, unchanged_Y = run(Scale(mode).bind(Data(X)), X, Y, rows)
     assert scaled.dtype == np.float32
     # float32 subtraction and division round once each, at values up to 15.
     np.testing.assert_allclose(scaled, exact, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(X, before)
-    assert same is Y
+    np.testing.assert_array_equal(X, X_before)
+    assert unchanged_Y is Y
 
 
 def test_scaling_is_equal_for_float32_and_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +101,9 @@ def test_scaling_is_equal_for_float32_and_float64(monkeypatch: pytest.MonkeyPatc
 
 def test_scale_accepts_given_statistics() -> None:
     X = np.zeros((2, 3, 2, 1))
-    scale = Scale("feature", mean=np.arange(6.0), scale=np.full(6, 2.0)).bind(Data(X, known=False))
+    scale = Scale("feature", mean=np.arange(6.0), scale=np.full(6, 2.0)).bind(
+        Data(X, has_statistics=False)
+    )
     assert scale.mean.shape == (3, 2, 1)
     Y = np.zeros((2, 1))
     np.testing.assert_array_equal(run(scale, X, Y, np.arange(2))[0][0].ravel(), -np.arange(6.0) / 2)
@@ -121,12 +126,12 @@ def test_invalid_transform_settings_are_refused(make: Any, message: str) -> None
 def test_noise_adds_normals_of_each_row(batch: Any, dtype: Any) -> None:
     X, Y, rows = batch
     X = X.astype(dtype)
-    before = X.copy()
+    X_before = X.copy()
     noisy, _ = run(GaussianNoise(0.5), X, Y, rows)
     assert noisy.dtype == dtype
-    expected = before + 0.5 * twin(rows, dtype).normal((6,)).astype(np.float64)
+    expected = X_before + 0.5 * same_random(rows, dtype).normal((6,)).astype(np.float64)
     np.testing.assert_allclose(noisy, expected, rtol=2 * np.finfo(dtype).eps)
-    np.testing.assert_array_equal(X, before)
+    np.testing.assert_array_equal(X, X_before)
     assert run(GaussianNoise(0.0), X, Y, rows)[0] is X
 
 
@@ -140,19 +145,20 @@ def test_mixup_mixes_features_and_targets_equally(alpha: float) -> None:
     np.testing.assert_allclose(targets.sum(1), 1, atol=1e-15)
     assert ((targets > 0).sum(1) <= 2).all()
     np.testing.assert_allclose(mixed, targets @ X, atol=1e-14)
-    others = targets - np.diag(np.diag(targets))
-    partners = others.argmax(1)[others.max(1) > 0]
+    off_diagonal = targets - np.diag(np.diag(targets))
+    partners = off_diagonal.argmax(1)[off_diagonal.max(1) > 0]
     assert len(partners) > n - 20
     assert len(np.unique(partners)) == len(partners)
-    # The law: the weights are inverse-CDF draws, and those follow the exact Beta.
-    weights = np.interp(twin(rows, np.float64).uniform(), *quantiles(alpha))
-    has_partner = others.max(1) > 0
+    # The weights are draws by the inverse CDF, and such draws follow the beta distribution.
+    weights = np.interp(same_random(rows, np.float64).uniform(), *quantiles(alpha))
+    has_partner = off_diagonal.max(1) > 0
     np.testing.assert_allclose(np.diag(targets)[has_partner], weights[has_partner], atol=1e-12)
-    many = np.interp(twin(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
-    assert stats.kstest(many, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
+    samples = np.interp(same_random(np.arange(4000), np.float64).uniform(), *quantiles(alpha))
+    assert stats.kstest(samples, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
 def quantiles(alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return 4097 levels, and the quantiles of the beta distribution at them."""
     levels = np.linspace(0, 1, 4097)
     return levels, stats.beta(alpha, alpha).ppf(levels)
 
@@ -164,15 +170,15 @@ def test_crop_picks_a_window_of_the_padded_image(dtype: Any) -> None:
     rows = np.arange(300) + 11
     cropped, _ = run(RandomCrop(2), images, np.zeros(300), rows)
     assert cropped.dtype == dtype
-    seen = set()
+    draws_seen = set()
     for image, crop in zip(images, cropped, strict=True):
         padded = np.zeros((9, 8, 2), dtype)
         padded[2:7, 2:6] = image
         windows = sliding_window_view(padded, (5, 4), axis=(0, 1))  # (5, 5, ch, h, w)
         hits = (windows == np.moveaxis(crop, -1, 0)).all(axis=(2, 3, 4))
         assert hits.sum() == 1
-        seen.add(tuple(np.argwhere(hits)[0].tolist()))
-    assert len(seen) == 25
+        draws_seen.add(tuple(np.argwhere(hits)[0].tolist()))
+    assert len(draws_seen) == 25
     np.testing.assert_array_equal(run(RandomCrop(0), images, np.zeros(300), rows)[0], images)
 
 
@@ -206,12 +212,13 @@ def test_equal_transforms_draw_differently(batch: Any) -> None:
     twice, *_ = apply_transforms(
         np, [noise, noise], X, Y, rows=rows, seed=3, epoch=1, stage=(9,), dtype=np.float32
     )
-    once, _ = run(noise, X, Y, rows)
-    assert np.abs((twice - once) - (once - X)).max() > 0.1
+    whole, _ = run(noise, X, Y, rows)
+    assert np.abs((twice - whole) - (whole - X)).max() > 0.1
 
 
 @host_transform
 def invert(X: Any, Y: Any, rng: RowRandom) -> Any:
+    """Invert the pixels of 8 bits."""
     return 255 - X, Y
 
 
@@ -226,23 +233,25 @@ def test_host_transforms_end_at_the_first_float_transform() -> None:
 def test_failure_of_user_function_names_the_function(batch: Any) -> None:
     X, Y, rows = batch
 
-    def typo(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def raise_error(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X + undefined, Y  # type: ignore[name-defined]  # noqa: F821
 
-    def doubles(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def to_float64(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X.astype(np.float64), Y
 
-    def drops(X: Any, Y: Any, rng: RowRandom) -> Any:
+    def drop_rows(X: Any, Y: Any, rng: RowRandom) -> Any:
         return X[1:], Y[1:]
 
-    with pytest.raises(DataError, match=r'"test_failure_.*typo" failed in epoch 1: NameError'):
-        run(typo, X, Y, rows)
-    with pytest.raises(DataError, match=r'typo" failed in the setup sample: NameError'):
-        run(typo, X, Y, rows, epoch=SETUP_EPOCH)
-    with pytest.raises(DataError, match=r'doubles" turned X \(40, 6\) float32 .*float64'):
-        run(doubles, X, Y, rows)
-    with pytest.raises(DataError, match=r"drops.*\(39, 6\)"):
-        run(drops, X, Y, rows)
+    with pytest.raises(
+        DataError, match=r'"test_failure_.*raise_error" failed in epoch 1: NameError'
+    ):
+        run(raise_error, X, Y, rows)
+    with pytest.raises(DataError, match=r'raise_error" failed in the setup sample: NameError'):
+        run(raise_error, X, Y, rows, epoch=SETUP_EPOCH)
+    with pytest.raises(DataError, match=r'to_float64" turned X \(40, 6\) float32 .*float64'):
+        run(to_float64, X, Y, rows)
+    with pytest.raises(DataError, match=r"drop_rows.*\(39, 6\)"):
+        run(drop_rows, X, Y, rows)
 
 
 def test_transforms_roundtrip_through_descriptions() -> None:
@@ -257,8 +266,8 @@ def test_transforms_roundtrip_through_descriptions() -> None:
     text = json.dumps([describe_transform(t) for t in (scale, invert)])
     assert "invert" in text
     assert "sha256:" in text
-    other = Scale("feature").bind(Data(np.arange(6.0).reshape(2, 3) + 1))
-    assert describe_transform(other) != describe_transform(scale)
+    other_scale = Scale("feature").bind(Data(np.arange(6.0).reshape(2, 3) + 1))
+    assert describe_transform(other_scale) != describe_transform(scale)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from tests.runs import array_source
 from tests.streams import Plain, assert_same_rows
 
 
-def given(**changes: Any) -> Any:
+def valid_source(**changes: Any) -> Any:
+    """Return a user-defined source with `changes` of its attributes."""
     plain = Plain(array_source())
     for name, value in changes.items():
         setattr(plain, name, value)
@@ -38,13 +39,13 @@ def test_built_in_sources_are_unchanged() -> None:
 
 
 def test_required_attributes_are_sufficient(tmp_path: Path) -> None:
-    source = as_source(given())
+    source = as_source(valid_source())
     assert (source.remote, source.level, source.parts, source.weighted) == (False, 0, (), False)
     assert source.totals is None
     assert not source.repeats
     np.testing.assert_array_equal(source.source_rows(1), np.arange(*source.unit_bounds(1)))
     np.testing.assert_array_equal(source.read_targets(1, 0, 0), source.read_unit(1, 0, 0).y)
-    spec = materialise(given(), tmp_path / "a.zarr", shuffle=False)
+    spec = materialise(valid_source(), tmp_path / "a.zarr", shuffle=False)
     assert spec.n_rows == source.n_rows
     X, _ = open_store(tmp_path / "a.zarr").read_chunk(0)
     np.testing.assert_array_equal(X[:5], source.read_unit(0, 0, 0).X[:5])
@@ -69,7 +70,7 @@ def test_optional_attributes_are_used() -> None:
 
 
 def test_user_source_can_be_pickled() -> None:
-    source: BaseSource = pickle.loads(pickle.dumps(as_source(given())))
+    source: BaseSource = pickle.loads(pickle.dumps(as_source(valid_source())))
     np.testing.assert_array_equal(source.read_unit(0, 0, 0).X, array_source().read_unit(0, 0, 0).X)
 
 
@@ -97,17 +98,17 @@ def test_user_source_can_be_pickled() -> None:
 )
 def test_invalid_source_is_refused_before_reading(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        as_source(given(**changes))
+        as_source(valid_source(**changes))
 
 
 def test_missing_attribute_is_named_by_every_entry_point(tmp_path: Path) -> None:
-    broken = given()
-    del broken.statistics
+    broken_source = valid_source()
+    del broken_source.statistics
     entry_points: list[Callable[[], object]] = [
-        lambda: AugmentedSource(broken, 2),
-        lambda: MixtureSource([array_source(), broken]),
-        lambda: materialise(broken, tmp_path / "a.zarr"),
-        lambda: KernelRegressor().fit(broken),
+        lambda: AugmentedSource(broken_source, 2),
+        lambda: MixtureSource([array_source(), broken_source]),
+        lambda: materialise(broken_source, tmp_path / "a.zarr"),
+        lambda: KernelRegressor().fit(broken_source),
     ]
     for entry_point in entry_points:
         with pytest.raises(
@@ -129,7 +130,7 @@ def test_missing_attribute_is_named_by_every_entry_point(tmp_path: Path) -> None
 )
 def test_block_of_wrong_shape_is_refused(change: Callable[[RowBlock], Any], message: str) -> None:
     base = array_source()
-    source = as_source(given(read_unit=lambda u, s, e: change(base.read_unit(u, s, e))))
+    source = as_source(valid_source(read_unit=lambda u, s, e: change(base.read_unit(u, s, e))))
     with pytest.raises(DataError, match=message):
         source.read_unit(0, 0, 0)
 
@@ -142,7 +143,7 @@ def test_deprecated_block_name_gives_warning() -> None:
         with pytest.warns(FutureWarning, match="now RowBlock"):
             return Block(X, y, row_ids)
 
-    source = as_source(given(read_unit=read_unit))
+    source = as_source(valid_source(read_unit=read_unit))
     assert_same_rows(source.read_unit(1, 0, 0), base.read_unit(1, 0, 0))
 
 
@@ -152,19 +153,19 @@ Arrays = tuple[np.ndarray, ...]
 
 
 def test_function_that_is_not_pure_is_refused() -> None:
-    def impure(seed: int, epoch: int, start: int, stop: int) -> Arrays:
+    def draw_unseeded(seed: int, epoch: int, start: int, stop: int) -> Arrays:
         return np.random.default_rng().random((stop - start, 2)), np.zeros(stop - start)
 
-    source = GeneratorSource(impure, 10, (2,), np.float64, 1, name="impure")
+    source = GeneratorSource(draw_unseeded, 10, (2,), np.float64, 1, name="impure")
     with pytest.raises(DataError, match=r"impure .* other values in a second .*RowRandom"):
         source.read_unit(0, 0, 0)
 
-    def remedied(seed: int, epoch: int, start: int, stop: int) -> Arrays:
+    def draw_by_row(seed: int, epoch: int, start: int, stop: int) -> Arrays:
         rng = streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop), np.float64)
         return rng.uniform((2,)), np.zeros(stop - start)
 
-    again = GeneratorSource(remedied, 10, (2,), np.float64, 1)
-    assert np.array_equal(again.read_unit(0, 0, 0).X, again.read_unit(0, 0, 0).X)
+    repaired = GeneratorSource(draw_by_row, 10, (2,), np.float64, 1)
+    assert np.array_equal(repaired.read_unit(0, 0, 0).X, repaired.read_unit(0, 0, 0).X)
 
 
 def test_error_in_user_function_names_the_block() -> None:
