@@ -261,7 +261,7 @@ def test_newton_kernel_is_used_if_it_predicts_counts_better() -> None:
 def test_given_kernel_is_kept() -> None:
     plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kernel_and_metric, "_InKernel", None)  # nothing is compared
+        patched.setattr(kernel_and_metric, "_CrossValidation", None)  # nothing is compared
         model = sk.KernelRegressor(loss="poisson", n_centers=P, **plain).fit(X, TARGETS["poisson"])
     assert model.kernel_.bandwidth == 3.0
 

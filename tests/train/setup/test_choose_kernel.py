@@ -295,7 +295,7 @@ def test_copies_are_detected_on_a_thousand_rows(
     run = open_run(settings(**{"model.n_centers": 50}), RunInputs(ArraySource(X, y)))
     targets = TargetScale(np.zeros(1), np.ones(1))
     with run.backend.active():
-        rows = setup_rows.few_rows(run, np.dtype(np.float32), targets, len(X))
+        rows = setup_rows.read_merged_rows(run, np.dtype(np.float32), targets, len(X))
     run.backend.close()
     assert examined == [NOISE_ROWS]
     assert (len(rows.X), rows.repeats) == (len(X) - 1, None)

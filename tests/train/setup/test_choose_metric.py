@@ -266,7 +266,7 @@ def test_log_contains_every_round(tmp_path: Path) -> None:
         assert (line["kind"], line["exponent"]) == (best["kind"], best["exponent"])
     assert [len(line["errors"]) - 1 for line in ways] == [COMPARISON_ROUNDS] * len(ways)
     assert len(again["errors"]) - 1 <= MAX_ROUNDS
-    assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].steps)
+    assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].n_steps)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
     assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]

@@ -17,9 +17,9 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import held_out_models
 from streamkern.train.setup.choose_metric import _robust_gain
 from streamkern.train.setup.held_out_models import (
-    Fitted,
-    HeldOut,
-    chosen_kernel,
+    FittedModel,
+    HeldOutProblem,
+    choose_model,
     gain_in_standard_errors,
 )
 from tests.runs import Array, settings
@@ -54,7 +54,7 @@ def test_model_solves_its_equations(
     run = open_run(settings(**precise), RunInputs(source))
     classes = TargetScale(np.full(C, 1 / C), np.ones(C))
     with run.backend.active():
-        problem = HeldOut(run, fit, held, classes)
+        problem = HeldOutProblem(run, fit, held, classes)
         kernel = sk.Laplace(1.5, metric=metric)
         found = problem.with_losses(problem.with_kernel(kernel, start_ridge=-2, min_ridge=-3))
     run.backend.close()
@@ -117,8 +117,8 @@ def test_single_large_gain_does_not_hide_others() -> None:
 def test_smoother_kernel_must_be_significantly_better() -> None:
     rng, op = np.random.default_rng(0), KernelOperator(sk.Laplace(1.0), Backend(1), "exact", None)
 
-    def model(errors: Array) -> Fitted:
-        return Fitted(float(errors.mean()), errors, None, 0, 0, op, None, None)
+    def model(errors: Array) -> FittedModel:
+        return FittedModel(float(errors.mean()), errors, None, 0, 0, op, None, None)
 
     rough = model(rng.exponential(size=500))
     slightly, much = model(0.98 * rough.errors), model(0.8 * rough.errors)
@@ -126,10 +126,10 @@ def test_smoother_kernel_must_be_significantly_better() -> None:
     extreme[0] += 200.0  # the rough model fails at one row, and has most of its error there
     failing, level = model(extreme), model(rough.errors + 0.01 * rng.normal(size=500))
     assert level.error < 0.8 * failing.error
-    assert chosen_kernel([rough, slightly]) is rough
-    assert chosen_kernel([rough, slightly, much]) is much
-    assert chosen_kernel([rough, much, slightly]) is much
-    assert chosen_kernel([failing, level]) is failing
+    assert choose_model([rough, slightly]) is rough
+    assert choose_model([rough, slightly, much]) is much
+    assert choose_model([rough, much, slightly]) is much
+    assert choose_model([failing, level]) is failing
     without_factor = model(np.full(500, np.inf))
-    assert chosen_kernel([without_factor, level]) is level
-    assert chosen_kernel([without_factor, without_factor]) is without_factor
+    assert choose_model([without_factor, level]) is level
+    assert choose_model([without_factor, without_factor]) is without_factor

@@ -14,8 +14,8 @@ from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup import metric_steps
-from streamkern.train.setup.held_out_models import Fitted
-from streamkern.train.setup.metric_steps import metrics_of_steps, slopes
+from streamkern.train.setup.held_out_models import FittedModel
+from streamkern.train.setup.metric_steps import error_derivatives, metrics_of_steps
 from tests.solver_problems import Array, rows
 
 N, M, D, C = 30, 50, 4, 2
@@ -80,7 +80,7 @@ def test_metric_derivatives_equal_finite_differences(
     others.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
     made = kernel(1.7, metric=metric).with_categorical(categorical)
     op = KernelOperator(made, Backend(1), "float64", SHIFT)
-    found = slopes(op, fit, others, RIDGE)
+    found = error_derivatives(op, fit, others, RIDGE)
     assert found is not None
     h = 1e-6
 
@@ -107,7 +107,7 @@ def test_large_residual_is_clipped() -> None:
     found = []
     for far in (1e3, 1e6):
         others.Y[7] = far
-        result = slopes(op, fit, others, RIDGE)
+        result = error_derivatives(op, fit, others, RIDGE)
         assert result is not None
         found.append(result[0])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
@@ -117,16 +117,16 @@ def test_singular_factor_gives_no_slopes() -> None:
     fit = some(N, 0, False)
     fit.X[1:] = fit.X[0]
     op = KernelOperator(sk.Laplace(1.0, metric=np.ones(D)), Backend(1), "float64", SHIFT)
-    assert slopes(op, fit, some(M, 1, False), 0.0) is None
+    assert error_derivatives(op, fit, some(M, 1, False), 0.0) is None
 
 
-def model(kernel: sk.Kernel) -> Fitted:
+def model(kernel: sk.Kernel) -> FittedModel:
     op = KernelOperator(kernel, Backend(1), "exact", np.zeros(D))
     none = np.zeros(0)
-    return Fitted(1.0, none, none, 0, -2, op, None, None)
+    return FittedModel(1.0, none, none, 0, -2, op, None, None)
 
 
-def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Array | None:
+def steps_from(model: FittedModel, rows: SampleRows, kind: str, seed: int) -> Array | None:
     return next((kernel.metric for kernel, _ in metrics_of_steps(model, rows, kind, seed)), None)
 
 
