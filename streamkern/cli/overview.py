@@ -25,7 +25,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup import choose_kernel as search
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
-from streamkern.train.train import open_continued
+from streamkern.train.train import open_continuation
 
 _CENTER_NOUNS = {
     "kernel": "centers", "nystrom": "centers of Nystrom features",
@@ -55,7 +55,7 @@ def plan(
     ConfigError, DataError : as `train_model` does before anything is written.
     """
     config = with_rank_count(as_config(config))
-    run = open_run(config) if continues is None else open_continued(config, continues)
+    run = open_run(config) if continues is None else open_continuation(config, continues)
     with run.backend:
         times = expected_times(run, open_test(config, run.data)) if measure else None
         return plan_overview(run, times)

@@ -90,8 +90,10 @@ def test_training_reaches_least_squares(block_size: int) -> None:
     np.testing.assert_allclose(result.metrics["test_mse"], ((F - Y)[:n] ** 2).mean(), rtol=1e-3)
     assert result.metrics["test_accuracy"] == (F[:n].argmax(axis=1) == y[:n]).mean()
     # What it is for: rows it has not seen.
-    accuracy, reached = ((f[n:].argmax(axis=1) == y[n:]).mean() for f in (F, mean + K @ best))
-    assert accuracy >= reached - 0.02
+    accuracy, reachable_accuracy = (
+        (f[n:].argmax(axis=1) == y[n:]).mean() for f in (F, mean + K @ best)
+    )
+    assert accuracy >= reachable_accuracy - 0.02
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -175,15 +177,17 @@ def test_evaluations_follow_their_schedule(
     """Check that each step is evaluated at most once and the end always, in the history, the log
     and the callback."""
     for run_dir in (None, tmp_path):
-        seen: list[dict[str, Any]] = []
+        evaluations: list[dict[str, Any]] = []
         config = settings(run_dir, **{"run.evaluate_every": every, "run.evaluate_at": at})
         result = finished(
-            config, source=stream(), test=array_source(20, 5), on_evaluation=seen.append
+            config, source=stream(), test=array_source(20, 5), on_evaluation=evaluations.append
         )
-        assert [record["step"] for record in seen] == steps
+        assert [record["step"] for record in evaluations] == steps
         assert [record["step"] for record in result.history] == steps
-        assert [record["test_mse"] for record in result.history] == [r["test_mse"] for r in seen]
-        assert result.metrics["test_accuracy"] == seen[-1]["test_accuracy"]
+        assert [record["test_mse"] for record in result.history] == [
+            r["test_mse"] for r in evaluations
+        ]
+        assert result.metrics["test_accuracy"] == evaluations[-1]["test_accuracy"]
     assert finished(settings(), source=stream()).history == []
 
 
@@ -293,26 +297,26 @@ def test_corrupt_chunk_during_run_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("streamkern.planning.memory.KEPT_STORE_BUDGET_RATIO", 10**12)
     X, y = arrays()
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=0.0005)
-    train_url, broken = tmp_path / "train.zarr", []
+    train_url, damaged_urls = tmp_path / "train.zarr", []
     plain = settings(tmp_path / "plain", **{"data.train": str(train_url), "data.epochs": 3})
     finished(plain)
     test = ArraySource(*arrays(10, 5), classes="012")
     config = plain.with_overrides({"run.run_dir": str(tmp_path / "run"), "run.evaluate_every": 1})
 
     def break_it(record: dict[str, Any]) -> None:
-        if not broken:  # at step 1; the third epoch cannot have been read yet
-            broken.append(record["step"])
+        if not damaged_urls:  # at step 1; the third epoch cannot have been read yet
+            damaged_urls.append(record["step"])
             flip_bit(train_url, "X/c/2/0")
 
     with pytest.raises(CorruptChunkError, match="X/c/2/0") as caught:
         finished(config, test=test, on_evaluation=break_it)
     assert caught.value.exit_code == 3
-    reached = latest_step(tmp_path / "run")
-    assert reached in (7, 14)  # all that was read before
+    reachable_accuracy = latest_step(tmp_path / "run")
+    assert reachable_accuracy in (7, 14)  # all that was read before
     assert newest(tmp_path / "run").skipped == ()
     with pytest.raises(CorruptChunkError, match="X/c/2/0"):  # still there
         finished(config)
-    assert latest_step(tmp_path / "run") == reached
+    assert latest_step(tmp_path / "run") == reachable_accuracy
     flip_bit(train_url, "X/c/2/0")
     finished(config)
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
@@ -490,8 +494,8 @@ def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) 
     first = [commit(each, k) for k, each in enumerate(made)]
     urls = [f"icechunk+file://{tmp_path}/{name}@branch=main" for name in names]
     train = {"data.train": urls if several else urls[0], "data.prefetch_threads": 3}
-    once = settings(tmp_path / "once", **train)
-    finished(once)
+    uninterrupted = settings(tmp_path / "once", **train)
+    finished(uninterrupted)
     config = settings(tmp_path / "run", **train)
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
     for each in made:

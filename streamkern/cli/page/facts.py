@@ -168,7 +168,7 @@ def _facts(summary: RunSummary) -> Facts:
     saved_meta = saved.get("meta", {})
     position = saved_meta.get("position", {})
     finished = bool(position.get("done"))
-    progress = position if finished or history.last is None else history.last
+    progress = position if finished or history.last_record is None else history.last_record
     times = [manifest["saved"] for manifest in (summary.setup, summary.saved) if manifest]
     times += [record["time"] for record in (*summary.records[:1], *summary.records[-1:])]
     return Facts(

@@ -224,7 +224,7 @@ def _setup(run: Facts) -> tuple[Cell, Cell]:
 def _training(run: Facts) -> tuple[Cell, Cell]:
     """Return planned FLOPs and measured speed of the steps."""
     total = run.planned_samples
-    share = (run.done["samples"] + run.history.lost) / total if total else 0.0
+    share = (run.done["samples"] + run.history.n_repeated) / total if total else 0.0
     return _work(run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share)
 
 
@@ -242,7 +242,7 @@ def _stall(run: Facts) -> tuple[Cell, Cell]:
 
 def _rate(run: Facts) -> tuple[Cell, Cell]:
     """Return the mean samples per second."""
-    samples, elapsed = run.done["samples"] + run.history.lost, run.history.steps_s
+    samples, elapsed = run.done["samples"] + run.history.n_repeated, run.history.steps_s
     return None, count_cell(samples / elapsed) if samples and elapsed else None
 
 
@@ -265,7 +265,10 @@ _PLAN_ROWS: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
     "training FLOPs": _training,
     "samples / s": _rate,
     "waiting for data": _stall,
-    "samples repeated after a resume": lambda run: (None, count_cell(run.history.lost or None)),
+    "samples repeated after a resume": lambda run: (
+        None,
+        count_cell(run.history.n_repeated or None),
+    ),
 }
 
 

@@ -280,7 +280,7 @@ def _timeline(run: Facts, k: int) -> Html:
     ]
     rows = [
         [time_tag(event.time), elapsed(run, event.time), count_cell(event.samples),
-         tag("span", event.text, class_="bad" if event.bad else None)]
+         tag("span", event.text, class_="bad" if event.is_problem else None)]
         for event in run.history.events if not event.text.startswith("evaluated")
     ]  # fmt: skip
     events = (
@@ -306,8 +306,10 @@ def _span(run: Facts, number: int, previous: ProcessLog | None, process: Process
     for event in run.history.events:
         since_start_s = seconds_between(start_time, event.time)
         is_within = start_time <= event.time <= end_time
-        if is_within and (event.bad or event.text.startswith("evaluated")):
-            marks.append((since_start_s, f"{event.samples:,} samples: {event.text}", event.bad))
+        if is_within and (event.is_problem or event.text.startswith("evaluated")):
+            marks.append(
+                (since_start_s, f"{event.samples:,} samples: {event.text}", event.is_problem)
+            )
     pause = "" if previous is None else duration(
         max(seconds_between(previous.records[-1]["time"], start_time), 0.0)
     )  # fmt: skip

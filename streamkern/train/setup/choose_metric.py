@@ -45,7 +45,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import candidate_kernels, find_kernel
 from streamkern.train.setup.held_out_models import (
-    FittedModel,
+    HeldOutModel,
     HeldOutProblem,
     gain_in_standard_errors,
 )
@@ -185,7 +185,7 @@ def learn_metric(
 class _Candidate(NamedTuple):
     """A model of a few rows in a metric, and the origin of the metric as JSON values."""
 
-    model: FittedModel
+    model: HeldOutModel
     origin: dict[str, Any]
 
 
@@ -275,7 +275,7 @@ class _MetricSearch:
             if candidate.model.error < self.model_without_metric.error
         ]
 
-    def _candidate(self, start: FittedModel, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
+    def _candidate(self, start: HeldOutModel, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
         """Return the model of a few rows in the metric of a kernel.
 
         start : model at whose bandwidth and ridge the search begins
@@ -289,7 +289,7 @@ class _MetricSearch:
         return _Candidate(model, origin)
 
     def _compare(
-        self, without_metric: FittedModel, candidates: Sequence[_Candidate], *, finds_kernel: bool
+        self, without_metric: HeldOutModel, candidates: Sequence[_Candidate], *, finds_kernel: bool
     ) -> tuple[Kernel, dict[str, Any]]:
         """Return the kernel, in a metric if that is significantly better, and the facts.
 
@@ -321,8 +321,8 @@ class _MetricSearch:
         return (metric_model if is_better else plain_model).op.kernel, facts
 
     def _in_better_kernel(
-        self, problem: HeldOutProblem, small: FittedModel, model: FittedModel
-    ) -> tuple[FittedModel, FittedModel]:
+        self, problem: HeldOutProblem, small: HeldOutModel, model: HeldOutModel
+    ) -> tuple[HeldOutModel, HeldOutModel]:
         """Return both models in the kernel that `find_kernel` finds, if its loss is lower.
 
         problem : problem of fitting all compared rows
@@ -345,7 +345,7 @@ class _MetricSearch:
 
 
 def _metric_facts(
-    plain_model: FittedModel, metric_model: FittedModel, gain: float, origin: dict[str, Any]
+    plain_model: HeldOutModel, metric_model: HeldOutModel, gain: float, origin: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the origin of the metric, errors and gain as JSON values.
 
@@ -365,7 +365,7 @@ def _metric_facts(
     return (origin or {"kind": "none"}) | finite
 
 
-def _extrapolate(smaller_model: FittedModel, model: FittedModel, ratio: float) -> FittedModel:
+def _extrapolate(smaller_model: HeldOutModel, model: HeldOutModel, ratio: float) -> HeldOutModel:
     """Return a model with its errors extrapolated to `ratio` as many rows by a power law.
 
     A metric helps a model of few rows more than a model of many rows.

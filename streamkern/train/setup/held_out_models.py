@@ -57,7 +57,7 @@ TINY_STANDARD_ERROR = 1e-300
 """Smallest standard error by which a gain is divided."""
 
 
-class FittedModel(NamedTuple):
+class HeldOutModel(NamedTuple):
     """A model f = K(., points) alpha, and its errors on the n held-out rows.
 
     error : mean of `errors`
@@ -88,7 +88,7 @@ class FittedModel(NamedTuple):
         return self.errors if self.log_losses is None else self.log_losses
 
 
-def choose_model(models: list[FittedModel]) -> FittedModel:
+def choose_model(models: list[HeldOutModel]) -> HeldOutModel:
     """Return the model whose kernel is chosen, of models with kernels from rough to smooth.
 
     A smoother kernel replaces the one chosen so far if it lowers the error by the share
@@ -143,7 +143,7 @@ class HeldOutProblem:
     def with_laplace_kernel(
         self, metric: Floats | None, bandwidth_log2: int, ridge_log10: int,
         bandwidth_range: tuple[int, int] = HELD_OUT_BANDWIDTHS_LOG2,
-    ) -> FittedModel:  # fmt: skip
+    ) -> HeldOutModel:  # fmt: skip
         """Return the model with the Laplace kernel in a metric, see `_with_best_bandwidth`.
 
         metric : scales (d,) or matrix (d, r); None for no metric
@@ -161,10 +161,10 @@ class HeldOutProblem:
 
     def with_run_kernel(
         self,
-        previous: FittedModel,
+        previous: HeldOutModel,
         metric: Floats | None,
         categorical: CategoricalFeatures | None = None,
-    ) -> FittedModel:
+    ) -> HeldOutModel:
         """Return the model in a metric with the kernel of the run, or with the best of its kernels.
 
         previous : model at whose bandwidth and ridge the search begins
@@ -182,7 +182,7 @@ class HeldOutProblem:
             is_distance = kernel.geometry == "distance"
             return kernel.with_categorical(categorical) if categorical and is_distance else kernel
 
-        models = list[FittedModel]()
+        models = list[HeldOutModel]()
         for notation in candidate_kernels(self.run):
             is_open = must_choose_bandwidth(self.run, notation)
             low, high = (
@@ -198,19 +198,19 @@ class HeldOutProblem:
     def _with_best_bandwidth(
         self, kernel_of: Callable[[int], Kernel], bandwidth_log2: int, ridge_log10: int,
         min_ridge: int, bandwidth_range: tuple[int, int],
-    ) -> FittedModel:  # fmt: skip
+    ) -> HeldOutModel:  # fmt: skip
         """Return the model with the bandwidth and the ridge of least held-out error.
 
         For the Laplace kernel, doubling the bandwidth has about the effect of halving the ridge.
         The ridge is therefore searched only at the first and at the best bandwidth.
 
         kernel_of : returns the kernel whose bandwidth is 2 to this power, in median distances
-        bandwidth_log2, ridge_log10 : exponents at which the search begins, see `FittedModel`
+        bandwidth_log2, ridge_log10 : exponents at which the search begins, see `HeldOutModel`
         min_ridge : exponent of the smallest ridge
         bandwidth_range : smallest and largest exponent of the bandwidth
         """
 
-        def fit_at(log2: int, start_ridge: int, *, finds_ridge: bool = True) -> FittedModel:
+        def fit_at(log2: int, start_ridge: int, *, finds_ridge: bool = True) -> HeldOutModel:
             ridges = (min_ridge, MAX_RIDGE_LOG10) if finds_ridge else (start_ridge, start_ridge)
             return self.with_kernel(kernel_of(log2), start_ridge, *ridges)._replace(
                 bandwidth_log2=log2
@@ -235,7 +235,7 @@ class HeldOutProblem:
 
     def with_kernel(
         self, kernel: Kernel, start_ridge: int, min_ridge: int, max_ridge: int = MAX_RIDGE_LOG10
-    ) -> FittedModel:
+    ) -> HeldOutModel:
         """Return the model with the ridge of least held-out error.
 
         start_ridge : exponent of ten at which the search begins
@@ -251,7 +251,7 @@ class HeldOutProblem:
             norm = op.gram(points).astype(np.float64)
         K_held_out = op.matrix(op.points(held_out.X, left=True), points)
         infinite = np.full(len(held_out.X), np.inf)
-        best = FittedModel(math.inf, infinite, None, 0, start_ridge, op, points, B)
+        best = HeldOutModel(math.inf, infinite, None, 0, start_ridge, op, points, B)
 
         @cache
         def kernel_values(dtype: Any) -> Array:
@@ -267,7 +267,7 @@ class HeldOutProblem:
             value = float(squares.mean())
             if value < best.error:
                 exponent = round(math.log10(ridge))
-                best = FittedModel(value, squares, None, 0, exponent, op, points, alpha, F)
+                best = HeldOutModel(value, squares, None, 0, exponent, op, points, alpha, F)
             return value if math.isfinite(value) else math.inf
 
         geometric_search(error, start_ridge, min_ridge, max_ridge, stride=1)
@@ -307,7 +307,7 @@ class HeldOutProblem:
             alpha *= self.fit.root[:, None]
         return alpha
 
-    def refit(self, model: FittedModel) -> FittedModel:
+    def refit(self, model: HeldOutModel) -> HeldOutModel:
         """Return the model of these rows in the kernel of another model, with its losses.
 
         Its ridge is searched from that of the other model.
@@ -316,7 +316,7 @@ class HeldOutProblem:
         start_ridge = max(model.ridge_log10, min_ridge)
         return self.with_losses(self.with_kernel(model.op.kernel, start_ridge, min_ridge))
 
-    def with_losses(self, model: FittedModel) -> FittedModel:
+    def with_losses(self, model: HeldOutModel) -> HeldOutModel:
         """Return a model of these rows with the log losses of classes, and without its arrays."""
         losses = None
         if self.classes is not None and model.values is not None:

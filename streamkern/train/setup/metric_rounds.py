@@ -21,7 +21,7 @@ from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import (
     HELD_OUT_BANDWIDTHS_LOG2,
-    FittedModel,
+    HeldOutModel,
     HeldOutProblem,
 )
 
@@ -51,9 +51,9 @@ METRIC_VARIANTS = tuple(MetricVariant(kind, s) for kind in METRIC_SHAPES for s i
 
 
 def best_round(
-    problem: HeldOutProblem, larger_problem: HeldOutProblem, without_metric: FittedModel,
+    problem: HeldOutProblem, larger_problem: HeldOutProblem, without_metric: HeldOutModel,
     gradient_rows: SampleRows, report: Report,
-) -> tuple[FittedModel, dict[str, Any]]:  # fmt: skip
+) -> tuple[HeldOutModel, dict[str, Any]]:  # fmt: skip
     """Return the best model of the rounds of all requested variants, and its variant as JSON
     values.
 
@@ -92,9 +92,9 @@ def best_round(
 
 
 def _run_rounds(
-    problem: HeldOutProblem, without_metric: FittedModel, variant: MetricVariant, rows: SampleRows,
+    problem: HeldOutProblem, without_metric: HeldOutModel, variant: MetricVariant, rows: SampleRows,
     max_rounds: int, bandwidth_range: tuple[int, int], first_gradients: Floats | None = None,
-) -> tuple[FittedModel, list[float]]:  # fmt: skip
+) -> tuple[HeldOutModel, list[float]]:  # fmt: skip
     """Return the best model of all rounds, and the held-out errors of `without_metric` and of each
     round.
 
@@ -123,7 +123,7 @@ def _run_rounds(
     return best, errors
 
 
-def _gradients(model: FittedModel, rows: SampleRows) -> Floats:
+def _gradients(model: HeldOutModel, rows: SampleRows) -> Floats:
     """Return the average gradient outer product (d, d) of a model at some of the rows."""
     assert model.points is not None
     assert model.alpha is not None

@@ -42,7 +42,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import (
     MIN_RIDGE_LOG10,
     MIN_SINGLE_PRECISION_RIDGE,
-    FittedModel,
+    HeldOutModel,
 )
 
 GRADIENT_DECAY, SQUARES_DECAY = 0.8, 0.95
@@ -95,7 +95,7 @@ def stages(pool: int) -> list[StepStage]:
 
 
 def metrics_of_steps(
-    model: FittedModel, rows: SampleRows, kind: str, seed: int
+    model: HeldOutModel, rows: SampleRows, kind: str, seed: int
 ) -> Iterator[tuple[Kernel, int]]:
     """Yield, after each stage, the kernel in the metric, scaled to trace d, and the number of steps
     so far.
@@ -145,7 +145,7 @@ class _Steps:
     log_ridge : natural logarithm of lam
     """
 
-    def __init__(self, model: FittedModel, A: Floats) -> None:
+    def __init__(self, model: HeldOutModel, A: Floats) -> None:
         op = model.op
         self.kernel, self.backend, self.A, self.n_taken = op.kernel, op.backend, A, 0
         self.shift = None if op.shift is None else op.backend.to_host(op.shift)

@@ -136,15 +136,15 @@ def test_callback_exception_is_raised_and_run_resumes(
 ) -> None:
     often = {"run.evaluate_every": 3}
     config = settings(tmp_path / "failed", **EPOCHS, **often)
-    seen = {"source": stream(), "test": array_source(10, 5)}
+    observed = {"source": stream(), "test": array_source(10, 5)}
     failing, other = Listener(fails), Listener()
     with pytest.raises(ZeroDivisionError, match=f"^{fails}$"):
-        train(config, **seen, callbacks=[other, failing])
+        train(config, **observed, callbacks=[other, failing])
     assert other.told[-1] == "end"
     assert failing.told[-1] == "end"
     if fails in ("evaluation", "pass"):  # what was done until then is saved
         assert latest_step(tmp_path / "failed") > 0
-    finished(config, **seen, callbacks=[Listener()])
+    finished(config, **observed, callbacks=[Listener()])
     assert_same_bits(final(tmp_path / "failed"), uninterrupted_run)
 
 
@@ -176,15 +176,15 @@ def test_last_epoch_metrics_belong_to_final_model(changed: dict[str, Any], epoch
 def test_last_epoch_is_reported_after_resume(tmp_path: Path) -> None:
     config = settings(tmp_path, **EPOCHS)
     listener = Listener(fails="evaluation")
-    seen = {"source": stream(), "test": array_source(10, 5)}
+    observed = {"source": stream(), "test": array_source(10, 5)}
     with pytest.raises(ZeroDivisionError):
-        train(config, **seen, callbacks=[listener])
+        train(config, **observed, callbacks=[listener])
     again = Listener()
-    result = finished(config, **seen, callbacks=[again])
+    result = finished(config, **observed, callbacks=[again])
     assert again.passed[-1].last
     assert again.passed[-1].figures == result.metrics
     after = Listener()
-    finished(config, **seen, callbacks=[after])
+    finished(config, **observed, callbacks=[after])
     assert after.passed == []
 
 

@@ -34,7 +34,7 @@ from tests.runs import (
 )
 
 losses = st.floats(0, 1e30)
-broken = st.sampled_from([math.nan, math.inf, -math.inf])
+not_finite = st.sampled_from([math.nan, math.inf, -math.inf])
 LONG = {"data.epochs": 20}  # 140 steps, four windows and a rest of 12
 LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 
@@ -42,7 +42,7 @@ LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 # -- one judgement --------------------------------------------------------------------------------
 
 
-@given(best=losses, zero=losses, loss=broken)
+@given(best=losses, zero=losses, loss=not_finite)
 def test_non_finite_loss_is_divergence(best: float, zero: float, loss: float) -> None:
     guard = Guard(best)
     assert guard.judge(loss, zero)

@@ -17,7 +17,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train.loop import step_loop
-from streamkern.train.model.calibrating import calibrate, each_left_out
+from streamkern.train.model.calibrating import calibrate, leave_one_out_predictions
 from streamkern.train.resolve import problem_shape
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
@@ -66,12 +66,12 @@ def test_run_killed_during_calibration_resumes(
         with pytest.raises(TrainingInterrupted):
             train(settings(tmp_path / "b"), source=known, test=held)
     assert not [name for name in arrays(tmp_path / "b") if name.startswith("calibration")]
-    again = train(settings(tmp_path / "b"), source=known, test=held)
-    assert again.metrics == uninterrupted.metrics
-    expected, found = arrays(tmp_path / "a"), arrays(tmp_path / "b")
-    assert expected.keys() == found.keys()
+    resumed = train(settings(tmp_path / "b"), source=known, test=held)
+    assert resumed.metrics == uninterrupted.metrics
+    expected, actual = arrays(tmp_path / "a"), arrays(tmp_path / "b")
+    assert expected.keys() == actual.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(actual[name], array)
     model = load_model(tmp_path / "b", device="cpu")
     with model.backend:
         assert model.evaluate(held) == {k[5:]: v for k, v in uninterrupted.metrics.items()}
@@ -79,7 +79,7 @@ def test_run_killed_during_calibration_resumes(
         wide = model.calibration.intervals.score_quantile(0.9)
     if not classes:  # in the units of the targets
         assert 0.1 < wide[0] / 50 < 1
-    for result in (uninterrupted, again):
+    for result in (uninterrupted, resumed):
         result.model.backend.close()
 
 
@@ -131,8 +131,8 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
     given = settings(**SETTINGS | few | ridge | (balanced if weighted else {}))
     given = given.with_overrides({"solver.name": solver, "data.epochs": 60, "model.n_centers": 30})
     result = train(given, source=rows(slice(n), w=w))
-    found, targets = result.model.calibration, result.model.targets
-    assert found is not None
+    actual, targets = result.model.calibration, result.model.targets
+    assert actual is not None
     Y = (np.eye(2)[LABELS[:n]] - targets.mean) / targets.scale
     plain = np.ones(n) if w is None else w
     total = plain
@@ -150,8 +150,8 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
         F[i] = K[i, among] @ np.linalg.solve(A, G.T @ (v * Y[others]) / n)
     F = F * targets.scale + targets.mean
     truth = Calibration.of_classes(F, LABELS[:n], w, np.arange(n))
-    np.testing.assert_allclose(found.intervals.scores, truth.intervals.scores, atol=1e-5)
-    np.testing.assert_allclose(found.probabilities(F), truth.probabilities(F), atol=1e-5)
+    np.testing.assert_allclose(actual.intervals.scores, truth.intervals.scores, atol=1e-5)
+    np.testing.assert_allclose(actual.probabilities(F), truth.probabilities(F), atol=1e-5)
     result.model.backend.close()
 
 
@@ -164,23 +164,23 @@ def test_setup_without_leave_one_out_record_has_no_probabilities(
 
     def killed(*given: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return each_left_out(*given)
+        return leave_one_out_predictions(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(step_loop, "each_left_out", killed)
+        patched.setattr(step_loop, "leave_one_out_predictions", killed)
         if not known:
             patched.setattr(problem_shape, "plans_left_out", lambda *_: False)
         ends = pytest.raises(TrainingInterrupted) if known else contextlib.nullcontext()
         with ends:
             train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
-    again = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
-    assert (again.model.calibration is not None) == known
+    resumed = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
+    assert (resumed.model.calibration is not None) == known
     if known:
         full = train(settings(**auto), source=rows(slice(500)))
-        assert again.model.calibration is not None
+        assert resumed.model.calibration is not None
         assert full.model.calibration is not None
         np.testing.assert_array_equal(
-            again.model.calibration.intervals.scores, full.model.calibration.intervals.scores
+            resumed.model.calibration.intervals.scores, full.model.calibration.intervals.scores
         )
         full.model.backend.close()
-    again.model.backend.close()
+    resumed.model.backend.close()

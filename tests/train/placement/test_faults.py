@@ -133,8 +133,8 @@ def test_ranks_with_center_partition_continue_a_run(
     assert [event["event"] for event in reported].count("lost") == 2
     one = {"run.ranks": 1, "run.center_ranks": 1, "run.run_dir": str(tmp_path / "one")}
     train(config.with_overrides(one), continues=continues)
-    found, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    actual, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_workers_survive_invalid_settings(

@@ -132,7 +132,7 @@ def test_killed_rank_starts_next_generation(client: Any, tmp_path: Path, rank: i
     result = placed(client, tmp_path, events, acts={f"{rank} 5": "kill"})
     assert result["total"] == toys.expected(STEPS)
     started = toys.started_ranks(tmp_path)
-    assert [(generation, k, size, done) for generation, k, size, _, done in started] == [
+    assert [(generation, k, size, n_done) for generation, k, size, _, n_done in started] == [
         (1, 0, 2, 0), (1, 1, 2, 0), (2, 0, 2, 5), (2, 1, 2, 5)
     ]  # fmt: skip
     assert len({pid for *_, pid, _ in started}) == 4
@@ -150,7 +150,16 @@ def test_several_kills_start_generations(client: Any, tmp_path: Path) -> None:
     result = placed(client, tmp_path, acts=acts, prepare=toys.prepare, first="kill")
     assert result["total"] == toys.expected(STEPS)
     assert toys.notes(tmp_path).count("prepared") == 2
-    assert [done for *_, done in toys.started_ranks(tmp_path)] == [0, 0, 1, 1, 3, 3, 5, 5]
+    assert [n_done for *_, n_done in toys.started_ranks(tmp_path)] == [
+        0,
+        0,
+        1,
+        1,
+        3,
+        3,
+        5,
+        5,
+    ]
 
 
 @pytest.mark.full
@@ -221,7 +230,7 @@ def test_repeated_failure_without_progress_ends_run(client: Any, tmp_path: Path)
 )
 def test_only_fruitless_tries_count(start_time: list[int | None], fruitless: list[int]) -> None:
     tries = RetryBudget()
-    assert [tries.fruitless(each) for each in start_time] == fruitless
+    assert [tries.count_fruitless(each) for each in start_time] == fruitless
 
 
 @pytest.mark.slow
@@ -393,6 +402,6 @@ def test_ranks_save_and_end_without_their_driver(client: Any, tmp_path: Path) ->
     killed_at = time.monotonic()
     eventually(lambda: toys.notes(tmp_path)[-1] == "saved")
     assert time.monotonic() - killed_at < 10
-    done = int(toys.saved(tmp_path)[0])
-    again = placed(client, tmp_path, steps=done + 2)
-    assert again["total"] == toys.expected(done + 2)
+    n_done = int(toys.saved(tmp_path)[0])
+    again = placed(client, tmp_path, steps=n_done + 2)
+    assert again["total"] == toys.expected(n_done + 2)

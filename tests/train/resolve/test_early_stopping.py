@@ -72,9 +72,9 @@ def best_and_end(scores: list[float], patience: int) -> tuple[list[bool], list[b
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
     best, end = [], []
     for i, score in enumerate(scores):
-        kept: list[int] = []
-        stopping.add_score({"validation_r2": score}, partial(kept.append, i))
-        best.append(kept == [i])
+        kept_epochs: list[int] = []
+        stopping.add_score({"validation_r2": score}, partial(kept_epochs.append, i))
+        best.append(kept_epochs == [i])
         end.append(stopping.reason() is not None)
     return best, end
 
@@ -105,7 +105,7 @@ def test_non_finite_score_is_never_the_best() -> None:
 
 
 def test_run_without_early_stopping_has_no_scores() -> None:
-    assert not EarlyStopping(ExecutionConfig()).active
+    assert not EarlyStopping(ExecutionConfig()).is_active
     assert finished(settings(), source=noisy()).validation_scores == []
 
 
@@ -166,14 +166,16 @@ def test_validation_rows_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -
     # Mean and variance of all targets, which are the scale of the model, stay what they were.
     y[out] = y[out][::-1]
     spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
-    kept: list[Any] = []
+    epoch_figures: list[Any] = []
     monkeypatch.setattr(
-        trainer.EarlyStopping, "add_score", lambda self, figures, keep: kept.append(figures)
+        trainer.EarlyStopping,
+        "add_score",
+        lambda self, figures, keep: epoch_figures.append(figures),
     )
     first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
     other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
     np.testing.assert_array_equal(np.asarray(first.model.weights), np.asarray(other.model.weights))
-    assert kept[0] != kept[EPOCHS]
+    assert epoch_figures[0] != epoch_figures[EPOCHS]
     assert result.epochs == EPOCHS
 
 
@@ -185,14 +187,14 @@ def test_interrupted_evaluation_is_repeated(
         location, calls = tmp_path / str(which), []
         evaluate = trainer.EvaluationSchedule.evaluate
 
-        def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
+        def interrupted(self: Any, model: Any, *arguments: Any, which: int = which) -> None:
             def generate() -> Any:
                 calls.append(1)  # noqa: B023
                 if len(calls) == which:  # noqa: B023
                     signal.raise_signal(signal.SIGTERM)
                 return model()
 
-            evaluate(self, generate, *rest)  # noqa: B023
+            evaluate(self, generate, *arguments)  # noqa: B023
 
         with monkeypatch.context() as patch:
             patch.setattr(trainer.EvaluationSchedule, "evaluate", interrupted)

@@ -54,12 +54,14 @@ def test_given_metric_equals_transformed_features(metric: Array, given: dict[str
     T = rows(200, 1)[0]
     options = {"n_centers": 100, "scale": "none", "random_state": 3} | given
     options |= {} if "solver" in options else {"ridge": 1e-4}
-    inside = sk.KernelRegressor(metric=metric, **options).fit(X, y)
+    model_in_metric = sk.KernelRegressor(metric=metric, **options).fit(X, y)
     before = sk.KernelRegressor(metric="none", **options).fit(moved(X, metric), y)
-    assert inside.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
+    assert model_in_metric.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
     expected = before.predict(moved(T, metric))
-    np.testing.assert_allclose(inside.predict(T), expected, atol=2e-3 * np.abs(expected).max())
-    np.testing.assert_array_equal(inside.kernel_.metric, metric)
+    np.testing.assert_allclose(
+        model_in_metric.predict(T), expected, atol=2e-3 * np.abs(expected).max()
+    )
+    np.testing.assert_array_equal(model_in_metric.kernel_.metric, metric)
 
 
 @pytest.mark.parametrize(("metric", "numbers"), [(None, 0), (SCALES, D), (MATRIX, 3 * D)])
@@ -268,8 +270,8 @@ def test_info_names_columns_and_draws_metric(
     assert run_command(["info", run, "--plot", picture]) == 2
     assert "already exists" in capsys.readouterr().err
     assert run_command(["info", run, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["solver"]["metric"]
-    assert found == describe_metric(MATRIX, names[:6])
+    actual = json.loads(capsys.readouterr().out)["solver"]["metric"]
+    assert actual == describe_metric(MATRIX, names[:6])
     assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")

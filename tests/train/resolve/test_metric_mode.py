@@ -160,14 +160,14 @@ def test_insufficient_memory_disables_metric() -> None:
         run.backend.close()
         return run
 
-    enough = opened("none", 1 << 30).buffers.peak
+    plain_peak = opened("none", 1 << 30).buffers.peak
     assert opened("auto", 1 << 30).metric_mode.mode == "learn"
-    assert opened("auto", 1 << 30).buffers.peak > enough
-    tight = opened("auto", enough)
+    assert opened("auto", 1 << 30).buffers.peak > plain_peak
+    tight = opened("auto", plain_peak)
     assert tight.metric_mode.mode == "none"
     assert "memory" in tight.metric_mode.reason
     with pytest.raises(sk.MemoryBudgetError):
-        opened("learn", enough)
+        opened("learn", plain_peak)
 
 
 @pytest.mark.usefixtures("low_limits")

@@ -172,13 +172,13 @@ def test_continued_run_keeps_patch_features(
 def test_warm_start_and_partial_fit_keep_patch_features(
     scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = SMALL | {"scale": scale, "solver": "block", "epochs": 2}
-    model = sk.KernelClassifier(warm_start=True, run_dir=None, **kept).fit(X, Y)
-    sk.KernelClassifier(run_dir=str(tmp_path / "run"), **kept).fit(X, Y)
-    online = sk.KernelClassifier(**kept).partial_fit(X, Y, classes=[0, 1])
+    parameters = SMALL | {"scale": scale, "solver": "block", "epochs": 2}
+    model = sk.KernelClassifier(warm_start=True, run_dir=None, **parameters).fit(X, Y)
+    sk.KernelClassifier(run_dir=str(tmp_path / "run"), **parameters).fit(X, Y)
+    online = sk.KernelClassifier(**parameters).partial_fit(X, Y, classes=[0, 1])
     monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
     assert model.fit(X, Y).score(NEW, LABELS) > 0.9
-    other = sk.KernelClassifier(warm_start=str(tmp_path / "run"), **kept).fit(X, Y)
+    other = sk.KernelClassifier(warm_start=str(tmp_path / "run"), **parameters).fit(X, Y)
     assert other.score(NEW, LABELS) > 0.9
     assert online.partial_fit(NEW, LABELS).score(X, Y) > 0.9
     loaded = sk.load(tmp_path / "run")
@@ -223,16 +223,16 @@ def test_ranks_share_filters_of_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
     def otherwise(*given: Any) -> PatchFeatures:
         """Draw other filters each time, as another machine rounds otherwise."""
         calls.append(given)
-        found = first(*given)
-        return replace(found, filters=found.filters * (1 + 0.1 * len(calls)))
+        actual = first(*given)
+        return replace(actual, filters=actual.filters * (1 + 0.1 * len(calls)))
 
     config, quiet = settings(tmp_path / "ranks", **shared), partial(StopRequest, install=False)
     monkeypatch.setattr(PatchFeatures, "of_sample", otherwise)
     rank_work.prepare_run(config)  # which counts bytes, and leaves the setup to the ranks
     on_threads(2, lambda ranks: rank_work.train_rank(config, ranks, quiet(), RunInputs()))
     assert len(calls) == 2
-    kept = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed_transforms)
-    monkeypatch.setattr(PatchFeatures, "of_sample", lambda *given: kept)
+    saved_features = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed_transforms)
+    monkeypatch.setattr(PatchFeatures, "of_sample", lambda *given: saved_features)
     alone = {"run.ranks": 1, "run.run_dir": str(tmp_path / "alone")}
     finished(config.with_overrides(alone))
     np.testing.assert_allclose(
@@ -317,8 +317,8 @@ def test_export_of_patch_features_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tuned_models_have_patch_features() -> None:
     estimator = sk.KernelClassifier(**SMALL | {"bandwidth": "auto"})
-    found = sk.tune(X, Y, estimator=estimator, refine=0, progress=False)
-    assert len(found.estimator.fit(X, Y).get_feature_names_out()) == 48
+    actual = sk.tune(X, Y, estimator=estimator, refine=0, progress=False)
+    assert len(actual.estimator.fit(X, Y).get_feature_names_out()) == 48
 
 
 def test_commands_train_predict_and_show_patch_features(

@@ -152,10 +152,10 @@ def test_augmented_integer_run_equals_float64_least_squares() -> None:
         x = op.points(scaled.reshape(len(X), -1), left=True)
         z = op.points(result.Z.reshape(50, -1), left=True, right=True)
         entries, own = op.matrix(x, z), op.matrix(z, z)
-        found = entries @ result.model.weights + result.model.targets.mean
+        actual = entries @ result.model.weights + result.model.targets.mean
     np.testing.assert_allclose(entries, K, rtol=0, atol=5e-7)
     np.testing.assert_array_equal(np.diag(own), 1.0)  # without being told that they are the same
-    np.testing.assert_allclose(found, truth, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(actual, truth, rtol=0, atol=2e-5)
 
 
 def test_run_with_rounded_noise_resumes_to_same_bits(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def test_arrays_replace_their_settings() -> None:
         ),
     ):  # fmt: skip
         learned = config.with_overrides({"model.metric": "learn"})
-        found = given.settings(learned).identity()["model"]
-        assert found == learned.identity()["model"] | changed
+        actual = given.settings(learned).identity()["model"]
+        assert actual == learned.identity()["model"] | changed
         recorded = given.recorded_settings(learned)
         assert learned.identity()["model"].keys() - recorded["model"].keys() == gone
         assert recorded.keys() == config.identity().keys()
@@ -109,9 +109,9 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
         (RunInputs(warm_start=parent(tmp_path / "run")), again),
         (NO_INPUTS, again.with_overrides({"solver.warm_start": path})),
     ):  # fmt: skip
-        found = given.known_patches(config)
-        assert found is not None
-        assert found.describe() == drawn.describe()
+        actual = given.known_patches(config)
+        assert actual is not None
+        assert actual.describe() == drawn.describe()
     assert NO_INPUTS.known_patches(again) is None
     assert RunInputs(warm_start=parent(tmp_path / "run")).known_patches(plain) is None
 

@@ -105,20 +105,20 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.predict(others), result.model.values(others)[:, 0])
 
 
-@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("uses_scores", [True, False])
 def test_resumed_run_keeps_its_choice(
-    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uses_scores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version without scores, and a machine that rounds in another
     way."""
     source = sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
     auto = {"data.scale": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     config = settings(tmp_path / "run", **auto, **{"model.metric": "none"})
-    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: taken)
+    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: uses_scores)
     stopped(config, 3, source=source, test=source)
-    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: not taken)
+    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: not uses_scores)
     result = finished(config, source=source, test=source)
-    assert (scores_among(result.model.fixed_transforms) is not None) == taken
+    assert (scores_among(result.model.fixed_transforms) is not None) == uses_scores
 
 
 @pytest.mark.slow
@@ -145,14 +145,14 @@ def test_images_have_no_scores() -> None:
 
 @pytest.mark.slow
 def test_tuned_kernel_keeps_its_features() -> None:
-    found = sk.tune(
+    actual = sk.tune(
         HEAVY[:500], WAVES[:500], estimator=sk.KernelRegressor(**SMALL), kernels=["laplace"],
         refine=0, progress=False,
     )  # fmt: skip
-    model = found.estimator.fit(HEAVY[:N], WAVES[:N])
+    model = actual.estimator.fit(HEAVY[:N], WAVES[:N])
     assert len(model.get_feature_names_out()) == 6
     assert error(model) < 0.5 * error(fitted("feature", HEAVY[:N], WAVES[:N]))
-    assert 'scale = "quantiles"' in found.toml
+    assert 'scale = "quantiles"' in actual.toml
 
 
 def test_given_metric_keeps_its_features() -> None:

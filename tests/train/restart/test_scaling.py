@@ -46,9 +46,9 @@ def regressor(**more: Any) -> sk.KernelRegressor:
 
 
 def scale_of(source: Any, options: str = "auto") -> Scale:
-    found, _ = find_scale(source, options, 0)
-    assert found is not None
-    return found
+    actual, _ = find_scale(source, options, 0)
+    assert actual is not None
+    return actual
 
 
 # -- the numbers ----------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ def test_constant_features_are_only_centred() -> None:
 
 
 def test_small_deviation_far_from_zero_is_not_constant() -> None:
-    far = np.column_stack([X[:, 0], 1e9 + 1e-3 * rng.standard_normal(400)])
+    shifted = np.column_stack([X[:, 0], 1e9 + 1e-3 * rng.standard_normal(400)])
     np.testing.assert_allclose(
-        scale_of(ArraySource(far, Y)).scale, far.std(axis=0, dtype=np.longdouble), rtol=1e-6
+        scale_of(ArraySource(shifted, Y)).scale, shifted.std(axis=0, dtype=np.longdouble), rtol=1e-6
     )
 
 
@@ -151,22 +151,22 @@ def test_mixture_statistics_follow_its_shares() -> None:
 def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
     """Check foreign stores, generators and lazy arrays: the sample is bounded, and the same in
     every call."""
-    many = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
+    many_rows = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
 
     def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
-        return many[start:stop], np.ones((stop - start, 1))
+        return many_rows[start:stop], np.ones((stop - start, 1))
 
     y = np.ones((60_000, 1))
-    foreign = make_zarr({"X": many, "y": y}, 1000)
+    foreign = make_zarr({"X": many_rows, "y": y}, 1000)
     for source in (
         ZarrSource(foreign),
         GeneratorSource(generate, 60_000, (2,), np.float64, 1, name="made"),
-        ArraySource(dask.array.from_array(many, (1000, 2)), y),  # type: ignore[no-untyped-call]
+        ArraySource(dask.array.from_array(many_rows, (1000, 2)), y),  # type: ignore[no-untyped-call]
     ):
         scale, message = find_scale(source, "auto", 0)
         assert scale is not None
         assert "from a sample of 20,000 rows" in message
-        np.testing.assert_allclose(scale.scale, many.std(axis=0), rtol=0.02)
+        np.testing.assert_allclose(scale.scale, many_rows.std(axis=0), rtol=0.02)
         assert scale.describe() == scale_of(source).describe()
     result = finished(settings(**AUTO, **{"data.batch_size": 4096}), source=ZarrSource(foreign))
     result.model.backend.close()
@@ -178,16 +178,16 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
 def test_transforms_receive_unscaled_rows() -> None:
     """Check that the input of transforms does not depend on `scale`, and that the scale is computed
     from their results."""
-    seen = []
+    read_rows = []
 
     @deterministic
     def logarithm(X: Any, Y: Any, rng: Any) -> Any:
-        seen.append(X.min())
+        read_rows.append(X.min())
         return rng.xp.log(X), Y
 
     positive = np.exp(X / X.std(axis=0) / 3)
     model = regressor(transforms=[logarithm]).fit(positive, Y)
-    assert min(seen) > 0
+    assert min(read_rows) > 0
     expected = StandardScaler().fit_transform(np.log(positive))
     np.testing.assert_allclose(
         model._state.fixed[-1].scale, np.log(positive).std(axis=0), rtol=1e-6

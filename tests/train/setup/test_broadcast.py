@@ -15,7 +15,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import broadcast
-from streamkern.train.start_run import run_directory, started_trainer
+from streamkern.train.start_run import run_directory, start_trainer
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
@@ -40,10 +40,10 @@ def test_every_rank_keeps_its_stripe(
         )
         return own, broadcast.mean(own, 33, ranks)
 
-    found = on_threads(size, kept)
-    np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), Z)
-    assert {own.dtype for own, _ in found} == {np.dtype(dtype)}
-    for _, middle in [*found, (Z, broadcast.mean(Z, 33, SINGLE))]:
+    actual = on_threads(size, kept)
+    np.testing.assert_array_equal(np.concatenate([own for own, _ in actual]), Z)
+    assert {own.dtype for own, _ in actual} == {np.dtype(dtype)}
+    for _, middle in [*actual, (Z, broadcast.mean(Z, 33, SINGLE))]:
         np.testing.assert_array_equal(middle, Z.mean(axis=0, dtype=np.float64))
 
 
@@ -64,7 +64,7 @@ def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) ->
     def one(ranks: Communicator) -> None:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
-        with started_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
+        with start_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
             trainer.run.backend.close()
 
     on_threads(rows * columns, one)

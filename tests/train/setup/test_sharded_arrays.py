@@ -97,8 +97,8 @@ def test_stripe_equals_part_of_whole_array(tmp_path: Path, size: int) -> None:
         )  # fmt: skip
         saved = RunDirectory(tmp_path / "run", writable=False).load_setup(arriving)
         assert saved is not None
-        found = arriving.arrays(saved)
+        actual = arriving.arrays(saved)
         rows = ranks.triangle(1500)
-        np.testing.assert_array_equal(found["H.0"], H[rows, : rows.stop])
-        np.testing.assert_array_equal(found["start"], H[:, :2])
-        assert found["H.0"].size <= 1.01 * H.size / size
+        np.testing.assert_array_equal(actual["H.0"], H[rows, : rows.stop])
+        np.testing.assert_array_equal(actual["start"], H[:, :2])
+        assert actual["H.0"].size <= 1.01 * H.size / size
