@@ -197,9 +197,8 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
     # The choice of the metric is reported after the kernels with and without it.
-    is_kernel_stage = stage in ("bandwidth", "categorical") or (
-        event == "metric" and "chosen" in record
-    )
+    is_choice = event == "metric" and "chosen" in record
+    is_kernel_stage = is_choice or stage in ("bandwidth", "categorical")
     if event in _EVENT_STAGES:
         return event, _EVENT_STAGES[event]
     return event, "kernel" if is_kernel_stage else str(stage)
@@ -208,11 +207,10 @@ def _stage(record: LogRecord) -> tuple[str, str]:
 def _starts_process(entry: tuple[str, str], earlier_entries: Sequence[tuple[str, str]]) -> bool:
     """Return whether a record is the first of a new process.
 
-    entry : event and stage of this record, see `_stage`
-    earlier_entries : events and stages of the records of the process so far
+    entry, earlier_entries : results of `_stage` for this record, and for the process so far
     """
     event, stage = entry
-    if not earlier_entries or event == "changed":  # reported before everything else
+    if not earlier_entries or event == "changed":
         return True
     if event == "resume":
         return earlier_entries[-1][0] != "changed"
@@ -329,7 +327,6 @@ def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) 
     processes : the processes up to the one that wrote the record
     """
     match event:
-        # Position of the run: starts, evaluations and ends.
         case "resume":
             return _resume_text(record, processes)
         case "start":
@@ -341,7 +338,6 @@ def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) 
                 name: float(value) for name, value in record.items() if name not in _POSITION_FIELDS
             }
             return f"evaluated: {format_metrics(figures)}"
-        # Problems.
         case "back-off":
             scale = finite_number(record.get("scale"))
             factor = "?" if scale is None else f"{scale:.3g}"
@@ -350,7 +346,7 @@ def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) 
             return "; ".join(map(str, record.get("what", ())))
         case "changed":
             return f"changed: {'; '.join(map(str, record.get('what', ())))}"
-        # Results after the last step, and choices of the setup and of the solver.
+        # After the last step, and choices of the setup.
         case "finished":
             return f"ended before its last epoch: {record.get('why', '')}"
         case "calibrated":

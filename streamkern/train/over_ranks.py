@@ -69,7 +69,7 @@ def train_over(
 
         - "ranks": a generation of ranks starts, with "ranks" of the "wanted" ranks.
         - "lost": a rank is lost; "why" says how, and "stopping" whether the run was to end. "kept"
-          is what the run resumes from: "checkpoint", "setup" or "nothing".
+          names the state that the run resumes from: "checkpoint", "setup" or "nothing".
         - "message": "message" is {"line": text} or {"evaluation": record} from rank 0, or
           {"warning": text} from any rank.
 
@@ -298,7 +298,7 @@ def rank_devices(config: RunConfig) -> Sequence[str]:
 
 _RESUME_TEXTS = {
     "checkpoint": "the run continues from its last checkpoint",
-    "setup": "there is no checkpoint yet, so the run begins its first pass again",
+    "setup": "there is no checkpoint yet, so the run begins its first epoch again",
     "nothing": "there is no checkpoint yet, so the setup begins again",
 }
 

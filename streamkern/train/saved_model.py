@@ -204,7 +204,7 @@ def save_model(
     Raises
     ------
     ConfigError
-        The model has a function or a kernel of the user, which could not be loaded.
+        The model has a user-defined function or kernel, which could not be loaded.
     RunError, StorageError
         The directory holds something else, or cannot be written.
     """

@@ -61,11 +61,9 @@ from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
 class Trainer:
     """One run, from its setup or its last checkpoint to its end.
 
-    run, evaluations, callbacks : the run, its evaluations, and the callbacks to call
     directory : run directory, whose lock is held; None to save nothing
     stack : exit stack that closes everything that the trainer opens
     stop : request by which a signal ends the run
-    progress : whether to show progress, see `train`
     end_reason : why the run ends before its last epoch, or None
     skipped : as in `Result`
     """
@@ -84,9 +82,8 @@ class Trainer:
         self.checkpoints = Checkpoints(self.settings, directory if is_rank0 else None, stack)
         self.position, self.environment = Position(), EnvironmentChanges(run)
         line = stack.enter_context(Line(setting=progress))
-        self.callbacks = callbacks
         loss_figure = None if run.loss is None else run.loss.figure
-        self.stopping = EarlyStopping(self.settings, loss_figure)
+        self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings, loss_figure)
         on_host = run.backend.name == "cpu"
         self.progress = RunProgress(
             line, self.log, self.position, on_host=on_host, on_record=callbacks.record,
@@ -108,12 +105,12 @@ class Trainer:
         link = {} if client is None else {"dashboard": dashboard_link(client)}
         with self.progress.setting_up():
             setup = self._setup(warm)
-            self.step_loop = StepLoop(self.run, setup, self.position, self._report)
+            self.loop = StepLoop(self.run, setup, self.position, self._report)
             setup_s = time.perf_counter() - self.start_time
             order = self._resume(warm, run_plan(self.run, setup_s) | self.environment.grid | link)
             del warm  # no rank holds all weights from here on
         self.coordinator.check_step(self.position.step)
-        self.feed = self.stack.enter_context(self.step_loop.feed(client))
+        self.feed = self.stack.enter_context(self.loop.feed(client))
         check_order(order, self.feed.loader.order_key())
         if self.run.inputs.continued_run is not None and not has_checkpoint:
             self._checkpoint()  # from here on the parent run is not needed
@@ -156,14 +153,12 @@ class Trainer:
         if self.directory is None or saved is None:
             self.environment.report(self._report)
             saves = self.directory is not None
-            self.step_loop.begin(
-                initial_weights(warm, self.step_loop, self.coordinator, saved=saves)
-            )
-            self._report("start", {"setup": setup_decisions(self.step_loop.assembled.meta), **plan})
+            self.loop.begin(initial_weights(warm, self.loop, self.coordinator, saved=saves))
+            self._report("start", {"setup": setup_decisions(self.loop.assembled.meta), **plan})
             self._report_skipped(() if warm is None else warm.damaged_checkpoints)
             return None
         with checkpoint_errors(self.directory.location):
-            self.step_loop.restore(loader.arrays(saved), saved.meta)
+            self.loop.restore(loader.arrays(saved), saved.meta)
             self.evaluations.restore_metrics(saved.meta["metrics"])
             self.stopping.scores = scores_from_json(saved.meta.get("validation", ()))
             order = dict(saved.meta["order"])
@@ -177,7 +172,6 @@ class Trainer:
         return order
 
     def _report_skipped(self, skipped: tuple[str, ...]) -> None:
-        """Report sentences about damaged checkpoints, and keep them for the result."""
         self.skipped = skipped
         if skipped:
             self._report("skipped", {"what": list(skipped)})
@@ -185,7 +179,7 @@ class Trainer:
     def run_to_end(self) -> Result:
         """Process all remaining batches, evaluate, and write the last checkpoint."""
         if self.position.done:
-            is_owed = self.evaluations.is_owed or self.step_loop.owes_calibration
+            is_owed = self.evaluations.is_owed or self.loop.owes_calibration
             is_owed = self.coordinator.broadcast_decision(is_owed)
             self._calibrate()
             self._evaluate()  # the test rows may have changed since the figures were saved
@@ -205,7 +199,6 @@ class Trainer:
         return self._result()
 
     def _loop_and_finish(self) -> None:
-        """Take the remaining steps and complete the model; after a stop, save and raise."""
         try:
             self._loop()
             self._finish()
@@ -217,7 +210,7 @@ class Trainer:
         position, epochs = self.position, self.run.config.data.n_epochs
         start, meter = time.perf_counter(), Meter(self.feed.loader, position.samples)
         n_epochs, n_empty = self.run.method.n_epochs(self.run.problem), empty_steps(self.run)
-        n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.step_loop.assembled.meta)
+        n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.loop.assembled.meta)
         self.progress.begin(meter, n_rows, n_epochs, empty_steps=n_empty, loss_note=loss_text)
         parent = self.run.inputs.continued_run
         epochs_before = 0 if parent is None else parent.epochs
@@ -228,18 +221,14 @@ class Trainer:
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_epoch()
-            self.end_reason, _ = self.coordinator.agree_on_end(
-                self.end_reason
-            )  # after the evaluations owed
+            self.end_reason, _ = self.coordinator.agree_on_end(self.end_reason)  # after evaluating
             if not self.end_reason:
-                self.step_loop.run_through(batches, self._after_step)
+                self.loop.run_through(batches, self._after_step)
         except (RunError, DivergenceError, TrainingInterrupted):
             raise
         except Exception:
             # Bad data or a lost network at batch i + 1 must not lose batch i.
-            can_save = self.step_loop.step_is_whole and self.coordinator.rank0_holds_state(
-                self.step_loop
-            )
+            can_save = self.loop.step_is_whole and self.coordinator.rank0_holds_state(self.loop)
             if can_save and not self.checkpoints.has_failed:
                 self._checkpoint()
             raise
@@ -268,7 +257,7 @@ class Trainer:
     def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
         stall_s = self.feed.loader.stats.stall_s
-        self.coordinator.exchange(self.position.step, stall_s, self.step_loop.n_rank_rows)
+        self.coordinator.exchange(self.position.step, stall_s, self.loop.n_rank_rows)
         self.progress.record_step(loss)
         position = self.position
         if position.batch == 0:
@@ -276,14 +265,13 @@ class Trainer:
         has_score = self.stopping.is_active and position.batch == 0
         evaluates = self.evaluations.is_due(position, samples_before)
         must_sync = evaluates or self.checkpoints.is_set_for(position.step)
-        if not self.coordinator.sync_if_due(self.step_loop, is_forced=must_sync):
+        if not self.coordinator.sync_if_due(self.loop, is_forced=must_sync):
             return False
         if evaluates and (has_score or not self._is_last_epoch):
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        # A stop saves the run anyway.
-        saves = self.checkpoints.is_due(position.step) and not self.stop.requested
+        saves = self.checkpoints.is_due(position.step) and not self.stop.requested  # a stop saves
         self.end_reason, saves = self.coordinator.agree_on_end(self.end_reason, saves=saves)
         if saves:
             self._checkpoint()
@@ -293,14 +281,12 @@ class Trainer:
         """Score an epoch that has ended, and call the callbacks."""
         stopping, is_other_rank = self.stopping, self.ranks.rank > 0
         if stopping.is_active and not is_other_rank:
-            stopping.add_score(self.evaluations.metrics, self.step_loop.keep_best_weights)
+            stopping.add_score(self.evaluations.metrics, self.loop.keep_best_weights)
             self._end_after_epoch(stopping.reason())
-        if (
-            stopping.is_active and not self.step_loop.share.is_replicated
-        ):  # each rank copies its part
+        if stopping.is_active and not self.loop.share.is_replicated:  # each rank copies its part
             is_best = self.coordinator.broadcast_decision(stopping.newest_is_best)
             if is_best and is_other_rank:
-                self.step_loop.keep_best_weights()
+                self.loop.keep_best_weights()
         if is_other_rank:
             return
         if stopping.is_active or not self._is_last_epoch:
@@ -310,7 +296,7 @@ class Trainer:
         """Call the callbacks for an epoch; for the last one, once its model is saved."""
         position, figures = self.position, dict(self.evaluations.metrics)
         counts = position.epoch, position.step, position.samples
-        epoch_end = EpochEnd(*counts, figures, last, self.step_loop.result)
+        epoch_end = EpochEnd(*counts, figures, last, self.loop.result)
         self._end_after_epoch(self.callbacks.pass_ended(epoch_end))
 
     def _end_after_epoch(self, reason: str | None) -> None:
@@ -325,9 +311,8 @@ class Trainer:
 
     def _why_finished(self) -> str | None:
         """Return why the remaining epochs are not needed, or None."""
-        if self.position.epoch == self.run.config.data.n_epochs:
-            return None
-        return self.step_loop.solver.why_finished(self.step_loop.state)
+        has_epochs_left = self.position.epoch < self.run.config.data.n_epochs
+        return self.loop.solver.why_finished(self.loop.state) if has_epochs_left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
         """Save the run after a signal; raise TrainingInterrupted, or Stopped if it is not saved."""
@@ -343,25 +328,24 @@ class Trainer:
 
     def _finish(self) -> None:
         """Complete the model after the last step, then evaluate and save it."""
-        self.progress.losses += self.step_loop.watch.pending_loss()
+        self.progress.losses += self.loop.watch.pending_loss()
         self.progress.log_losses()
-        self.step_loop.watch.judge_pending()
-        self.step_loop.solver.finish(self.step_loop.state)
-        self.step_loop.restore_best_weights()
-        self.step_loop.compute_posterior()
+        self.loop.watch.judge_pending()
+        self.loop.solver.finish(self.loop.state)
+        self.loop.restore_best_weights()
+        self.loop.compute_posterior()
         self.position.done = True
         check_unchanged(self.run.data.source)
         with self._stoppable():
-            loss = report_fit(self.run, self.step_loop.model, self._report)
-        self.step_loop.serve_rank0()
-        self.step_loop.record_final_loss(loss)
+            loss = report_fit(self.run, self.loop.model, self._report)
+        self.loop.serve_rank0()
+        self.loop.record_final_loss(loss)
         self._calibrate()
         self._evaluate()
         self._checkpoint()
         self._report_epoch_end(last=True)
 
     def _checkpoint(self) -> None:
-        """Start to save a checkpoint. Collective if ranks partition the centers."""
         self.progress.log_losses()
         order, metrics = self.feed.loader.order_key(), self.evaluations.metrics_as_json()
         meta: dict[str, Any] = {"order": order, "metrics": metrics, **self.environment.now()}
@@ -370,24 +354,23 @@ class Trainer:
         if self.end_reason:
             meta["ended"] = self.end_reason
         # No checkpoint may mix two data sets.
-        self.checkpoints.save(self.step_loop, meta, partial(check_unchanged, self.run.data.source))
+        self.checkpoints.save(self.loop, meta, partial(check_unchanged, self.run.data.source))
 
     def _evaluate(self) -> None:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
         context = self._evaluating()
-        self.evaluations.evaluate(self.step_loop.model, self.position, context, self._report)
-        self.step_loop.serve_rank0()
+        self.evaluations.evaluate(self.loop.model, self.position, context, self._report)
+        self.loop.serve_rank0()
 
     def _calibrate(self) -> None:
         """Calibrate at the end of a run. If a signal interrupts it, the calibration is owed."""
-        if self.step_loop.owes_calibration:
+        if self.loop.owes_calibration:
             with self._evaluating():
-                self.step_loop.compute_calibration(self.feed)
-        self.step_loop.serve_rank0()
+                self.loop.compute_calibration(self.feed)
+        self.loop.serve_rank0()
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Show the progress of an evaluation, which a signal may interrupt."""
         with self._stoppable(), self.progress.evaluating():
             yield
 
@@ -407,7 +390,7 @@ class Trainer:
         if self.directory is not None and self.settings.log and self.ranks.rank == 0:
             self._read_history(self.directory)
         stall_s = self.feed.loader.stats.stall_s
-        return self.step_loop.result(
+        return self.loop.result(
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,
             timing={"loop_s": self.loop_s, "stall_s": stall_s},

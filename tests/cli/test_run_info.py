@@ -102,9 +102,7 @@ def _only_when_due(trainer: Any) -> None:
     """Save nothing at the end of a process, as after a kill."""
     if trainer.position.step % 4 == 0:
         order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.metrics_as_json()
-        trainer.checkpoints.save(
-            trainer.step_loop, {"order": order, "metrics": metrics}, lambda: None
-        )
+        trainer.checkpoints.save(trainer.loop, {"order": order, "metrics": metrics}, lambda: None)
 
 
 @pytest.mark.slow

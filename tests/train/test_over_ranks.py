@@ -400,7 +400,7 @@ def test_rank_messages_are_shown_once() -> None:
     )
     new = [
         f"rank 0 is gone; there is no checkpoint yet, so {begins}"
-        for begins in ("the run begins its first pass again", "the setup begins again")
+        for begins in ("the run begins its first epoch again", "the setup begins again")
     ]
     assert [str(each.message) for each in warned] == [
         "the same",

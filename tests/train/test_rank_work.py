@@ -134,12 +134,12 @@ def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
     config = runs.settings(store, tmp_path / "run", **SMALL | grid(1, 2))
 
     def bytes_held(trainer: Trainer) -> dict[str, int]:
-        solver: Any = trainer.step_loop.solver
-        arrays, state = trainer.step_loop.assembled.arrays, trainer.step_loop.state
+        solver: Any = trainer.loop.solver
+        arrays, state = trainer.loop.assembled.arrays, trainer.loop.state
         state_rows = {f"state {k}": len(a) for k, a in solver.arrays(state).items()}
         actual = {k: len(a) for k, a in arrays.items() if k in ("Z", "start", "values", "G.0")}
         return actual | state_rows | {
-            "points": len(solver.Z), "good": len(trainer.step_loop.watch.good_weights),
+            "points": len(solver.Z), "good": len(trainer.loop.watch.good_weights),
             "columns": sum(K.shape[1] for K in solver.K), "H": arrays["H.0"].size,
             "own memory": solver.Z.right.base is None,
         }  # fmt: skip
@@ -177,10 +177,10 @@ def test_eigenpro_rank_holds_a_part_of_all_centers(
     config = runs.settings(store, tmp_path / "run", **options | grid(2, 2))
 
     def bytes_held(trainer: Trainer) -> None:
-        solver: Any = trainer.step_loop.solver
-        pending, inner = trainer.step_loop.state.pending, solver.projection
+        solver: Any = trainer.loop.solver
+        pending, inner = trainer.loop.state.pending, solver.projection
         lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
-        of_centers = [trainer.step_loop.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
+        of_centers = [trainer.loop.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
         assert [len(a) for a in of_centers] == [30] * 4
         assert [len(pending[name]) for name in ("points", "delta")] == [72] * 2
         temporary_bytes = sum(pending[name].nbytes for name in ("points", "delta"))
@@ -211,9 +211,9 @@ def test_falkon_rank_holds_a_part_of_the_preconditioner(store: str, tmp_path: Pa
         config = runs.settings(store, tmp_path / f"{shape}", **SMALL | FALKON | grid(*shape))
 
         def bytes_held(trainer: Trainer) -> int:
-            solver: Any = trainer.step_loop.solver
-            pending, n = trainer.step_loop.state.pending, 60 // shape[1]  # noqa: B023
-            assert len(trainer.step_loop.assembled.arrays["Z"]) == len(solver.Z) == n
+            solver: Any = trainer.loop.solver
+            pending, n = trainer.loop.state.pending, 60 // shape[1]  # noqa: B023
+            assert len(trainer.loop.assembled.arrays["Z"]) == len(solver.Z) == n
             assert {len(a) for k, a in pending.items() if k not in ("squares", "least")} == {n}
             lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
             assert solver.H.nbytes <= lines["preconditioner H, this rank's stripe"] == 15 * 60 * 8

@@ -337,7 +337,7 @@ def _at_step(at: int, arm: Callable[[Any], None]) -> None:
         for batch in arriving(trainer, batches):
             if trainer.position.step == at:
                 trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
-                arm(trainer.step_loop.solver)
+                arm(trainer.loop.solver)
             yield batch
 
     train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]

@@ -75,7 +75,7 @@ def write_onnx(
     centers : (p, d) scaled centers in the order of the weights, before the metric is applied
     outputs : form of the outputs
     path : path of the file, which ends in .onnx
-    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for that of predictions.
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto": as for predictions.
         float32 gives a warning for a model whose weights may multiply rounding errors: it was
         solved in float64, or its predictions are summed in float64 (see `wide_sum`).
     overwrite : whether to replace an existing file

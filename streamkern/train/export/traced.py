@@ -2,7 +2,7 @@
 
 Kernels, losses and target scales take an array module as an argument, NumPy or CuPy. If they are
 called with `TracedModule` and arrays of `Graph`, they build the graph of the same computation. The
-export therefore repeats no formula, and kernels and losses of the user can be exported too.
+export therefore repeats no formula, and user-defined kernels and losses can be exported too.
 """
 
 from __future__ import annotations

@@ -159,15 +159,12 @@ class StepLoop:
         for name, current in asdict(self.position).items():
             setattr(self.position, name, type(current)(meta["position"][name]))
 
-    def _set_state(
-        self, state: State, guard: Guard, good_weights: Any = None, window: Any = None
-    ) -> None:
-        """Set the state of the solver and of the guard. good_weights, window : see `Watch`."""
-        backend = self.run.backend
-        good = state.alpha.copy() if good_weights is None else backend.asarray(good_weights)
+    def _set_state(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
+        """Set the state of solver and guard. good, window : `Watch.good_weights` and its window"""
+        good_weights = state.alpha.copy() if good is None else self.run.backend.asarray(good)
         self.state = state
         self.watch = Watch(
-            self.solver, state, good, guard, self._loss_scale, self.report, self._curve,
+            self.solver, state, good_weights, guard, self._loss_scale, self.report, self._curve,
             window,
         )  # fmt: skip
 
@@ -187,8 +184,8 @@ class StepLoop:
 
     def snapshot(self) -> ArraysAndMeta:
         """Return the host arrays and JSON values of a checkpoint, for `restore` and for models."""
-        # `weights` may update the average.
-        uses_average = self.solver.weights(self.state) is self.state.average
+        weights = self.solver.weights(self.state)  # may update the average
+        uses_average = weights is self.state.average
         arrays = self._arrays()
         if self.share.is_replicated:
             snapshot = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
@@ -254,9 +251,8 @@ class StepLoop:
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and has not been yet."""
         rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
-        meta_key = "left_out" if rows_are_centers else "center_left_out"
-        has_left_out = bool(self.assembled.meta[meta_key])
-        can_calibrate = self.run.data.calibration_rows is not None or has_left_out
+        has_left_out = self.assembled.meta["left_out" if rows_are_centers else "center_left_out"]
+        can_calibrate = self.run.data.calibration_rows is not None or bool(has_left_out)
         is_calibrated = self.calibration is not None and self.calibration.n_rows > 0
         return can_calibrate and self.ranks.rank == 0 and not is_calibrated
 
@@ -346,7 +342,6 @@ class StepLoop:
         return self.watch.judge() if self.watch.is_full else None
 
     def _end_epoch(self) -> None:
-        """End the epoch of the solver, and report what it returns as an event "pass"."""
         facts = self.solver.end_epoch(self.state)
         if "note" in facts:
             warn(facts["note"])
@@ -388,7 +383,6 @@ class StepLoop:
             self.report("train", {"train_mse": loss})
 
     def _ridges(self) -> npt.NDArray[np.float64] | None:
-        """Return the ridges (c,) that the setup or the solver has found, or None."""
         ridges = self.assembled.arrays.get("ridges", self.state.pending.get("ridges"))
         return None if ridges is None else self.run.backend.copy_to_host(ridges)
 

@@ -36,7 +36,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     """Return the calibration of a model by rows that it was not trained on.
 
-    source : the calibration rows, with targets in the units of the user.
+    source : the calibration rows, with targets in the units of the user
 
     Raises
     ------

@@ -175,7 +175,6 @@ class KernelModel(ShownFacts):
     def _block_values(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        """Return f(X) and the targets of a block on the device, (m, c) each."""
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             X, Y = self._prepare_block(block, classes, n_outputs)
             self.warn_of_unseen(X)
@@ -204,7 +203,6 @@ class KernelModel(ShownFacts):
     def _prepare_block(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        """Return the transformed rows (m, d) and the targets of a block on the device."""
         # Transforms need the row shape of training; rows may be given flat.
         if not self.op.kernel.sparse:
             block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
@@ -281,7 +279,6 @@ class KernelModel(ShownFacts):
 
     @on_its_backend
     def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
-        """Return `values` of the rows of a block."""
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
             return np.concatenate((F, self._sigma(self.transformed_rows(block))), axis=1)

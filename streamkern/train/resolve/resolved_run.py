@@ -77,7 +77,7 @@ class ResolvedRun:
     grid : grid of the features, if the precision is "integer"; else None
     metric_mode : whether a metric is learned, given or not used, and why
     metric : given metric, scales (d,) or a matrix (d, r); None if none is given by itself
-    kept_bytes : bytes of the stores that the loader keeps decoded, see `keep_stores`
+    kept_bytes : bytes of the stores that the reader keeps decoded, see `keep_stores`
     """
 
     config: RunConfig
@@ -318,7 +318,7 @@ class _OpenedRun:
         return method, sizes, method.count(problem, sizes), ("as when the run was started", None)
 
     def _kept_bytes(self, problem: ProblemShape, buffers: Buffers, budget_bytes: int) -> int:
-        """Return the bytes of decoded stores that the loader keeps; 0 if a cluster reads rows."""
+        """Return the bytes of decoded stores that the reader keeps; 0 if a cluster reads rows."""
         if self.inputs.client is not None or self.config.data.dask is not None:
             return 0
         if problem.staging > 0:

@@ -249,7 +249,7 @@ class RunSnapshot:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that was minimised; None for squares, and for an unknown class of the user."""
+        """The loss that was minimised; None for squares, and for an unknown user-defined class."""
         return loss_for_figures(self.setup.meta)
 
     @property

@@ -224,7 +224,7 @@ def save_scaling(
 ) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
     """Return the fixed transforms as arrays and JSON values.
 
-    A function of the user is saved as its name only.
+    A user-defined function is saved as its name only.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     meta: list[dict[str, Any]] = []
@@ -251,7 +251,7 @@ def load_scaling(
 ) -> tuple[Transform, ...]:
     """Return the transforms that `save_scaling` saved.
 
-    Raises ConfigError if one of them is a function of the user.
+    Raises ConfigError if one of them is a user-defined function.
     """
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
@@ -340,7 +340,7 @@ def target_moments(
 
 
 def changes_targets(source: BaseSource) -> bool:
-    """Return whether a transform may change the targets. Only functions of the user may."""
+    """Return whether a transform may change the targets. Only user-defined functions may."""
     kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
     built_in_classes = tuple(kind for kind in kinds if isinstance(kind, type))
     transforms = (*host_transforms(source), *source.feed_transforms)

@@ -164,19 +164,10 @@ def compute_setup(
     run.backend.release()
     known_targets = center_targets(run, dtype, targets, centers.rows, centers.Z, squares)
     seed, ranks = run.config.run.random_state, run.inputs.ranks
-    n_eff_squares = n_eff if fit is None else None  # `fit` has set the ridge
     work = Work(
-        op,
-        points,
-        run.problem,
-        run.sizes,
-        options,
-        seed,
-        known_targets,
-        noise,
-        n_eff_squares,
-        ranks,
-    )
+        op, points, run.problem, run.sizes, options, seed, known_targets, noise,
+        n_eff if fit is None else None, ranks,
+    )  # fmt: skip
     sample_rows = np.empty(0, np.int64)
 
     def samples() -> tuple[SampleRows, SampleRows]:
@@ -296,10 +287,8 @@ def _meta(
     if kernel.categorical:
         names = data.feature_names
         setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
-    # Facts that most sources do not have.
-    optional = {"labels": source.label_dtype, "weight_column": source.weight_column}
-    source_facts = {name: value for name, value in optional.items() if value is not None}
-    # The entries of `_META_ENTRIES`.
+    source_facts = {"labels": source.label_dtype, "weight_column": source.weight_column}
+    source_facts = {name: x for name, x in source_facts.items() if x is not None}  # many lack them
     return {
         "kernel": kernel.describe(),
         "sizes": run.sizes.as_record(),
@@ -386,7 +375,7 @@ def operator(
     """Return the kernel operator that a run was set up with.
 
     kernel : kernel of the settings. A `Kernel` object is used, because the metadata cannot describe
-        the functions of a kernel of the user; names and tables are ignored.
+        the functions of a user-defined kernel; names and tables are ignored.
 
     Raises ConfigError if the kernel differs from the kernel of the training.
     """

@@ -106,7 +106,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
 
     def highest_score(fit: _Fit) -> tuple[float, int]:
         values = left_out_values(operator(fit.kernel), None, rows, fit.noise)
-        residuals = run.backend.to_host(rows.Y) - values
+        residuals = values - run.backend.to_host(rows.Y)
         if rows.root is not None:
             residuals *= run.backend.to_host(rows.root)[:, None]
         return max((group_score(residuals, group), j) for j, group in groups.items())

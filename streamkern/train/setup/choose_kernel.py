@@ -11,7 +11,8 @@ smaller than `Method.min_penalty` allows.
 
 The run has more rows than are examined here. It needs a narrower kernel, and with a wide smooth
 kernel its rows cannot be distinguished in float32. Of the bandwidths with about the least error,
-the one nearest to the median distance is therefore chosen, and of such kernels the roughest.
+the one nearest to the median distance is therefore chosen, and of the kernels with about the least
+error, the roughest.
 
 A few rows with large errors may dominate the mean squared error, and the smoothest kernels fit them
 most closely. The first fit, mostly Laplace with the median distance, is therefore kept unless the
@@ -63,8 +64,8 @@ KERNEL_GAIN_SE, PREDICTABLE_GAIN_SE = 2.0, 1.0
 """Standard errors by which squared errors must fall for a kernel to replace the first one tried;
 the second value applies to predictable rows, see `PREDICTABLE_SE`."""
 PREDICTABLE_SE = 2.5
-"""If the absolute errors are by this many standard errors below those of f = 0, the rows count as
-predictable."""
+"""Rows count as predictable if their absolute errors are by this many standard errors below the
+errors of f = 0."""
 
 
 class FoundKernel(NamedTuple):

@@ -325,8 +325,8 @@ def left_out_residuals(K: Floats, Y: Floats, root: Floats) -> Iterator[tuple[Flo
     """Yield the leave-one-out residuals (n, k), and the expected share of noise in their squares
     (n,), for each of `TRIED_NOISES`.
 
-    The formulas are those of `precondition.noise`; the residuals are multiplied by the roots of the
-    weights. One eigendecomposition, about 10 n^3 FLOPs, serves all noises.
+    These residuals are targets minus predictions, times the roots of the weights; for the formulas,
+    see `precondition.noise`. One eigendecomposition, about 10 n^3 FLOPs, serves all noises.
 
     K : (n, n) kernel matrix, rows and columns multiplied by the roots of the weights
     Y : (n, k) targets

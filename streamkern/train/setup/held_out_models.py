@@ -310,7 +310,7 @@ class HeldOutProblem:
     def refit(self, model: HeldOutModel) -> HeldOutModel:
         """Return the model of these rows in the kernel of another model, with its losses.
 
-        Its ridge is searched from that of the other model.
+        The search for its ridge starts at the ridge of the other model.
         """
         min_ridge = self.min_ridge_exponent
         start_ridge = max(model.ridge_log10, min_ridge)

@@ -6,10 +6,10 @@ metric.
 For a robust loss, both are chosen again without outliers if the first choice shows any, see
 `outliers`. For a loss with a log link they are chosen twice as well. The least squares of
 log(1 + y / unit) give all rows the same weight. In the loss, a row has the curvature h, which is
-exp(z) for counts: the error of a large count says more about exp(z) than that of a small one. The
-first choice is therefore for the logarithms, and the second one for the least squares of the Newton
-step from a first model in the first kernel, with the weights h (`log_link_start.FirstModel`). The
-second kernel is used if its cross-validated loss on a few rows is lower by `LOG_LINK_GAIN_SE`.
+exp(z) for counts: large counts have a smaller relative error, and say more about z. The first
+choice is therefore for the logarithms, and the second one for the least squares of the Newton step
+from a first model in the first kernel, with the weights h (`log_link_start.FirstModel`). The second
+kernel is used if its cross-validated loss on a few rows is lower by `LOG_LINK_GAIN_SE`.
 docs/explanation/losses-measured.md has the measurements.
 """
 

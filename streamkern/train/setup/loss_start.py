@@ -105,7 +105,7 @@ def fit_loss(
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
-    The start is the least-squares start, shifted or scaled such that the leave-one-out predictions
+    The start is the least-squares start, shifted or scaled so that the leave-one-out predictions
     of the rows have the least loss:
 
     - With an identity link, the mean is shifted, and the gain is the scale of the targets.

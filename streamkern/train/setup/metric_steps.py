@@ -14,7 +14,7 @@ where A is a root of the metric M = A A^T. With W = dL/dK phi'(s), entry by entr
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
 Since each step draws new rows, the noise of a few rows averages out and is not learned. The
-steps are those of Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
+steps follow Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
 averaged along each row of A, that is, over the entries of one feature. Neither a step length for
 each entry nor one for all of A was as good.
 """
@@ -100,7 +100,7 @@ def metrics_of_steps(
     """Yield, after each stage, the kernel in the metric, scaled to trace d, and the number of steps
     so far.
 
-    Nothing is yielded if the kernel or its metric has no such steps, see `_initial_root`.
+    Yields nothing if these steps do not exist for the kernel or its metric, see `_initial_root`.
 
     model : model without or with a metric, from which the steps start
     rows : rows in random order, to fit and to predict

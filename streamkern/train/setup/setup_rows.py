@@ -59,8 +59,7 @@ row."""
 
 
 SquareTargets = BoundedTargets | FirstModel
-"""Targets and weights with which least squares approximate a loss; `in_rows` replaces those of
-rows."""
+"""Targets and weights with which least squares approximate a loss; `in_rows` sets them in rows."""
 
 
 class FewRows(NamedTuple):
@@ -90,7 +89,7 @@ def draw_samples(
     n_rows = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     # A method may take no sample; one row then provides the shapes.
     block = sample_rows(source, max(1, n_rows), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if run.in_order:  # no augmentation: the rows are what the stream delivers
+    if run.in_order:  # no augmentation: the stream delivers these rows
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
         order = np.concatenate([ascending, np.arange(sizes.n_sample, n_rows)])
         block = block.take(order)
