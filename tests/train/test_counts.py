@@ -268,13 +268,13 @@ def test_given_kernel_is_kept() -> None:
     assert model.kernel_.bandwidth == 3.0
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("kernel_settings", [
     {"kernel": "laplace", "bandwidth": "median"},
     {"kernel": {"kind": "sum", "parts": ["laplace", "gaussian"]}},
     {"kernel": sk.Laplace("auto"), "bandwidth": "median"}, {"kernel": "laplace", "bandwidth": 2.0},
 ])  # fmt: skip
-def test_metric_is_learned_for_given_kernel(given: dict[str, Any]) -> None:
-    model = sk.KernelRegressor(loss="poisson", metric="learn", n_centers=P, **given)
+def test_metric_is_learned_for_given_kernel(kernel_settings: dict[str, Any]) -> None:
+    model = sk.KernelRegressor(loss="poisson", metric="learn", n_centers=P, **kernel_settings)
     y = TARGETS["poisson"]
     assert DEVIANCES["poisson"](y, model.fit(X, y).predict(X)) < 1.6
 

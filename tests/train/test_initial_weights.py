@@ -63,8 +63,8 @@ def continuation(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the settings, and the run that is continued. Its centers are in another order."""
     if way == "continued":
-        own = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
-        return SMALL | own, parents[location]
+        automatic = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
+        return SMALL | automatic, parents[location]
     changes = {"model.centers": parents["file"], "model.n_centers": "auto", "run.random_state": 1}
     return SMALL | changes | {"solver.warm_start": parents[location]}, None
 
@@ -91,8 +91,8 @@ def test_warm_started_ranks_equal_one_process(
         over = config.with_overrides(grid(rows, columns))
         runs.on_ranks(rows * columns, over, continues)
         ends[location] = runs.alpha(over.run.run_dir)
-        again = train(over.with_overrides(grid(1, 1)), continues=continues)
-        assert again.samples == 600
+        one_rank_result = train(over.with_overrides(grid(1, 1)), continues=continues)
+        assert one_rank_result.samples == 600
         np.testing.assert_allclose(ends[location], runs.alpha(tmp_path / "one"), rtol=0, atol=1e-12)
     start = runs.alpha(Path(parents["one"]))
     assert np.abs(np.sort(ends["one"], 0) - np.sort(start, 0)).max() > 1e-6
@@ -206,18 +206,18 @@ def test_no_rank_holds_all_initial_weights(
     options, continues = continuation(parents, way, "many")
     config = runs.settings(store, tmp_path / "run", **options | grid(1, 2))
     prepare_run(config, inputs=RunInputs(continues=continues))
-    read: list[tuple[int, ...]] = []
-    seen: list[weakref.ref[Any]] = []
-    held, load = StoredCenters.read, ParentRun.weights_for
+    read_shapes: list[tuple[int, ...]] = []
+    references: list[weakref.ref[Any]] = []
+    original_read, load = StoredCenters.read, ParentRun.weights_for
 
     def reads(self: StoredCenters, rows: slice) -> Any:
-        actual = held(self, rows)
-        read.append(actual.shape)
+        actual = original_read(self, rows)
+        read_shapes.append(actual.shape)
         return actual
 
-    def loads(self: ParentRun, *given: Any) -> Any:
-        seen.extend(map(weakref.ref, (self, self.alpha, self.centers)))
-        return load(self, *given)
+    def loads(self: ParentRun, *arguments: Any) -> Any:
+        references.extend(map(weakref.ref, (self, self.alpha, self.centers)))
+        return load(self, *arguments)
 
     monkeypatch.setattr(StoredCenters, "read", reads)
     monkeypatch.setattr(ParentRun, "weights_for", loads)
@@ -230,7 +230,7 @@ def test_no_rank_holds_all_initial_weights(
         ) as at:
             state: Any = at.steps.state
             ranks.broadcast_scalars([0])
-            assert [each() for each in seen] == [None] * 3
+            assert [reference() for reference in references] == [None] * 3
             trained = at.steps
             return (
                 len(trained.assembled.arrays["Z"]),
@@ -239,19 +239,19 @@ def test_no_rank_holds_all_initial_weights(
             )
 
     assert on_threads(2, begins) == [(30, 30, 30)] * 2
-    assert read == ([(30, 4)] * 2 if way == "continued" else [])
+    assert read_shapes == ([(30, 4)] * 2 if way == "continued" else [])
     kept = load_warm_start(config.with_overrides({"solver.warm_start": parents["one"]})).centers
     assert isinstance(kept, StoredCenters)
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize(("way", "columns", "read"), [
+@pytest.mark.parametrize(("way", "columns", "read_shapes"), [
     ("continued", 1, [7] * 8 + [4]), ("continued", 2, [7] * 9 + [4]),
     ("warm", 1, [7] * 8 + [4]), ("warm", 2, ([7] * 8 + [4]) * 2),
 ])  # fmt: skip
 def test_centers_are_read_once(
-    store: str, tmp_path: Path, way: str, columns: int, read: list[int],
+    store: str, tmp_path: Path, way: str, columns: int, read_shapes: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Check chunks of seven rows, one of which two ranks share; the preparation of rank 0 reads
@@ -263,11 +263,11 @@ def test_centers_are_read_once(
     options, continues = continuation(names, way, "many")
     config = runs.settings(store, tmp_path / "run", **options | grid(1, columns))
     came: list[int] = []
-    put = CentersTarget.__setitem__
+    original_set = CentersTarget.__setitem__
 
     def counted(self: CentersTarget, part: Any, host: Any) -> None:
         came.append(len(host))
-        put(self, part, host)
+        original_set(self, part, host)
 
     monkeypatch.setattr(CentersTarget, "__setitem__", counted)
     if columns == 1:
@@ -275,7 +275,7 @@ def test_centers_are_read_once(
     else:
         prepare_run(config, inputs=RunInputs(continues=continues))
         runs.on_ranks(columns, config, continues)
-    assert sorted(came) == sorted(read)
+    assert sorted(came) == sorted(read_shapes)
 
 
 @pytest.mark.slow

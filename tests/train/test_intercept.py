@@ -209,13 +209,13 @@ def test_float32_error_of_shifted_targets_is_their_rounding(constant: float) -> 
     X, y = data()
     test = np.float32(data(60, 2)[0])
     shifted = np.float32(y + constant)
-    plain, far_point, near = (
+    plain, far_point, near_point = (
         estimator(precision="exact").fit(np.float32(X), targets).predict(test)
         for targets in (y, shifted, np.float64(shifted) - constant)
     )
     assert far_point.dtype == np.float64
     # The same numbers but for the constant: float32 products of centred targets, alike to rounding.
-    np.testing.assert_allclose(far_point - constant, near, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(far_point - constant, near_point, rtol=0, atol=1e-5)
     # The fit is linear in the targets: it moves by no more than a few times what they were rounded.
     assert (
         np.abs(far_point - constant - plain).max()
@@ -317,10 +317,10 @@ def test_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
     X, y = data()
     shared: dict[str, Any] = {"solver": "falkon", "epochs": 60, "tolerance": 1e-10}
     first = estimator(**shared, run_dir=str(tmp_path / "a")).fit(X, y)
-    again = estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y + 1)
-    np.testing.assert_array_equal(again.intercept_, first.intercept_)
+    warm = estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y + 1)
+    np.testing.assert_array_equal(warm.intercept_, first.intercept_)
     _, alpha = least_squares(X, y + 1, data(30, 1)[0], mean=y.mean(axis=0))
-    np.testing.assert_allclose(again.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
+    np.testing.assert_allclose(warm.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
 
 
 def test_changed_warm_start_is_refused_at_resume(
@@ -329,20 +329,20 @@ def test_changed_warm_start_is_refused_at_resume(
     """Check also a run in which only the weights differ."""
     X, y = data()
     start = estimator(solver="block", epochs=1, run_dir=str(tmp_path / "a")).fit(X, y)
-    started = estimator(
+    warm_model = estimator(
         solver="block", epochs=1, run_dir=str(tmp_path / "b"), warm_start=str(tmp_path / "a")
     )
     with monkeypatch.context() as patch:  # an end between the setup and the first checkpoint
         patch.setattr(ParentRun, "weights_for", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            started.fit(X, y)
+            warm_model.fit(X, y)
     shutil.move(tmp_path / "a", tmp_path / "aside")
     estimator(solver="block", epochs=1, ridge=0.5, run_dir=str(tmp_path / "a")).fit(X, y)
     with pytest.raises(ConfigError, match="has been replaced, or trained on, since the setup"):
-        started.fit(X, y)
+        warm_model.fit(X, y)
     shutil.rmtree(tmp_path / "a")
     shutil.move(tmp_path / "aside", tmp_path / "a")
-    np.testing.assert_array_equal(started.fit(X, y).intercept_, start.intercept_)
+    np.testing.assert_array_equal(warm_model.fit(X, y).intercept_, start.intercept_)
 
 
 def test_warm_start_with_other_intercept_setting_is_refused(tmp_path: Path) -> None:
@@ -455,12 +455,12 @@ def test_mean_of_generated_rows_is_a_fixed_sample() -> None:
         return np.float32(ids[:, None] % [7, 11]), np.float32(1e4 + np.sin(ids * 0.7)[:, None])
 
     source = GeneratorSource(make, 100_000, (2,), np.float32, 1, block_rows=500)
-    first, again, other = (
+    first, warm, other = (
         find_target_scale(source),
         find_target_scale(source),
         find_target_scale(source, seed=1),
     )
-    np.testing.assert_array_equal(first.mean, again.mean)
+    np.testing.assert_array_equal(first.mean, warm.mean)
     assert first.mean[0] != other.mean[0]
     assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0 and 8000 rows are looked at
 

@@ -178,8 +178,8 @@ def test_intervals_widen_with_predictions(normalised: bool, tmp_path: Path) -> N
         assert 0.8 < is_inside[part].mean() <= 0.99
     assert (ends[:, 0] > 0).all()
     model.save(tmp_path / "saved")
-    again = sk.load(tmp_path / "saved")
-    np.testing.assert_array_equal(again.predict(X, interval=0.9, normalised=normalised)[1], ends)
+    reloaded = sk.load(tmp_path / "saved")
+    np.testing.assert_array_equal(reloaded.predict(X, interval=0.9, normalised=normalised)[1], ends)
     figures = calibrated_figures()
     before = "test_normalised_" if normalised else "test_"
     assert 0.85 < figures[f"{before}coverage"] < 0.95
@@ -208,12 +208,12 @@ def test_model_is_saved_loaded_and_pickled(tmp_path: Path) -> None:
     model, fresh = fitted(run_dir=tmp_path / "run"), skewed_data("exponential", 100, 1)[0]
     model.save(tmp_path / "saved")
     expected = model.predict(fresh)
-    for again in (
+    for reloaded in (
         sk.load(tmp_path / "run"), sk.load(tmp_path / "saved"), pickle.loads(pickle.dumps(model))
     ):  # fmt: skip
-        np.testing.assert_array_equal(again.predict(fresh), expected)
-        assert transform_of(again) == transform_of(model)
-        assert again.target_transform == "auto"
+        np.testing.assert_array_equal(reloaded.predict(fresh), expected)
+        assert transform_of(reloaded) == transform_of(model)
+        assert reloaded.target_transform == "auto"
     requested = fitted(run_dir=tmp_path / "asked", target_transform="log")
     assert sk.load(tmp_path / "asked").target_transform == requested.target_transform
 
@@ -234,11 +234,11 @@ def test_continued_run_keeps_log_scale(tmp_path: Path) -> None:
     )
     assert then.meta["setup"]["target_transform"] == first.meta["setup"]["target_transform"]
     np.testing.assert_array_equal(then.model.targets.unit, first.model.targets.unit)
-    again = settings(tmp_path / "c")
+    reloaded = settings(tmp_path / "c")
     test = source(50, 5)
     given = {"source": source(N, 3, "additive"), "continues": tmp_path / "a", "test": test}
-    stopped(again, 5, **given)
-    finished(again, **given)
+    stopped(reloaded, 5, **given)
+    finished(reloaded, **given)
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
 
 

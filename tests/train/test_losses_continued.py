@@ -36,8 +36,8 @@ FOR_CLASSES = ("log_loss", "squared_hinge")
 
 def config(location: Path | None, name: str, **overrides: Any) -> Any:
     """Return the settings of a run with the loss."""
-    own = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
-    return settings(location, **own | overrides)
+    loss_settings = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
+    return settings(location, **loss_settings | overrides)
 
 
 def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:

@@ -111,10 +111,10 @@ def test_run_over_ranks_equals_one_process(
     """Check that all ranks have equal bits, and compare the metrics."""
     one = settings(store, tmp_path / "one", **changes)
     result = train(one.with_overrides({"run.ranks": 1}))
-    many = settings(store, tmp_path / "many", **changes)
-    ended, *others = over(size, many)
-    assert [(other["metrics"], other["samples"]) for other in others] == [
-        ({}, result.samples) for _ in others
+    ranks_config = settings(store, tmp_path / "many", **changes)
+    ended, *other_results = over(size, ranks_config)
+    assert [(other["metrics"], other["samples"]) for other in other_results] == [
+        ({}, result.samples) for _ in other_results
     ]
     figures = ended["metrics"]
     np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
@@ -124,7 +124,7 @@ def test_run_over_ranks_equals_one_process(
     curves = [load_result(tmp_path / name)[1].losses for name in ("many", "one")]
     np.testing.assert_allclose(curves[0], result.losses, rtol=1e-6)
     assert curves[1] == result.losses
-    rerun = train(many.with_overrides({"run.ranks": 1}))  # it is done
+    rerun = train(ranks_config.with_overrides({"run.ranks": 1}))  # it is done
     assert rerun.samples == result.samples
 
 
@@ -226,7 +226,7 @@ def test_lost_ranks_leave_setup_or_checkpoint(store: str, tmp_path: Path) -> Non
     config = settings(store, tmp_path / "run", **FALKON)
     events: list[dict[str, Any]] = []
 
-    def place(*given: Any, on_event: Any, **more: Any) -> None:
+    def place(*rank_settings: Any, on_event: Any, **more: Any) -> None:
         on_event({"event": "lost"})
         prepare_run(config)
         on_event({"event": "lost"})
@@ -259,8 +259,8 @@ def test_ranks_with_less_memory_use_sizes_of_rank_0(store: str, tmp_path: Path) 
     assert blocks[0] > blocks[1]
 
     def one(ranks: Communicator) -> Any:
-        own = small if ranks.rank else config
-        return train_rank(own, ranks, StopRequest(install=False))
+        rank_config = small if ranks.rank else config
+        return train_rank(rank_config, ranks, StopRequest(install=False))
 
     on_threads(2, one)
     train(settings(store, tmp_path / "one", **left).with_overrides({"run.ranks": 1}))
@@ -347,15 +347,15 @@ def test_each_gpu_gets_one_rank() -> None:
 @pytest.mark.usefixtures("two")
 def test_gpu_is_not_shared_between_ranks() -> None:
     """Check also that no GPU is taken that the settings do not name."""
-    for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
+    for rank_settings in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
-            rank_devices(given)
+            rank_devices(rank_settings)
     with pytest.raises(ConfigError, match=r"cannot be used with .*device='cpu'"):
         with_rank_count(of_ranks(ranks="gpus", device="cpu"))
-    for given, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
+    for rank_settings, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
                              (of_ranks(ranks="gpus"), True)):  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be used on a cluster"):
-            with_rank_count(given, on_cluster=elsewhere)
+            with_rank_count(rank_settings, on_cluster=elsewhere)
 
 
 def test_missing_gpus_give_one_sentence(
@@ -390,8 +390,10 @@ def test_rank_messages_are_shown_once() -> None:
             news({"event": "ranks", "ranks": 1, "wanted": 2})
             news({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
         news({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
-        for kept in ("setup", "nothing"):
-            news({"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": kept})
+        for resume_point in ("setup", "nothing"):
+            news(
+                {"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": resume_point}
+            )
     loss_text = "rank 1 is gone; the run continues from its last checkpoint"
     few = "there are workers for 1 of 2 ranks"
     stopping = (

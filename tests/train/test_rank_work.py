@@ -79,8 +79,10 @@ def test_run_on_rank_grid_equals_one_process(
     )  # intervals end at rows, which rounding moves out of them
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
     assert [e["step"] for e in ended["history"]] == [e["step"] for e in one.history]
-    again = train(config.with_overrides(grid(1, 1)))  # it is done, and its model an ordinary one
-    assert again.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
+    copied_run = train(
+        config.with_overrides(grid(1, 1))
+    )  # it is done, and its model an ordinary one
+    assert copied_run.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
 
 
 THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
@@ -122,10 +124,12 @@ def test_run_resumes_on_any_grid(
             stopped_at = newest(saved)
             assert len(stopped_at.arrays["points"]) == stopped_at.meta["state"]["n_pending"] == 64
         for then in afterwards:
-            again = Path(shutil.copytree(path, tmp_path / f"{before} {then}"))
-            runs.on_ranks(math.prod(then), runs.settings(store, again, **options | grid(*then)))
+            copied_run = Path(shutil.copytree(path, tmp_path / f"{before} {then}"))
+            runs.on_ranks(
+                math.prod(then), runs.settings(store, copied_run, **options | grid(*then))
+            )
             atol = 1e-12 * (not first == before == then)
-            np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
+            np.testing.assert_allclose(runs.alpha(copied_run), end, rtol=0, atol=atol)
 
 
 def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:

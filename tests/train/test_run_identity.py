@@ -86,10 +86,10 @@ def test_equal_calls_have_equal_records() -> None:
 def test_paths_are_not_part_of_identity() -> None:
     """Check also that no setting that a resume may change is part of the identity."""
     plain = run_record(opened())["identity"]
-    moved = opened(
+    moved_store = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
     )
-    assert run_record(moved)["identity"] == plain
+    assert run_record(moved_store)["identity"] == plain
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided"])
@@ -224,15 +224,15 @@ def test_additional_loaded_libraries_are_ignored() -> None:
     assert backend_changes(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
 
 
-@pytest.mark.parametrize("started", [0.0, float("inf")])
+@pytest.mark.parametrize("compile_threshold", [0.0, float("inf")])
 def test_resumed_run_keeps_its_accelerator(
-    started: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compile_threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a version of streamkern that would choose another accelerator."""
-    monkeypatch.setattr(devices, "WORTH_COMPILING", started)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", compile_threshold)
     finished(settings(tmp_path / "whole"), source=stream())
     stopped(settings(tmp_path / "run"), 9, source=stream())
-    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if started == 0 else 0.0)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if compile_threshold == 0 else 0.0)
     finished(settings(tmp_path / "run"), source=stream())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
@@ -280,8 +280,8 @@ def test_changed_rank_grid_is_reported_and_recorded(
     with pytest.raises(TrainingInterrupted):
         passes(configs[2])  # the same ones as before: no warning, which would be an error
     records, _ = RunDirectory(path, writable=False).read_log()
-    started = [each for each in records if each["event"] in ("start", "resume")]
-    assert [(each["ranks"], each["center_ranks"]) for each in started[-3:]] == grids
+    compile_threshold = [each for each in records if each["event"] in ("start", "resume")]
+    assert [(each["ranks"], each["center_ranks"]) for each in compile_threshold[-3:]] == grids
     assert [each["what"] for each in records if each["event"] == "changed"] == [[message]]
     actual = run_overview(path)
     assert (actual["ranks"], actual["center_ranks"]) == (2, 2)
@@ -318,16 +318,16 @@ def test_kernel_object_resumes_as_table(name: str, tmp_path: Path) -> None:
         "run.accelerator": "none", "model.n_centers": 40, "solver.name": "block",
         "run.checkpoint_every": 1,
     }  # fmt: skip
-    started = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
+    compile_threshold = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
     test = ArraySource(X[:10], np.sin(X[:10, 0]))
-    stopped(started.with_overrides({"model.kernel": kernel}), 10, test=test)
+    stopped(compile_threshold.with_overrides({"model.kernel": kernel}), 10, test=test)
     other = {"kind": "laplace", "bandwidth": 99.0}
     remedy = rf'give its kernel, model\.kernel = {{kind = "{name}", '
     with pytest.raises(ResumeMismatchError, match=remedy):
-        finished(started.with_overrides({"model.kernel": other}))
+        finished(compile_threshold.with_overrides({"model.kernel": other}))
     with pytest.raises(ResumeMismatchError, match=r"data\.epochs: was 6, now 7; restore these"):
-        finished(started.with_overrides({"model.kernel": table, "data.epochs": 7}))
-    resumed = finished(started.with_overrides({"model.kernel": table}))
+        finished(compile_threshold.with_overrides({"model.kernel": table, "data.epochs": 7}))
+    resumed = finished(compile_threshold.with_overrides({"model.kernel": table}))
     undisturbed = finished(RunConfig().with_overrides(options | {"model.kernel": kernel}))
     np.testing.assert_array_equal(resumed.model.weights, undisturbed.model.weights)
 

@@ -227,10 +227,10 @@ SOURCES: dict[str, Callable[[], Source]] = {
 @pytest.mark.parametrize("name", ["dask", "generator"])
 def test_any_source_of_same_rows_gives_same_bits(name: str, tmp_path: Path) -> None:
     damped = {"solver.damping": 1e-4}  # what is chosen counts repeats, which a generator hides
-    for each in ("numpy", name):
-        source = SOURCES[each]()
+    for item in ("numpy", name):
+        source = SOURCES[item]()
         source.repeats = True  # as steps on rows that come again are others
-        finished(settings(tmp_path / each, **damped), source=source)
+        finished(settings(tmp_path / item, **damped), source=source)
     assert_same_bits(final(tmp_path / name), final(tmp_path / "numpy"))
 
 
@@ -471,14 +471,14 @@ BRANCH_STOP = 5
 
 def repository(path: Path) -> Any:
     icechunk.set_logs_filter("error")  # it warns of commits by several processes
-    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    repositories = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     icechunk.set_logs_filter(None)
-    return made
+    return repositories
 
 
-def commit(made: Any, shift: float) -> str:
+def commit(repositories: Any, shift: float) -> str:
     X, _ = arrays()
-    session = made.writable_session("main")
+    session = repositories.writable_session("main")
     group = zarr.create_group(session.store, overwrite=True)
     group.create_array("X", data=X + np.float32(shift), chunks=(16, X.shape[1]))
     group.create_array("y", data=X[:, :1], chunks=(16, 1))
@@ -490,16 +490,16 @@ def commit(made: Any, shift: float) -> str:
 def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) -> None:
     """Check that the bits are equal, with several threads and several repositories."""
     names = ("a", "b") if several else ("a",)
-    made = [repository(tmp_path / name) for name in names]
-    first = [commit(each, k) for k, each in enumerate(made)]
+    repositories = [repository(tmp_path / name) for name in names]
+    first = [commit(item, k) for k, item in enumerate(repositories)]
     urls = [f"icechunk+file://{tmp_path}/{name}@branch=main" for name in names]
     train = {"data.train": urls if several else urls[0], "data.prefetch_threads": 3}
     uninterrupted = settings(tmp_path / "once", **train)
     finished(uninterrupted)
     config = settings(tmp_path / "run", **train)
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
-    for each in made:
-        commit(each, 3.0)
+    for item in repositories:
+        commit(item, 3.0)
     with RunDirectory(tmp_path / "run", writable=False) as run:
         pinned = pin_branches(config, run).data.train_urls
         recorded = run.read_record()
@@ -516,13 +516,13 @@ def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) 
 
 
 def test_run_of_deleted_branch_resumes(tmp_path: Path) -> None:
-    made = repository(tmp_path / "a")
-    made.create_branch("dev", commit(made, 0.0))
+    repositories = repository(tmp_path / "a")
+    repositories.create_branch("dev", commit(repositories, 0.0))
     config = settings(
         tmp_path / "run", **{"data.train": f"icechunk+file://{tmp_path}/a@branch=dev"}
     )
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
-    made.delete_branch("dev")
+    repositories.delete_branch("dev")
     finished(config)
     with pytest.raises(StreamkernError, match="there is no branch 'dev'"):
         finished(settings(tmp_path / "other", **{"data.train": config.data.train}))

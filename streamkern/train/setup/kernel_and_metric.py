@@ -58,7 +58,7 @@ LOG_LINK_GAIN_SE = 1.0
 
 def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], loss: Loss | None, targets: TargetScale,
-    report: Report, known: LearnedMetric | None,
+    report: Report, known_metric: LearnedMetric | None,
 ) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the rows that the noise is estimated from, and the metric and kernel of the run.
 
@@ -67,12 +67,12 @@ def choose_kernel_and_metric(
     dtype : dtype of the rows
     loss : loss of the run, a log link with its unit; None for squares
     targets : mean and scale by which the targets are transformed
-    known : the metric and the kernel, if they are already known
+    known_metric : the metric and the kernel, if they are already known
     """
-    choose = partial(_choose, run, dtype, targets, report, known)
-    if known is None and isinstance(loss, LogLink):
+    choose = partial(_choose, run, dtype, targets, report, known_metric)
+    if known_metric is None and isinstance(loss, LogLink):
         return _choose_for_log_link(run, loss, targets, report, choose)
-    if known is not None or loss is None or not loss.robust:
+    if known_metric is not None or loss is None or not loss.robust:
         return choose(None)
     rows = read_unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
@@ -88,7 +88,7 @@ def choose_kernel_and_metric(
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    known: LearnedMetric | None, squares: SquareTargets | None, *, is_repeated: bool = False,
+    known_metric: LearnedMetric | None, squares: SquareTargets | None, *, is_repeated: bool = False,
 ) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the results of `choose_kernel_and_metric` for given targets and weights.
 
@@ -107,8 +107,8 @@ def _choose(
         return find_kernel(run, few.read(), report, metric, categorical).kernel
 
     plain_kernel = cache(partial(find_in_metric, None))
-    learned = known or LearnedMetric(run.metric, {})
-    if known is None and run.metric_mode.learns:
+    learned = known_metric or LearnedMetric(run.metric, {})
+    if known_metric is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason} | log_fields)
         rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
@@ -126,7 +126,7 @@ def _choose(
     if learned.kernel is None and kernel_is_open:
         find = plain_kernel if learned.metric is None else partial(find_in_metric, learned.metric)
         kernel = find(learned.categorical or ())
-        if known is None and learned.categorical is None:
+        if known_metric is None and learned.categorical is None:
             kernel = find_categorical(run, few.read(), kernel, report)
         learned = learned._replace(kernel=kernel)
     return few, learned

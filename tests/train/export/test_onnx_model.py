@@ -191,8 +191,8 @@ def test_calibrated_probabilities_are_exported(tmp_path: Path) -> None:
 
 
 def test_multilabel_and_multioutput_models_are_exported(tmp_path: Path) -> None:
-    both = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
-    model: Any = sk.KernelClassifier(**QUICK).fit(X, both)
+    indicators = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
+    model: Any = sk.KernelClassifier(**QUICK).fit(X, indicators)
     actual = answers(model, tmp_path / "m.onnx", NEW)
     np.testing.assert_array_equal(actual["labels"], model.predict(NEW))
     model = sk.KernelRegressor(**QUICK | {"precision": "float64"}).fit(X, X[:, :2])
@@ -309,17 +309,17 @@ def test_unsupported_model_is_refused_without_writing(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
     with pytest.raises(ConfigError, match="dtype='float16' is not known"):
         model.to_onnx(path, dtype="float16")
-    own = sk.KernelRegressor(**QUICK | {"kernel": Softplus(2.0), "bandwidth": "auto"})
+    custom_model = sk.KernelRegressor(**QUICK | {"kernel": Softplus(2.0), "bandwidth": "auto"})
     with pytest.raises(ConfigError, match=r"Softplus.* calls logaddexp"):
-        own.fit(X, VALUES).to_onnx(path)
+        custom_model.fit(X, VALUES).to_onnx(path)
 
     @sk.deterministic
     def half(A: Any, Y: Any, rng: Any) -> Any:
         return A / 2, Y
 
-    moved = sk.KernelRegressor(**QUICK | {"transforms": [half]}).fit(X, VALUES)
+    transformed = sk.KernelRegressor(**QUICK | {"transforms": [half]}).fit(X, VALUES)
     with pytest.raises(ConfigError, match=r"half.* is a function of yours"):
-        moved.to_onnx(path)
+        transformed.to_onnx(path)
     assert not path.parent.exists()
     with pytest.raises(ConfigError, match="is a URL"):
         model.to_onnx("s3://bucket/m.onnx")

@@ -27,14 +27,14 @@ def evaluated(graph: Graph, value: Traced, inputs: dict[str, np.ndarray]) -> np.
 
 def in_place(xp: Any, a: Any, b: Any) -> Any:
     """Apply every operator that overwrites its operand; a copy must stay unchanged."""
-    kept = a.copy()
+    copied = a.copy()
     a *= 2
     a += b
     a -= 0.5
     a /= b
     xp.exp(a, out=a)
     xp.minimum(a, 3, out=a)
-    return a + kept
+    return a + copied
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

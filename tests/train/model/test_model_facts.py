@@ -42,8 +42,8 @@ def test_html_of_result_has_facts_and_escapes_text(tmp_path: Path, model: dict[s
     result = train(settings(tmp_path, **model), test=source)
     actual = shown_cells(result)
     reported = dict(re.findall(r"^  (\S+) +(.*)$", run_text(run_overview(tmp_path / "run")), re.M))
-    added = {"targets", "features", "centers"} | ({"loss"} - set(reported))
-    assert actual.keys() - reported.keys() <= added
+    expected_names = {"targets", "features", "centers"} | ({"loss"} - set(reported))
+    assert actual.keys() - reported.keys() <= expected_names
     for name in actual.keys() & reported.keys() - {"epoch", "samples"}:
         assert actual[name] == reported[name], name
     assert (actual["epoch"], actual["samples"]) == ("2", "600")
@@ -67,9 +67,9 @@ def test_html_of_model_names_run_and_settings(tmp_path: Path) -> None:
 
 def test_repr_is_short_and_has_no_arrays() -> None:
     source = streamkern.ArraySource(X, X[:, :1])
-    given = {"model": {"loss": "huber", "kernel": "gaussian", "n_centers": 40},
+    tables = {"model": {"loss": "huber", "kernel": "gaussian", "n_centers": 40},
              "solver": {"name": "block"}, "data": {"epochs": 1}, "run": {"threads": 1}}  # fmt: skip
-    result = train(given, source=source, test=streamkern.ArraySource(X[:50], X[:50, :1]))
+    result = train(tables, source=source, test=streamkern.ArraySource(X[:50], X[:50, :1]))
     for shown in (result, result.model):
         name, *lines = repr(shown).splitlines()
         actual = dict(line.split(maxsplit=1) for line in lines)
@@ -91,8 +91,8 @@ def test_user_kernel_points_are_not_shown() -> None:
             return 1 / (1 + sq)
 
     source = streamkern.ArraySource(X, X[:, :1])
-    given = {"model": {"kernel": Rational(1.0), "metric": "none"}, "run": {"threads": 1}}
-    actual = shown_cells(train(given, source=source))
+    tables = {"model": {"kernel": Rational(1.0), "metric": "none"}, "run": {"threads": 1}}
+    actual = shown_cells(train(tables, source=source))
     assert actual["kernel"].endswith("Rational")
     assert "values" not in actual
 

@@ -67,8 +67,8 @@ def test_class_importances_are_losses_of_accuracy(tmp_path: Path) -> None:
     assert actual.importances_mean[0] > 0.3 > 0.05 > actual.importances_mean[1]
     assert list(actual.feature_names) == ["x0", "x1"]
     sk.ingest_store(X, tmp_path / "s.zarr", y=labels)
-    stored = model.permutation_importances(str(tmp_path / "s.zarr"), n_rows=200)
-    assert stored.importances_mean[0] > 0.3
+    from_store = model.permutation_importances(str(tmp_path / "s.zarr"), n_rows=200)
+    assert from_store.importances_mean[0] > 0.3
 
 
 def test_metric_importances_are_shares_by_column() -> None:

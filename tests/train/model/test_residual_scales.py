@@ -52,9 +52,13 @@ def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Arr
     vars(model).pop("_sigma", None)
     assert model.calibration is not None
     assert model.calibration.normalised is not None
-    both = model.values(X, spread=True)
+    values_and_scale = model.values(X, spread=True)
     plain, own = model.calibration.intervals, model.calibration.normalised
-    return np.abs(both[:, :2] - Y), plain.score_quantile(0.9), own.score_quantile(0.9) * both[:, 2:]
+    return (
+        np.abs(values_and_scale[:, :2] - Y),
+        plain.score_quantile(0.9),
+        own.score_quantile(0.9) * values_and_scale[:, 2:],
+    )
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
@@ -109,11 +113,11 @@ def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
         assert judges.sum() == len(actual.normalised.scores) == 200
         other = Y.copy()
         other[judges] += 10
-        again = calibrated(model, X, other)
-        assert again is not None
-        np.testing.assert_array_equal(again.residual_scale.weights, actual.residual_scale.weights)
+        second = calibrated(model, X, other)
+        assert second is not None
+        np.testing.assert_array_equal(second.residual_scale.weights, actual.residual_scale.weights)
         assert (
-            again.normalised.score_quantile(0.9) > 2 * actual.normalised.score_quantile(0.9)
+            second.normalised.score_quantile(0.9) > 2 * actual.normalised.score_quantile(0.9)
         ).all()
         more = np.concatenate((X, X[:50])), np.concatenate((Y, Y[:50] + 100))
         w = np.repeat((1.0, 0.0), (400, 50))

@@ -89,6 +89,6 @@ def test_remains_of_killed_driver_are_deleted(
         with _worker_folder() as other:
             assert (Path(mine) / "file").exists()
         assert not Path(other).exists()
-    kept = {f"{RANKS_PREFIX}link", f"{RANKS_PREFIX}foreign", "elsewhere"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    foreign_names = {f"{RANKS_PREFIX}link", f"{RANKS_PREFIX}foreign", "elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == foreign_names
     assert (elsewhere / LOCK_FILE).exists()

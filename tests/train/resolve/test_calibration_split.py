@@ -134,10 +134,10 @@ def test_settings_that_need_all_rows_get_them(name: str) -> None:
 
 
 def test_indistinguishable_rows_are_not_set_aside() -> None:
-    def made(*_: int) -> Any:
+    def parameters(*_: int) -> Any:
         raise NotImplementedError
 
-    source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
+    source = GeneratorSource(parameters, 5000, (2,), "float32", 2, classes=("a", "b"))
     actual = calibration_split(RunConfig(), source)
     assert actual.calibration_rows is None
     assert "rows that your own function" in str(actual.why_none)
@@ -178,11 +178,11 @@ def test_missing_probabilities_are_explained() -> None:
 
 def test_same_settings_continue_from_a_fit(tmp_path: Path) -> None:
     """Check that over the same centers the rows set aside are left out again."""
-    made = QUICK | {"solver": "block", "epochs": 1}
-    first = KernelClassifier(**made, run_dir=tmp_path / "a").fit(X, y)
-    again = made | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
-    second = KernelClassifier(**again).fit(X, y)
-    third = KernelClassifier(**again).fit(X, y)  # which had ended
+    parameters = QUICK | {"solver": "block", "epochs": 1}
+    first = KernelClassifier(**parameters, run_dir=tmp_path / "a").fit(X, y)
+    resumed = parameters | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
+    second = KernelClassifier(**resumed).fit(X, y)
+    third = KernelClassifier(**resumed).fit(X, y)  # which had ended
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
@@ -219,8 +219,8 @@ def test_too_few_weighted_rows_are_not_set_aside() -> None:
 
 def test_later_rows_remove_probabilities(tmp_path: Path) -> None:
     """Check that later blocks of rows remove probabilities, which belonged to other weights."""
-    made = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
-    KernelClassifier(**made, epochs=1, run_dir=tmp_path / "a").fit(X, y)
+    parameters = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
+    KernelClassifier(**parameters, epochs=1, run_dir=tmp_path / "a").fit(X, y)
     model = load(tmp_path / "a")
     assert model.predict_proba(X[:3]).shape == (3, 2)
     model.partial_fit(X[:200], y[:200])
@@ -232,16 +232,16 @@ def test_later_rows_remove_probabilities(tmp_path: Path) -> None:
 def test_resumed_run_keeps_its_choice(tmp_path: Path) -> None:
     """Check that the choice of "auto" is recorded, and that a run without rows aside is as
     before."""
-    started = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
-    again = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
-    np.testing.assert_array_equal(again.predict_proba(X[:5]), started.predict_proba(X[:5]))
+    first_model = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    resumed = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    np.testing.assert_array_equal(resumed.predict_proba(X[:5]), first_model.predict_proba(X[:5]))
     assert load(tmp_path / "a").calibrate == "auto"
     for requested in (True, False):  # a tenth, or none
         with pytest.raises(ResumeMismatchError, match="calibrate"):
             KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate=requested).fit(X, y)
-    without = KernelClassifier(**QUICK, run_dir=tmp_path / "b", calibrate=False).fit(X, y)
+    uncalibrated = KernelClassifier(**QUICK, run_dir=tmp_path / "b", calibrate=False).fit(X, y)
     auto = KernelClassifier(**QUICK, run_dir=tmp_path / "b").fit(X, y)
-    np.testing.assert_array_equal(auto.dual_coef_, without.dual_coef_)
+    np.testing.assert_array_equal(auto.dual_coef_, uncalibrated.dual_coef_)
     assert not hasattr(auto, "predict_proba")
     assert load(tmp_path / "b").calibrate is False
     values = KernelRegressor(**QUICK).fit(X[:500], X[:500, 0])
@@ -249,9 +249,9 @@ def test_resumed_run_keeps_its_choice(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values.dual_coef_, other.dual_coef_)
 
 
-@pytest.mark.parametrize(("recorded", "rows"), [(None, 0), (True, 550)])
+@pytest.mark.parametrize(("recorded_setting", "rows"), [(None, 0), (True, 550)])
 def test_runs_older_than_the_default_resume(
-    recorded: bool | None, rows: int, tmp_path: Path
+    recorded_setting: bool | None, rows: int, tmp_path: Path
 ) -> None:
     """Check runs whose record lacks the setting: all rows were trained on, or "auto" had set a
     tenth aside."""
@@ -261,15 +261,15 @@ def test_runs_older_than_the_default_resume(
     def config(folder: str, calibrate: Any) -> RunConfig:
         return settings(tmp_path / folder, **options, **{"run.calibrate": calibrate})
 
-    uninterrupted = finished(config("whole", recorded is True), source=source)
-    stopped(config("begun", recorded is True), 5, source=source, test=source)
+    uninterrupted = finished(config("whole", recorded_setting is True), source=source)
+    stopped(config("begun", recorded_setting is True), 5, source=source, test=source)
     with RunDirectory(tmp_path / "begun", writable=False) as directory:
         actual = directory.read_record()
     assert actual is not None
-    assert actual["identity"]["settings"]["run"].get("calibrate") is recorded
-    again = finished(config("begun", "auto"), source=source)
-    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
-    assert again.samples == uninterrupted.samples == 2 * (5500 - rows)
+    assert actual["identity"]["settings"]["run"].get("calibrate") is recorded_setting
+    resumed = finished(config("begun", "auto"), source=source)
+    np.testing.assert_array_equal(resumed.model.weights, uninterrupted.model.weights)
+    assert resumed.samples == uninterrupted.samples == 2 * (5500 - rows)
 
 
 def test_auto_skips_parts_with_too_few_rows() -> None:

@@ -111,10 +111,10 @@ def test_run_without_early_stopping_has_no_scores() -> None:
 
 @pytest.mark.parametrize("method", ["block", "eigenpro2", "eigenpro3", "falkon"])
 def test_weights_are_those_of_the_best_epoch(method: str) -> None:
-    own: dict[str, Any] = {"solver.name": method}
+    method_settings: dict[str, Any] = {"solver.name": method}
     if method == "eigenpro2":
-        own["model.n_centers"] = "auto"
-    config = early(**own)
+        method_settings["model.n_centers"] = "auto"
+    config = early(**method_settings)
     result = finished(config, source=noisy())
     best = best_of(result.validation_scores)
     assert len(result.validation_scores) == result.epochs < EPOCHS
@@ -123,7 +123,9 @@ def test_weights_are_those_of_the_best_epoch(method: str) -> None:
     assert f"epoch {best}" in result.ended
     # The same rows, for as many passes as were good.
     left, _ = split_rows(noisy(), 0.25, 0)
-    plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
+    plain = settings(
+        **{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **method_settings
+    )
     other = finished(plain, source=left)
     np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(other.model.weights))
     np.testing.assert_array_equal(result.Z, other.Z)
@@ -200,9 +202,9 @@ def test_interrupted_evaluation_is_repeated(
             patch.setattr(trainer.EvaluationSchedule, "evaluate", interrupted)
             with pytest.raises(Exception, match="run the same command again"):
                 finished(early(location), source=noisy())
-        again = finished(early(location), source=noisy())
+        resumed = finished(early(location), source=noisy())
         assert_same_bits(final(location), final(tmp_path / "whole"))
-        assert again.validation_scores == uninterrupted.validation_scores
+        assert resumed.validation_scores == uninterrupted.validation_scores
 
 
 @pytest.mark.slow
@@ -215,9 +217,9 @@ def test_killed_run_resumes_from_any_checkpoint(tmp_path: Path) -> None:
     for newest in steps[:: len(steps) // 4] + steps[-2:-1]:
         path = tmp_path / str(newest)
         killed(tmp_path / "whole", path, newest)
-        again = finished(early(path, **often), source=noisy())
+        resumed = finished(early(path, **often), source=noisy())
         assert_same_bits(final(path), expected)
-        assert again.validation_scores == uninterrupted.validation_scores
+        assert resumed.validation_scores == uninterrupted.validation_scores
 
 
 def killed(old: Path, new: Path, newest: int) -> None:
@@ -356,7 +358,7 @@ def test_failing_epoch_callback_keeps_scores(
         with pytest.raises(ZeroDivisionError, match=event):
             train(early(location), source=noisy(), callbacks=[Failing(event, step)])
         assert latest_step(location) == step
-        again = finished(early(location), source=noisy())
+        resumed = finished(early(location), source=noisy())
         assert_same_bits(final(location), final(ended))
-        assert again.validation_scores == full.validation_scores
-        assert again.ended == full.ended
+        assert resumed.validation_scores == full.validation_scores
+        assert resumed.ended == full.ended

@@ -132,9 +132,9 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_mode, "MIN_METRIC_ROWS", FEW)
 
 
-def fitted(metric: str = "auto", **given: Any) -> sk.KernelRegressor:
+def fitted(metric: str = "auto", **parameters: Any) -> sk.KernelRegressor:
     X = rows(FEW)
-    settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | given
+    settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | parameters
     return sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
 
 
@@ -152,11 +152,13 @@ def test_auto_gives_same_bits_as_explicit_mode() -> None:
 def test_insufficient_memory_disables_metric() -> None:
     """Check a memory that suffices for a run with "none"."""
     X = rows(4000, 32)
-    given = RunInputs(sk.ArraySource(X, truth(X)))
+    parameters = RunInputs(sk.ArraySource(X, truth(X)))
     config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
 
     def opened(metric: str, memory: int) -> Any:
-        run = open_run(config.with_overrides({"model.metric": metric, "run.memory": memory}), given)
+        run = open_run(
+            config.with_overrides({"model.metric": metric, "run.memory": memory}), parameters
+        )
         run.backend.close()
         return run
 
@@ -191,8 +193,8 @@ def test_run_records_auto_and_resumes(tmp_path: Path) -> None:
     for name, settings, more in (
         ("warm", {"solver.warm_start": location}, {}), ("continued", {}, {"continues": location}),
     ):  # fmt: skip
-        again = config.with_overrides({"run.run_dir": str(tmp_path / name), **settings})
-        result = train(again, source=source, **more)
+        resumed = config.with_overrides({"run.run_dir": str(tmp_path / name), **settings})
+        result = train(resumed, source=source, **more)
         np.testing.assert_array_equal(result.model.op.kernel.metric, metric)
         assert "learned_metric" not in result.meta["setup"]
         result.model.backend.close()

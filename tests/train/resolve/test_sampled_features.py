@@ -81,11 +81,11 @@ def test_importances_are_summed_by_column(tmp_path: Path) -> None:
     y = np.sin(np.log(HEAVY[:, 1]))
     model = sk.KernelRegressor(n_centers=200, metric="learn", random_state=0).fit(HEAVY[:N], y[:N])
     model.save(tmp_path / "model.zarr")
-    for each in (model, sk.load(tmp_path / "model.zarr")):
-        assert each.metric_importances_.shape == (6,)
-        assert each.feature_importances_.argmax() == 1
-        np.testing.assert_allclose(each.feature_importances_.sum(), 1)
-        np.testing.assert_array_equal(each.predict(HEAVY[N:]), model.predict(HEAVY[N:]))
+    for fitted_model in (model, sk.load(tmp_path / "model.zarr")):
+        assert fitted_model.metric_importances_.shape == (6,)
+        assert fitted_model.feature_importances_.argmax() == 1
+        np.testing.assert_allclose(fitted_model.feature_importances_.sum(), 1)
+        np.testing.assert_array_equal(fitted_model.predict(HEAVY[N:]), model.predict(HEAVY[N:]))
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     finished(killed, source=source(), test=source())
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
     loaded = sk.load(tmp_path / "whole")
-    others = HEAVY[N:].astype(np.float32)
-    np.testing.assert_array_equal(loaded.predict(others), result.model.values(others)[:, 0])
+    heavy_rows = HEAVY[N:].astype(np.float32)
+    np.testing.assert_array_equal(loaded.predict(heavy_rows), result.model.values(heavy_rows)[:, 0])
 
 
 @pytest.mark.parametrize("uses_scores", [True, False])
@@ -131,8 +131,8 @@ def test_warm_start_and_partial_fit_keep_features(tmp_path: Path) -> None:
     for _ in range(2):  # the first block may not be like the others
         first.partial_fit(HEAVY[:N], WAVES[:N])
         assert len(first.get_feature_names_out()) == 3
-    kept = {"epochs": 2, "solver": "block", "run_dir": str(tmp_path / "run")}
-    sk.KernelRegressor(**SMALL, **kept).fit(HEAVY[:N], WAVES[:N])
+    parameters = {"epochs": 2, "solver": "block", "run_dir": str(tmp_path / "run")}
+    sk.KernelRegressor(**SMALL, **parameters).fit(HEAVY[:N], WAVES[:N])
     loaded = sk.load(tmp_path / "run").partial_fit(HEAVY[N:], WAVES[N:])
     assert loaded.get_feature_names_out().tolist() == before
 
@@ -165,11 +165,13 @@ def test_scores_are_computed_after_transforms() -> None:
     def tenfold(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
         return X * 10.0, Y
 
-    plain, moved = (
-        sk.KernelRegressor(scale="quantiles", transforms=each, **SMALL).fit(HEAVY[:N], WAVES[:N])
-        for each in ((), (tenfold,))
+    plain, rescaled = (
+        sk.KernelRegressor(scale="quantiles", transforms=fitted_model, **SMALL).fit(
+            HEAVY[:N], WAVES[:N]
+        )
+        for fitted_model in ((), (tenfold,))
     )
-    assert error(moved) == pytest.approx(error(plain), rel=1e-3)
+    assert error(rescaled) == pytest.approx(error(plain), rel=1e-3)
 
 
 def test_zero_weight_rows_do_not_affect_scores(tmp_path: Path) -> None:

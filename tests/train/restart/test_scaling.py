@@ -101,10 +101,12 @@ def test_constant_features_are_only_centred() -> None:
     scale = scale_of(ArraySource(constant, Y))
     np.testing.assert_array_equal(scale.scale[4:], 1)
     np.testing.assert_allclose(scale.scale[:4], X.std(axis=0), rtol=1e-12)
-    between = (constant + np.roll(constant, 1, axis=0)) / 2  # not at centers, where rounding shows
+    midpoints = (
+        constant + np.roll(constant, 1, axis=0)
+    ) / 2  # not at centers, where rounding shows
     np.testing.assert_allclose(
-        regressor().fit(constant, Y).predict(between),
-        regressor().fit(X, Y).predict(between[:, :4]),
+        regressor().fit(constant, Y).predict(midpoints),
+        regressor().fit(X, Y).predict(midpoints[:, :4]),
         atol=1e-4,
     )
 
@@ -140,8 +142,8 @@ def test_flat_float_images_are_detected() -> None:
 def test_mixture_statistics_follow_its_shares() -> None:
     parts = [ArraySource(X[:300], Y[:300], unit_rows=50), ArraySource(X[300:] * 2, Y[300:])]
     plain = scale_of(MixtureSource(parts))
-    both = np.concatenate([X[:300], X[300:] * 2])
-    np.testing.assert_allclose(plain.scale, both.std(axis=0), rtol=1e-10)
+    joined = np.concatenate([X[:300], X[300:] * 2])
+    np.testing.assert_allclose(plain.scale, joined.std(axis=0), rtol=1e-10)
     weighted = MixtureSource(parts, [1, 1])
     copies = np.concatenate([X[:300], *[X[300:] * 2] * 3])  # 300 rows of each
     assert weighted.shares == (0.5, 0.5)
@@ -283,13 +285,13 @@ def test_warm_fit_after_partial_fit_keeps_scale(scale: str) -> None:
     model = regressor(centers=X[:50], solver="eigenpro4", scale=scale).set_params(n_centers="auto")
     model.partial_fit(X[:200], Y[:200]).partial_fit(X[200:] * 3, Y[200:])
     centers, fixed = model.centers_, model._state.fixed
-    again = model.set_params(warm_start=True, step_scale=1e-9)
+    warm_model = model.set_params(warm_start=True, step_scale=1e-9)
     before = model.predict(X)
-    np.testing.assert_array_equal(again.fit(X, Y).centers_, centers)
-    assert len(again._state.fixed) == len(fixed) == (scale == "auto")
-    for mine, first in zip(again._state.fixed, fixed, strict=True):
+    np.testing.assert_array_equal(warm_model.fit(X, Y).centers_, centers)
+    assert len(warm_model._state.fixed) == len(fixed) == (scale == "auto")
+    for mine, first in zip(warm_model._state.fixed, fixed, strict=True):
         np.testing.assert_array_equal(mine.scale, first.scale)
-    np.testing.assert_allclose(again.predict(X), before, atol=1e-3 * np.ptp(before))
+    np.testing.assert_allclose(warm_model.predict(X), before, atol=1e-3 * np.ptp(before))
 
 
 def test_search_scales_like_the_run() -> None:

@@ -51,13 +51,13 @@ def test_level_effect_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     errors = errors_of(actual, plain)
     assert errors[0] < 0.25 * errors[1]
     assert errors[0] < 0.09 + 0.15
-    (line, *others) = [r for r in read_log(tmp_path / "run" / "log.jsonl")
+    (line, *other_lines) = [r for r in read_log(tmp_path / "run" / "log.jsonl")
                        if r["event"] == "categorical"]  # fmt: skip
     assert line["feature"] == LEVEL
     assert line["taken"]
     assert line["score"] > MIN_SCORE
     assert line["error"] < 0.5
-    assert not any(other["taken"] for other in others)
+    assert not any(other["taken"] for other in other_lines)
 
 
 @pytest.mark.slow
@@ -99,15 +99,15 @@ def test_classifier_finds_categorical_features() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [
         {"kernel": "laplace"}, {"bandwidth": 3.0}, {"metric": "none"}, {"bandwidth": "median"},
         {"kernel": "gaussian", "features": "fourier", "n_features": 100},
     ],
 )  # fmt: skip
-def test_given_settings_disable_search(given: dict[str, Any]) -> None:
+def test_given_settings_disable_search(parameters: dict[str, Any]) -> None:
     X, y = panel(400)
-    assert columns_of(sk.KernelRegressor(random_state=0, **given).fit(X, y)) == []
+    assert columns_of(sk.KernelRegressor(random_state=0, **parameters).fit(X, y)) == []
 
 
 @pytest.mark.slow

@@ -114,10 +114,17 @@ def test_kernel_suits_the_solver() -> None:
     """Check that `direct` gets a Gaussian kernel for a function without noise, and steps a rougher
     one, because one pass does not reach the minimum of the former."""
     X, y = smooth(4000, 0.0)
-    given: dict[str, Any] = {"metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1}
-    direct = KernelRegressor(solver="direct", **given).fit(X, y)
-    block = KernelRegressor(solver="block", **given).fit(X, y)
-    same_kernel_model = KernelRegressor(solver="block", kernel=direct.kernel_, **given).fit(X, y)
+    parameters: dict[str, Any] = {
+        "metric": "none",
+        "random_state": 0,
+        "n_centers": 300,
+        "epochs": 1,
+    }
+    direct = KernelRegressor(solver="direct", **parameters).fit(X, y)
+    block = KernelRegressor(solver="block", **parameters).fit(X, y)
+    same_kernel_model = KernelRegressor(solver="block", kernel=direct.kernel_, **parameters).fit(
+        X, y
+    )
     names = [model.kernel_.describe()["kernel"] for model in (block, direct)]
     order = [ROUGH_TO_SMOOTH.index(name) for name in names]
     assert order[0] < order[1]
@@ -362,10 +369,10 @@ def test_open_settings_keep_found_values() -> None:
     ).fit(X, y)  # fmt: skip
     kernel = model.kernel_.describe()
     assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
-    own = KernelRegressor(
+    custom_model = KernelRegressor(
         kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
     ).fit(X, y)  # fmt: skip
-    assert own.fit(X, y).kernel_.describe() == own.kernel_.describe()
+    assert custom_model.fit(X, y).kernel_.describe() == custom_model.kernel_.describe()
     model = KernelRegressor(
         random_state=0, solver="block", centers=X[:100], scale="none", warm_start=True
     ).fit(X, y)

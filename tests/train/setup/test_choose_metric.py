@@ -56,10 +56,12 @@ def radial(X: Array) -> Array:
     return np.asarray(np.sin(X.astype(np.float64) @ X.T.astype(np.float64)).diagonal(), np.float32)
 
 
-def fitted(truth: Any, metric: str = "learn", **given: Any) -> tuple[sk.KernelRegressor, float]:
+def fitted(
+    truth: Any, metric: str = "learn", **parameters: Any
+) -> tuple[sk.KernelRegressor, float]:
     """Return a model, and its test error divided by the variance."""
     X, T = numbers(0), numbers(1, 1500)
-    settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | given
+    settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | parameters
     model = sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
     expected = truth(T)
     error = np.mean((model.predict(T).reshape(expected.shape) - expected) ** 2) / np.var(expected)
@@ -276,15 +278,15 @@ def test_log_contains_every_round(tmp_path: Path) -> None:
 
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
 )
 @pytest.mark.parametrize("then", ["learn", "none"])
-def test_second_fit_keeps_metric_of_first(given: dict[str, Any], then: str) -> None:
+def test_second_fit_keeps_metric_of_first(parameters: dict[str, Any], then: str) -> None:
     """Check a second fit to other rows, from which another metric would be learned."""
     X, T = numbers(0), numbers(1, 1500)
     model = sk.KernelRegressor(
-        metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **given
+        metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **parameters
     ).fit(X, of_two(X))
     metric, first = model.kernel_.metric, model.score(T, of_two(T))
     assert metric is not None
@@ -297,12 +299,12 @@ def test_second_fit_keeps_metric_of_first(given: dict[str, Any], then: str) -> N
 def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
     sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
-    given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
-    assert run_command(["plan", *given, "--all", "--no-measure"]) == 0
+    parameters = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
+    assert run_command(["plan", *parameters, "--all", "--no-measure"]) == 0
     message = capsys.readouterr().out
     assert "rows to learn the metric" in message
     assert re.search(r"FLOPs: metric \d\d?%", message)
-    assert run_command(["train", *given, "--epochs", "1"]) == 0
+    assert run_command(["train", *parameters, "--epochs", "1"]) == 0
     capsys.readouterr()
     assert run_command(["info", run]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
@@ -314,7 +316,7 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("parameters", "text"),
     [
         ({"metric": "full"}, "there is no array of a metric at full; correct model.metric, or set"),
         ({"features": "fourier"}, "cannot be used with features='fourier'"),
@@ -322,8 +324,10 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"precision": "integer"}, "transforms the features"),
     ],
 )
-def test_unsupported_settings_are_refused_in_one_sentence(given: dict[str, Any], text: str) -> None:
-    model = sk.KernelRegressor(**({"metric": "learn"} | given))
+def test_unsupported_settings_are_refused_in_one_sentence(
+    parameters: dict[str, Any], text: str
+) -> None:
+    model = sk.KernelRegressor(**({"metric": "learn"} | parameters))
     with pytest.raises(sk.StreamkernError, match=text):
         model.fit(numbers(0), of_two(numbers(0)))
 

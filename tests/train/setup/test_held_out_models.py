@@ -96,7 +96,7 @@ def test_gain_in_standard_errors_is_robust() -> None:
     before = rng.exponential(size=2000)
     gain = rng.normal(0.1, 1.0, 2000)
     limited = np.minimum(gain, -gain.min())
-    expected = max(each.mean() / (each.std() / np.sqrt(2000)) for each in (gain, limited))
+    expected = max(gains.mean() / (gains.std() / np.sqrt(2000)) for gains in (gain, limited))
     assert _robust_gain(before, before - gain) == pytest.approx(expected)
     assert _robust_gain(before, before) == 0
     assert _robust_gain(np.full(2000, np.inf), before) == 0

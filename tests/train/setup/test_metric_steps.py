@@ -85,13 +85,13 @@ def test_metric_derivatives_equal_finite_differences(
     h = 1e-6
 
     def difference(by: Array, by_ridge: float) -> float:
-        above, below = (
+        upper_error, lower_error = (
             missed(
                 phi, metric + k * by, 1.7, np.log(RIDGE) + k * by_ridge, fit, predicted, categorical
             )
             for k in (h, -h)
         )
-        return (above - below) / (2 * h)
+        return (upper_error - lower_error) / (2 * h)
 
     units = np.eye(metric.size).reshape(metric.size, *metric.shape)
     expected = np.array([difference(unit, 0.0) for unit in units]).reshape(metric.shape)
@@ -105,8 +105,8 @@ def test_large_residual_is_clipped() -> None:
     fit, predicted = some(N, 0, False), some(M, 1, False)
     op = KernelOperator(sk.Laplace(1.7, metric=np.ones(D)), Backend(1), "float64", SHIFT)
     actual = []
-    for far in (1e3, 1e6):
-        predicted.Y[7] = far
+    for magnitude in (1e3, 1e6):
+        predicted.Y[7] = magnitude
         result = error_derivatives(op, fit, predicted, RIDGE)
         assert result is not None
         actual.append(result[0])
@@ -157,7 +157,10 @@ def test_diagonal_metric_stays_diagonal() -> None:
 def test_zero_weight_rows_are_ignored() -> None:
     given, other = of_one_direction(True), of_one_direction(True)
     other.Y[::3] = 7.0
-    actual = [steps_from(model(sk.Matern32(3.0)), each, "full", 0) for each in (given, other)]
+    actual = [
+        steps_from(model(sk.Matern32(3.0)), rows_of_sample, "full", 0)
+        for rows_of_sample in (given, other)
+    ]
     assert actual[0] is not None
     np.testing.assert_array_equal(actual[0], actual[1])
 

@@ -50,7 +50,7 @@ def test_gathered_arrays_equal_all_rows(size: int) -> None:
             (name, slice(i, min(i + 5, n))) for name, n in SIZES.items() for i in range(0, n, 5)
         ]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda each: copy(*each), expected))
+            list(pool.map(lambda arguments: copy(*arguments), expected))
 
     on_threads(size, lambda ranks: gathered(ranks, save))
     for name, full in WHOLE.items():
