@@ -75,7 +75,7 @@ in standard errors of the difference."""
 ERROR_CAP_QUANTILE, SMALL_UNIT_QUANTILE = 0.98, 0.02
 """Quantile of the squared errors at which they are capped, and quantile of the positive targets
 from which the smallest unit follows."""
-TINY_ERROR = 1e-300
+MIN_TOTAL_ERROR = 1e-300
 """Smallest error by which an error is divided."""
 
 
@@ -296,11 +296,11 @@ class _TargetColumns:
         gain = smearing_factor(predictions, noisy_targets, w)
         plain_errors = (values[:, k] - y) ** 2
         log_errors = (smearing_factor(predictions, y, w) * predictions - y) ** 2
-        uncapped = float(w @ log_errors) / max(float(w @ plain_errors), TINY_ERROR)
+        uncapped = float(w @ log_errors) / max(float(w @ plain_errors), MIN_TOTAL_ERROR)
         cap = float(np.quantile(plain_errors, ERROR_CAP_QUANTILE))
         plain_errors = w * np.minimum(plain_errors, cap)
         log_errors = w * np.minimum(log_errors, cap)
-        ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), TINY_ERROR)
+        ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), MIN_TOTAL_ERROR)
         return _LogScaleVerdict(
             unit, gain, ratio, uncapped, mean_difference_in_se(plain_errors, log_errors)
         )
