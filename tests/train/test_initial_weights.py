@@ -227,11 +227,11 @@ def test_no_rank_holds_all_initial_weights(
         request = StopRequest(install=False)
         with start_trainer(
             config, RunInputs(ranks=ranks, continues=continues), directory, request, False, None
-        ) as at:
-            state: Any = at.steps.state
+        ) as trainer:
+            state: Any = trainer.loop.state
             ranks.broadcast_scalars([0])
             assert [reference() for reference in references] == [None] * 3
-            trained = at.steps
+            trained = trainer.loop
             return (
                 len(trained.assembled.arrays["Z"]),
                 len(state.alpha),

@@ -58,7 +58,8 @@ def setup_of(location: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["log_loss", "squared_hinge", "quantile"])
 def test_continued_run_starts_with_old_function_and_parameters(name: str, tmp_path: Path) -> None:
     """Check also rows with other means and standard deviations."""
-    classes, places = name in FOR_CLASSES, [tmp_path / location for location in "abc"]
+    classes = name in FOR_CLASSES
+    places = [tmp_path / location for location in "abc"]
     before = finished(config(places[0], name), source=source(classes))
     answers = before.model.predict(source(classes))
     rows, test = source(classes, slice(0, 60)), source(classes)

@@ -145,7 +145,8 @@ def test_continued_run_over_ranks_equals_one_process(
     stores: dict[str, str], tmp_path: Path, old: str, name: str
 ) -> None:
     """Check starts from the same loss and from squares, with two ranks for the centers."""
-    store, places = stores[name], [tmp_path / location for location in ("old", "one", "many")]
+    store = stores[name]
+    places = [tmp_path / location for location in ("old", "one", "many")]
     before = settings(store, places[0], name, 1, 1)
     train(before if old == name else before.with_overrides(SQUARES))
     train(settings(store, places[1], name, 1, 1), continues=places[0])

@@ -47,7 +47,8 @@ def images(n: int = N, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     X, y = rng.integers(0, 60, (n, SIDE, SIDE, 1)), rng.integers(0, 2, n)
     for image, label in zip(X, y, strict=True):
-        (i, j), (h, w) = rng.integers(0, 5, 2), (2, 5) if label else (5, 2)
+        i, j = rng.integers(0, 5, 2)
+        h, w = (2, 5) if label else (5, 2)
         image[i : i + h, j : j + w] += 150
     return X.astype(np.uint8), y
 

@@ -59,7 +59,8 @@ def test_model_solves_its_equations(
         actual = problem.with_losses(problem.with_kernel(kernel, start_ridge=-2, min_ridge=-3))
     run.backend.close()
     Z = fit.X[:max_fit_rows]
-    K, w = laplace(fit.X, Z, metric, 1.5), np.ones(N) if fit.root is None else fit.root**2.0
+    K = laplace(fit.X, Z, metric, 1.5)
+    w = np.ones(N) if fit.root is None else fit.root**2.0
     F = {}
     for ridge in 10.0 ** np.arange(-3, 4):
         A = K.T @ (w[:, None] * K) + ridge * laplace(Z, Z, metric, 1.5)
