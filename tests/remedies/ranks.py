@@ -142,7 +142,7 @@ def pickled_object_cases() -> list[Case]:
 
     def packed(given: RunInputs, most: int = 1 << 30) -> None:
         with mock.patch.object(over_ranks, "MAX_TASK_BYTES", most):
-            over_ranks._pickled_inputs(config(TWO), given)
+            over_ranks._pickle_inputs(config(TWO), given)
 
     def absolute(url: str) -> None:
         over_ranks._check_absolute(config(TWO | {"data.train": url, "run.run_dir": "/r"}))
