@@ -92,14 +92,16 @@ def grid(rows: int, columns: int) -> dict[str, int]:
 def stop_rank0_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     """Stop rank 0 after this number of steps of each later training."""
 
-    def stops(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-        at = taken.position.step
-        if self._ranks.rank == 0 and at - start_time.setdefault(id(self), at - 1) >= steps:
+    def request_stop_and_sync(
+        self: RankCoordinator, step_loop: StepLoop, *, is_forced: bool
+    ) -> bool:
+        step = step_loop.position.step
+        if self._ranks.rank == 0 and step - first_step.setdefault(id(self), step - 1) >= steps:
             self._stop.requested = "the test"
-        return SYNC_IF_DUE(self, taken, now=now)
+        return SYNC_IF_DUE(self, step_loop, is_forced=is_forced)
 
-    start_time: dict[int, int] = {}
-    patch.setattr(RankCoordinator, "sync_if_due", stops)
+    first_step: dict[int, int] = {}
+    patch.setattr(RankCoordinator, "sync_if_due", request_stop_and_sync)
 
 
 def trained(

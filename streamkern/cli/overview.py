@@ -20,7 +20,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup import choose_kernel as search
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
-from streamkern.train.train import open_continued
+from streamkern.train.train import open_continuation
 
 
 def plan(
@@ -46,7 +46,7 @@ def plan(
         For the same settings and data for which `train_model` raises them.
     """
     config = with_rank_count(as_config(config))
-    run = open_run(config) if continues is None else open_continued(config, continues)
+    run = open_run(config) if continues is None else open_continuation(config, continues)
     with run.backend:
         times = expected_times(run, open_test(config, run.data)) if measure else None
         return plan_overview(run, times)

@@ -31,7 +31,7 @@ from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup.planned import Times, expected_times, planned_flops
-from streamkern.train.train import open_continued
+from streamkern.train.train import open_continuation
 from streamkern.train.train import train as run_training
 
 LONG_RUN_S = 60.0
@@ -66,7 +66,7 @@ def plan_command(
 ) -> None:
     """Show the sizes, the memory, the work and the time of a run without starting it."""
     config = with_rank_count(config)
-    run = open_run(config) if continues is None else open_continued(config, continues)
+    run = open_run(config) if continues is None else open_continuation(config, continues)
     try:
         test = open_test(config, run.data)
         times = _estimate_times(run, test) if measure else None
@@ -137,7 +137,7 @@ def _estimate_seconds(config: RunConfig, continues: str | None) -> float:
     """Return the expected seconds of the run; 0 if it is certainly short, or cannot be measured."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns again
-        run = open_run(config) if continues is None else open_continued(config, continues)
+        run = open_run(config) if continues is None else open_continuation(config, continues)
     try:
         flops = sum(planned_flops(run).values())
         if flops <= MIN_FLOPS_PER_S * LONG_RUN_S and run.problem.n_rows <= MAX_FAST_ROWS:

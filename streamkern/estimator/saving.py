@@ -15,7 +15,7 @@ from streamkern.estimator.parameters import Parameters, use_parameter_names
 from streamkern.estimator.predicting import PredictionMixin
 from streamkern.train.export.onnx_model import ExportedOutputs, write_c, write_onnx
 from streamkern.train.online import Online
-from streamkern.train.saved_model import save_model, without_solver
+from streamkern.train.saved_model import model_state, save_model
 
 
 class SavingMixin(PredictionMixin):
@@ -137,7 +137,7 @@ class SavingMixin(PredictionMixin):
             state = arrays, meta | {"position": meta["position"] | {"done": True}}
         else:
             with self._model() as model:
-                setup, state = without_solver(
+                setup, state = model_state(
                     model, fitted.centers, fitted.order, fitted.meta,
                     epochs=attributes["n_iter_"], samples=report["samples"],
                     ridge=report.get("ridge", 0.0), ridges=report.get("ridges"),

@@ -28,7 +28,7 @@ ParentId = tuple[dict[str, Any], str]
 """`ParentRun.ancestry` of a parent run, and the SHA-256 of its centers."""
 
 
-def continuing(
+def complete_from_parent(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
     recorded: Mapping[str, Any] | None, parent_id: ParentId | None,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
@@ -64,9 +64,9 @@ def continuing(
             "give the new run another run_dir, such as "
             f"{mention('run_dir', directory.location.rstrip('/') + '-2')}",
         )
-    config = _warm_started(config, parent_location, inputs)
+    config = _with_warm_start(config, parent_location, inputs)
     if recorded is None:
-        return _from_parent(parent_location, config, inputs, parent_id)
+        return _read_parent(parent_location, config, inputs, parent_id)
     assert directory is not None
     if ancestry is None or ancestry["run"] != _absolute(parent_location):
         other_parent = "no other run" if ancestry is None else ancestry["run"]
@@ -86,7 +86,7 @@ def continuing(
     with checkpoint_errors(own_run.check().location):
         # There is no digest for Fourier features, which are read from the setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
-        centers = replace(own_run.stored_centers, recorded=digest["sha256"])
+        centers = replace(own_run.stored_centers, recorded_sha256=digest["sha256"])
         parent = replace(own_run, ancestry=ancestry, centers=centers)
     return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, inputs)
 
@@ -96,7 +96,7 @@ def _find(config: RunConfig, run_dir: str, *, load_weights: bool = False) -> Par
     return ParentRun.find(run_dir, options, load_centers=False, load_weights=load_weights)
 
 
-def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> RunConfig:
+def _with_warm_start(config: RunConfig, parent_path: str, inputs: RunInputs) -> RunConfig:
     """Return the settings with the run in `parent_path` as solver.warm_start."""
     for name, array in (("centers", inputs.centers), ("metric", inputs.metric)):
         if array is not None:
@@ -123,7 +123,7 @@ def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> Run
     )
 
 
-def _from_parent(
+def _read_parent(
     parent_path: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
 ) -> tuple[RunConfig, RunInputs]:
     """Return settings and inputs from the parent run. Its weights are loaded later, by the
@@ -174,10 +174,13 @@ def _with_model_of(
     of the parent run, except for the loss, if the parent run minimised squares.
 
     settings : recorded settings of the parent run
+    parent_id : see `complete_from_parent`
     """
     requested, defaults = config.identity()["model"], RunConfig().identity()["model"]
-    added = {k.partition(".")[2]: v for k, v in NEUTRAL_VALUES.items() if k.startswith("model.")}
-    recorded, recorded_or_default = settings["model"], {**defaults, **added, **settings["model"]}
+    # Records leave out settings that have their neutral values.
+    neutral = {k.partition(".")[2]: v for k, v in NEUTRAL_VALUES.items() if k.startswith("model.")}
+    recorded = settings["model"]
+    recorded_or_default = {**defaults, **neutral, **recorded}
     kernel = checked_kernel_record(recorded.get("kernel"))
     kernel_object = None
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object

@@ -58,12 +58,12 @@ def given_weights(run: ResolvedRun) -> ParentRun | None:
     if warm is not None:
         warm.check_fits(run.config, run.data.source, run.metric)
         if run.inputs.continued_run is not None:
-            warm.check_continued(run.inputs.continued_run.ancestry)
+            warm.check_step_unchanged(run.inputs.continued_run.ancestry)
     return warm
 
 
 def initial_weights(
-    warm: ParentRun | None, steps: StepLoop, coordinator: RankCoordinator, *, saved: bool
+    warm: ParentRun | None, step_loop: StepLoop, coordinator: RankCoordinator, *, saved: bool
 ) -> HostArray | None:
     """Return the initial weights (q, c) of this rank's centers; None to start from zero.
 
@@ -74,8 +74,8 @@ def initial_weights(
 
     Raises ConfigError if the weights belong to other centers.
     """
-    assembled, share, ranks, alpha = steps.assembled, steps.share, steps.ranks, None
-    config = steps.run.config
+    assembled, share, ranks, alpha = step_loop.assembled, step_loop.share, step_loop.ranks, None
+    config = step_loop.run.config
     if warm is not None:
         Z: HostArray | StoredCenters = assembled.arrays["Z"]
         run_dir = config.run.run_dir
@@ -83,7 +83,7 @@ def initial_weights(
             options = storage_options_for(config, run_dir)
             own_run = RunSnapshot.find(run_dir, options, load_centers=False, load_weights=False)
             if own_run is not None and (
-                warm.has(own_run.stored_centers) or not share.is_replicated
+                warm.has_centers(own_run.stored_centers) or not share.is_replicated
             ):
                 Z = own_run.stored_centers
         alpha = warm.weights_for(Z, assembled.meta)
@@ -92,7 +92,9 @@ def initial_weights(
     if ranks.is_single or config.solver.warm_start is None:
         return alpha
     coordinator.check_step()
-    return scatter_weights(alpha, (share.n, steps.run.problem.c), assembled.op.dtype, share, ranks)
+    return scatter_weights(
+        alpha, (share.n, step_loop.run.problem.c), assembled.op.dtype, share, ranks
+    )
 
 
 def scatter_weights(
@@ -105,12 +107,13 @@ def scatter_weights(
     shape : (q, c)
     share : centers of this rank
     """
-    own = np.empty(shape, dtype)
-    for rows in tiles(share.p, max(1, SAVED_CHUNK_BYTES // max(1, own[:1].nbytes))):
+    own_weights = np.empty(shape, dtype)
+    row_bytes = max(1, own_weights[:1].nbytes)
+    for rows in tiles(share.p, max(1, SAVED_CHUNK_BYTES // row_bytes)):
         chunk = np.empty((rows.stop - rows.start, shape[1]), dtype)
         if alpha is not None:
             chunk[...] = alpha[rows]
         chunk = ranks.broadcast(chunk)
         first, stop = np.searchsorted(share.ids, (rows.start, rows.stop)).tolist()
-        own[first:stop] = chunk[share.ids[first:stop] - rows.start]
-    return own
+        own_weights[first:stop] = chunk[share.ids[first:stop] - rows.start]
+    return own_weights

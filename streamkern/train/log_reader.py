@@ -60,13 +60,13 @@ class TimelineEvent:
     time : as in the log
     samples : number of samples at that time
     text : description
-    bad : whether it reports a problem
+    is_problem : whether it reports a problem
     """
 
     time: str
     samples: int
     text: str
-    bad: bool = False
+    is_problem: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class RunHistory:
     setup_s : seconds that the setup took
     expected_s : seconds of all steps, as first estimated
     peak_bytes : largest memory in use, in bytes
-    lost : number of samples that were repeated
-    last : last record
+    n_repeated : number of samples that were repeated
+    last_record : newest record, or None
     """
 
     progress: dict[str, Any] = field(default_factory=dict)
@@ -123,8 +123,8 @@ class RunHistory:
     setup_s: float | None = None
     expected_s: float | None = None
     peak_bytes: int | None = None
-    lost: int = 0
-    last: LogRecord | None = None
+    n_repeated: int = 0
+    last_record: LogRecord | None = None
 
     @property
     def steps_s(self) -> float | None:
@@ -134,7 +134,8 @@ class RunHistory:
 
 def read_history(records: Sequence[LogRecord]) -> RunHistory:
     """Return the history from the records of a log, oldest first."""
-    history = RunHistory(processes=processes_in(records), last=records[-1] if records else None)
+    last_record = records[-1] if records else None
+    history = RunHistory(processes=processes_in(records), last_record=last_record)
     for process_number, process in enumerate(history.processes, 1):
         if _stage(process.records[0])[1] in _STAGE_ORDER:
             history.setup = []
@@ -178,16 +179,16 @@ def _update_progress(progress: dict[str, Any], record: LogRecord) -> None:
 def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
     """Return the records grouped by the process that wrote them."""
     processes: list[list[LogRecord]] = []
-    earlier: list[tuple[str, str]] = []
+    earlier_entries: list[tuple[str, str]] = []
     for record in records:
         entry = _stage(record)
         if record.get("again") and processes:  # the same process chooses kernel and metric anew
-            earlier = []
-        elif _starts_process(entry, earlier):
+            earlier_entries = []
+        elif _starts_process(entry, earlier_entries):
             processes.append([])
-            earlier = []
+            earlier_entries = []
         processes[-1].append(record)
-        earlier.append(entry)
+        earlier_entries.append(entry)
     return [ProcessLog(process) for process in processes]
 
 
@@ -196,31 +197,30 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
     # The choice of the metric is reported after the kernels with and without it.
-    is_kernel_stage = stage in ("bandwidth", "categorical") or (
-        event == "metric" and "chosen" in record
-    )
+    is_choice = event == "metric" and "chosen" in record
+    is_kernel_stage = is_choice or stage in ("bandwidth", "categorical")
     if event in _EVENT_STAGES:
         return event, _EVENT_STAGES[event]
     return event, "kernel" if is_kernel_stage else str(stage)
 
 
-def _starts_process(entry: tuple[str, str], earlier: Sequence[tuple[str, str]]) -> bool:
+def _starts_process(entry: tuple[str, str], earlier_entries: Sequence[tuple[str, str]]) -> bool:
     """Return whether a record is the first of a new process.
 
-    entry, earlier : events and stages, see `_stage`, of this record, and of the records of the
-        process so far
+    entry, earlier_entries : results of `_stage` for this record, and for the process so far
     """
     event, stage = entry
-    if not earlier or event == "changed":
+    if not earlier_entries or event == "changed":
         return True
     if event == "resume":
-        return earlier[-1][0] != "changed"
-    if event in _EVENTS_ONCE and entry in earlier:
+        return earlier_entries[-1][0] != "changed"
+    if event in _EVENTS_ONCE and entry in earlier_entries:
         return True
     if event == "start":
-        return any(earlier_event == "resume" for earlier_event, _ in earlier)
+        return any(earlier_event == "resume" for earlier_event, _ in earlier_entries)
+    # A stage of the setup that comes before one already reported belongs to a new process.
     return _STAGE_ORDER.get(stage, _LAST_STAGE) < max(
-        _STAGE_ORDER.get(earlier_stage, _LAST_STAGE) for _, earlier_stage in earlier
+        _STAGE_ORDER.get(earlier_stage, _LAST_STAGE) for _, earlier_stage in earlier_entries
     )
 
 
@@ -259,8 +259,8 @@ def _add_event(history: RunHistory, record: LogRecord, process_number: int) -> N
         history.setup.append(record)
     text = _event_text(record, event, history.processes[:process_number])
     if text is not None:
-        bad = event in _PROBLEMS or (event == "pass" and "note" in record)
-        history.events.append(TimelineEvent(record["time"], record["samples"], text, bad))
+        is_problem = event in _PROBLEMS or (event == "pass" and "note" in record)
+        history.events.append(TimelineEvent(record["time"], record["samples"], text, is_problem))
 
 
 def rank_curve(name: str, rank: int) -> str:
@@ -294,13 +294,13 @@ def _add_point(
 def _drop_repeated(history: RunHistory, record: LogRecord) -> None:
     """Drop curves and evaluations after the position at which a process resumes."""
     resumed_at = record["samples"]
-    reached = [points[-1][0] for points in history.curves.values() if points]
-    reached += [float(e["samples"]) for e in history.evaluations]
-    repeated = int(max([resumed_at, *reached])) - resumed_at
-    if repeated:
-        history.lost += repeated
-        text = f"{repeated:,} samples or more are done again"
-        history.events.append(TimelineEvent(record["time"], resumed_at, text, bad=True))
+    positions = [points[-1][0] for points in history.curves.values() if points]
+    positions += [float(e["samples"]) for e in history.evaluations]
+    n_repeated = int(max([resumed_at, *positions])) - resumed_at
+    if n_repeated:
+        history.n_repeated += n_repeated
+        text = f"{n_repeated:,} samples or more are done again"
+        history.events.append(TimelineEvent(record["time"], resumed_at, text, is_problem=True))
     for name, points in history.curves.items():
         history.curves[name] = [point for point in points if point[0] <= resumed_at]
     history.evaluations = [e for e in history.evaluations if e["samples"] <= resumed_at]
@@ -346,6 +346,7 @@ def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) 
             return "; ".join(map(str, record.get("what", ())))
         case "changed":
             return f"changed: {'; '.join(map(str, record.get('what', ())))}"
+        # After the last step, and choices of the setup.
         case "finished":
             return f"ended before its last epoch: {record.get('why', '')}"
         case "calibrated":

@@ -32,6 +32,7 @@ from streamkern.losses.own import loss_of_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_log import RunLog
+from streamkern.solver.method import Method
 from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import BaseSource, Source, check_unchanged
@@ -54,7 +55,8 @@ class Online:
     inputs : inputs of the run, without rows
     sizes : sizes of the plan, from the first block; None before it
     setup : arrays and JSON values of the setup, from the first block; None before it
-    kept : state after the last block, see `StepLoop.snapshot`; None before the first
+    kept : state after the last block, see `StepLoop.snapshot`; None before the first. Pickled
+        estimators have this name.
     """
 
     config: RunConfig
@@ -73,44 +75,9 @@ class Online:
         Raises ConfigError if the settings cannot be used with `partial_fit`, and the errors of
         `train`.
         """
-        if self.config.run.run_dir is not None:
-            raise ConfigError(
-                f"{mention('run_dir', self.config.run.run_dir)} cannot be used with partial_fit, "
-                "which keeps its state in the estimator",
-                "leave run_dir out, or use fit",
-            )
-        if self.config.run.ranks != 1:
-            raise ConfigError(
-                f"{mention('run.ranks', self.config.run.ranks)} cannot be used with partial_fit, "
-                "which trains in this process",
-                "leave ranks out, or use fit",
-            )
-        name, model = self.config.solver.name, self.config.model
-        method = find(name, model.features, squares=model.loss == SQUARES)
-        if method.in_place or model.centers == "all":
-            reason = f"solver={name!r}" if method.in_place else "centers='all'"
-            raise ConfigError(
-                f"{reason} needs all rows at once and cannot be used with partial_fit",
-                "use fit, or random centers and another solver",
-            )
-        if method.same_rows or self.config.solver.warm_start is not None:
-            reason = "warm_start needs a run of its own"
-            if method.same_rows:
-                reason = f"{mention('solver', name)} needs the same rows in every epoch"
-            raise ConfigError(
-                f"{reason} and cannot be used with partial_fit", "use fit, or another solver"
-            )
-        inputs, config = replace(self.inputs, source=source), self.config
-        if config.solver.name == "auto":
-            config = config.with_overrides({"solver.name": method.name})
-        if config.solver.ridge == "auto":
-            config = config.with_overrides({"solver.ridge": 0.0})
-        if self.setup is not None and config.run.accelerator == "auto":
-            config = config.with_overrides({"run.accelerator": accelerator_at_start(self.setup[1])})
-        if self.setup is not None and model.metric == "auto":
-            learned = "learned_metric" in self.setup[1]["setup"]
-            config = config.with_overrides({"model.metric": "learn" if learned else "none"})
-        if self.setup is not None and model.features != "fourier":
+        _check_settings(self.config)
+        config, inputs = self._with_choices(), replace(self.inputs, source=source)
+        if self.setup is not None and config.model.features != "fourier":
             inputs = replace(inputs, centers=self.setup[0]["Z"])
         run = open_run(config, inputs, fixed_sizes=self.sizes, complete=False)
         try:
@@ -125,40 +92,55 @@ class Online:
             run.backend.close()
             raise
 
+    def _with_choices(self) -> RunConfig:
+        """Return the settings with "auto" replaced where the blocks must not differ."""
+        config, changes = self.config, dict[str, Any]()
+        if config.solver.name == "auto":
+            changes["solver.name"] = _method(config).name
+        if config.solver.ridge == "auto":
+            changes["solver.ridge"] = 0.0
+        if self.setup is not None:
+            meta = self.setup[1]
+            if config.run.accelerator == "auto":
+                changes["run.accelerator"] = accelerator_at_start(meta)
+            if config.model.metric == "auto":
+                has_metric = "learned_metric" in meta["setup"]
+                changes["model.metric"] = "learn" if has_metric else "none"
+        return config.with_overrides(changes)
+
     def _train(self, run: ResolvedRun, run_progress: RunProgress) -> Result:
         """Train on one block: compute or load the setup, restore the state, and take the steps."""
         with run_progress.setting_up():
-            setup = (
-                start(run, run_progress.report)
-                if self.setup is None
-                else reassemble(run, *self.setup)
-            )
-        steps = StepLoop(run, setup, run_progress.position, run_progress.report)
+            if self.setup is None:
+                setup = start(run, run_progress.report)
+            else:
+                setup = reassemble(run, *self.setup)
+        step_loop = StepLoop(run, setup, run_progress.position, run_progress.report)
         if self.kept is None:
-            steps.begin()
+            step_loop.begin()
         else:
             arrays, meta = self.kept
-            steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
+            step_loop.restore(arrays | {"good": arrays["good"].copy()}, meta)
             # No rows are set aside, and the calibration of the loaded run is for other weights.
-            steps.calibration = native_calibration(run, setup.targets)
+            step_loop.calibration = native_calibration(run, setup.targets)
             setup.meta["uncalibrated"] = run.data.why_no_calibration
         # Epoch numbers continue, so that each block has its own order and random transforms.
-        first_epoch, epochs = steps.position.epoch, run.config.data.n_epochs
+        first_epoch, epochs = step_loop.position.epoch, run.config.data.n_epochs
 
         def after_step(samples_before: int, loss: float | None) -> bool:
             run_progress.record_step(loss)
             return False  # no step ends the run
 
-        with steps.feed() as feed:
-            done_before = first_epoch, steps.position.samples
+        with step_loop.feed() as feed:
+            done_before = first_epoch, step_loop.position.samples
             meter, loss_text = Meter(feed.reader, done_before[1]), loss_note(setup.meta)
             run_progress.begin(
                 meter, run.data.source.n_rows, epochs, done_before, loss_note=loss_text
             )
-            steps.run_through(feed.epochs(first_epoch, first_epoch + epochs), after_step)
-        steps.solver.finish(steps.state)
+            step_loop.run_through(feed.epochs(first_epoch, first_epoch + epochs), after_step)
+        step_loop.solver.finish(step_loop.state)
         check_unchanged(run.data.source)
-        model = steps.model()
+        model = step_loop.model()
         if not run.backend.xp.isfinite(model.weights).all():
             raise DivergenceError(
                 "training diverged on this block of rows",
@@ -167,13 +149,47 @@ class Online:
         if self.setup is None:
             arrays = {name: run.backend.copy_to_host(a) for name, a in setup.arrays.items()}
             self.setup, self.sizes = (arrays, setup.meta), run.sizes
-        if (
-            run.method.empty_epochs
-            and (fit := training_fit(run, model, read_fit_sample(run))) is not None
-        ):
-            steps.record_final_loss(fit.mse)
-        self.kept = steps.snapshot()
-        return steps.result()
+        if run.method.empty_epochs:  # the steps of the last epoch did not measure the final model
+            fit = training_fit(run, model, read_fit_sample(run))
+            step_loop.record_final_loss(None if fit is None else fit.mse)
+        self.kept = step_loop.snapshot()
+        return step_loop.result()
+
+
+def _method(config: RunConfig) -> Method[Any]:
+    """Return the method of the settings."""
+    model = config.model
+    return find(config.solver.name, model.features, squares=model.loss == SQUARES)
+
+
+def _check_settings(config: RunConfig) -> None:
+    """Raise ConfigError if settings cannot be used with `partial_fit`."""
+    if config.run.run_dir is not None:
+        raise ConfigError(
+            f"{mention('run_dir', config.run.run_dir)} cannot be used with partial_fit, "
+            "which keeps its state in the estimator",
+            "leave run_dir out, or use fit",
+        )
+    if config.run.ranks != 1:
+        raise ConfigError(
+            f"{mention('run.ranks', config.run.ranks)} cannot be used with partial_fit, "
+            "which trains in this process",
+            "leave ranks out, or use fit",
+        )
+    name, method = config.solver.name, _method(config)
+    if method.in_place or config.model.centers == "all":
+        reason = f"solver={name!r}" if method.in_place else "centers='all'"
+        raise ConfigError(
+            f"{reason} needs all rows at once and cannot be used with partial_fit",
+            "use fit, or random centers and another solver",
+        )
+    if method.same_rows or config.solver.warm_start is not None:
+        reason = "warm_start needs a run of its own"
+        if method.same_rows:
+            reason = f"{mention('solver', name)} needs the same rows in every epoch"
+        raise ConfigError(
+            f"{reason} and cannot be used with partial_fit", "use fit, or another solver"
+        )
 
 
 class SavedRun:
@@ -221,14 +237,14 @@ class SavedRun:
                     "save an estimator after partial_fit, load a run directory, or use fit",
                 )
             sizes = recorded_sizes(record)
-            config = _continued(record["identity"]["settings"], run.kernel, sizes.solver)
+            config = _settings_to_continue(record["identity"]["settings"], run.kernel, sizes.solver)
             return Online(
                 config.with_overrides(execution), RunInputs(facts=run.facts), sizes,
                 (setup.arrays, setup.meta), (saved.arrays, saved.meta),
             )  # fmt: skip
 
 
-def _continued(
+def _settings_to_continue(
     settings: Mapping[str, Mapping[str, Any]], kernel: Mapping[str, Any], solver: str
 ) -> RunConfig:
     """Return the settings of a run to continue with new rows, with the kernel and the solver that

@@ -35,12 +35,12 @@ from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.rank_work import has_setup, prepare_rank, reached_step, work_as_rank
+from streamkern.train.rank_work import has_setup, prepare_rank, read_last_step, work_as_rank
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import check_same_model, check_same_run, run_record
-from streamkern.train.start_run import opened_run, run_directory
+from streamkern.train.start_run import open_recorded_run, run_directory
 
 MAX_TASK_BYTES = 256 << 20
 """Largest size, in bytes, of the pickled inputs that are sent to every rank."""
@@ -69,7 +69,7 @@ def train_over(
 
         - "ranks": a generation of ranks starts, with "ranks" of the "wanted" ranks.
         - "lost": a rank is lost; "why" says how, and "stopping" whether the run was to end. "kept"
-          is what the run resumes from: "checkpoint", "setup" or "nothing".
+          names the state that the run resumes from: "checkpoint", "setup" or "nothing".
         - "message": "message" is {"line": text} or {"evaluation": record} from rank 0, or
           {"warning": text} from any rank.
 
@@ -80,16 +80,16 @@ def train_over(
     import_optional("xgboost.collective", "a run of several ranks", "ranks")
     client = inputs.client
     ranks = config.run.n_ranks
-    local = client is None and config.run.cluster is None
-    devices: Sequence[str] = rank_devices(config) if local else ()
-    if local:
+    is_local = client is None and config.run.cluster is None
+    devices: Sequence[str] = rank_devices(config) if is_local else ()
+    if is_local:
         if config.run.threads != "auto":  # the settings have the total of all ranks
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
     _check_recorded_run(config, inputs)
     settings = {
-        "config": config, "given": _pickled_inputs(config, inputs),
+        "config": config, "inputs": _pickle_inputs(config, inputs),
         "progress": progress, "devices": devices,
         # Modules of the caller's classes; the record of an older run has only the classes' names.
         "modules": own_modules(Kernel, Loss),
@@ -101,12 +101,12 @@ def train_over(
         on_event(event)
 
     with _cluster(config, client) as workers:
-        settings["dashboard"] = None if local else dashboard_link(workers)
-        if not local:
+        settings["dashboard"] = None if is_local else dashboard_link(workers)
+        if not is_local:
             check_versions(workers)
         result: dict[str, Any] = run_ranks(
             workers, work_as_rank, settings, ranks=ranks, min_ranks=config.run.min_ranks,
-            multiple=config.run.center_ranks, prepare=prepare_rank, read_progress=reached_step,
+            multiple=config.run.center_ranks, prepare=prepare_rank, read_progress=read_last_step,
             stop=request, on_event=forward,
         )  # fmt: skip
     return result
@@ -172,7 +172,7 @@ def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
             if recorded_run(directory) is not None:
                 if inputs.continues is None:
                     check_same_model(directory, config, inputs)
-                run = opened_run(cpu_config, inputs, directory)
+                run = open_recorded_run(cpu_config, inputs, directory)
                 run.backend.close()
                 check_same_run(directory, run_record(run))
         except ResumeMismatchError:
@@ -193,7 +193,7 @@ def is_complete(config: RunConfig, inputs: RunInputs) -> bool:
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
-        run = opened_run(one_rank_config, inputs, directory)
+        run = open_recorded_run(one_rank_config, inputs, directory)
         run.backend.close()
         open_test(one_rank_config, run.data, inputs.test)
         return True
@@ -206,7 +206,7 @@ def as_one_rank(config: RunConfig) -> RunConfig:
     return config.with_overrides(changes)
 
 
-def _pickled_inputs(config: RunConfig, inputs: RunInputs) -> bytes:
+def _pickle_inputs(config: RunConfig, inputs: RunInputs) -> bytes:
     """Return the inputs that are not in the settings, pickled.
 
     Raises ConfigError if they cannot be pickled, or take more than `MAX_TASK_BYTES`.
@@ -298,7 +298,7 @@ def rank_devices(config: RunConfig) -> Sequence[str]:
 
 _RESUME_TEXTS = {
     "checkpoint": "the run continues from its last checkpoint",
-    "setup": "there is no checkpoint yet, so the run begins its first pass again",
+    "setup": "there is no checkpoint yet, so the run begins its first epoch again",
     "nothing": "there is no checkpoint yet, so the setup begins again",
 }
 
@@ -314,7 +314,7 @@ class RankEventHandler:
 
     def __init__(self, line: Line, on_evaluation: Callable[[dict[str, Any]], None] | None) -> None:
         self._line, self._on_evaluation = line, on_evaluation
-        self._warned = set[str]()
+        self._shown_warnings = set[str]()
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "lost":
@@ -337,7 +337,7 @@ class RankEventHandler:
             self._on_evaluation(message["evaluation"])
 
     def _warn(self, text: str, *, repeat: bool = False) -> None:
-        if repeat or text not in self._warned:
-            self._warned.add(text)
+        if repeat or text not in self._shown_warnings:
+            self._shown_warnings.add(text)
             self._line.close()
             warn(text)

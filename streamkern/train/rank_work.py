@@ -19,7 +19,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.placement.task import RankSpec, SendMessage
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
-from streamkern.train.start_run import acquired_run, run_directory, started_trainer
+from streamkern.train.start_run import acquire_run, run_directory, start_trainer
 
 _LOCK_RETRY_S = 0.5
 """Seconds between two attempts to lock the run directory."""
@@ -31,7 +31,7 @@ def prepare_rank(
     """Prepare the run as a single rank, see `prepare_run`."""
     import_own_modules(settings["modules"])
     prepare_run(
-        settings["config"], stop, pickle.loads(settings["given"]),
+        settings["config"], stop, pickle.loads(settings["inputs"]),
         progress=_progress_setting(settings, spec.send_message),
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ def work_as_rank(
     give_up = time.monotonic() + spec.earlier_ranks_s
     while True:
         try:
-            inputs = replace(pickle.loads(settings["given"]), rank_addresses=addresses)
+            inputs = replace(pickle.loads(settings["inputs"]), rank_addresses=addresses)
             return train_rank(
                 config, ranks, stop, inputs,
                 progress=_progress_setting(settings, spec.send_message),
@@ -73,7 +73,7 @@ def _progress_setting(settings: dict[str, Any], send_message: SendMessage) -> Pr
     return Relay(lambda text: send_message({"line": text})) if settings["progress"] else False
 
 
-def reached_step(settings: dict[str, Any]) -> int:
+def read_last_step(settings: dict[str, Any]) -> int:
     """Return the step of the newest checkpoint; -1 if there is none. settings : see `train_over`"""
     return max(run_directory(settings["config"], writable=False).steps(), default=-1)
 
@@ -95,13 +95,11 @@ def prepare_run(
             return
     directory = run_directory(config)
     with resumable(stop, kept=True, position=lambda: "in the setup") as request:
-        with acquired_run(config, inputs, directory, request) as (run, *_):
+        with acquire_run(config, inputs, directory, request) as (run, *_):
             computes_together = run.method.setup_together(run.problem)
             run.backend.close()
         if not computes_together:
-            with started_trainer(
-                config, inputs, run_directory(config), request, progress
-            ) as trainer:
+            with start_trainer(config, inputs, run_directory(config), request, progress) as trainer:
                 trainer.checkpoints.wait()
                 trainer.run.backend.close()
 
@@ -127,7 +125,7 @@ def train_rank(
     is_rank0 = ranks.rank == 0
     with (
         resumable(stop, kept=True, position=lambda: "before the next step") as request,
-        started_trainer(
+        start_trainer(
             config, replace(inputs, ranks=ranks), run_directory(config, writable=is_rank0), request,
             progress if is_rank0 else False, lambda record: send_message({"evaluation": record}),
             callbacks=make_sinks(config.run) if is_rank0 else (),

@@ -44,7 +44,10 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.inputs.centers), ("metric", run.metric)):
         if isinstance(array, StoredCenters):
-            identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
+            identity[name] = {
+                "shape": list(array.shape),
+                "sha256": array.recorded_sha256 or array.sha256,
+            }
         elif array is not None:
             identity[name] = array_identity(array)
     if run.inputs.continued_run is not None:
@@ -72,7 +75,7 @@ def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
     return {"shape": list(a.shape), "sha256": hashlib.sha256(a.tobytes()).hexdigest()}
 
 
-def as_recorded(
+def with_recorded_settings(
     config: RunConfig, directory: RunDirectory | None, record: Mapping[str, Any] | None
 ) -> RunConfig:
     """Return the settings with "auto" replaced by the values with which the run was started.
@@ -137,7 +140,7 @@ def has_scores(description: Any) -> bool:
     return isinstance(description, list | tuple) and any(map(has_scores, description))
 
 
-def changed_backend(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
+def backend_changes(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """Return the differences between two descriptions of a backend that can change the result.
 
     OpenMP is ignored. It is listed if any library of the process, such as scikit-learn, has loaded
@@ -181,19 +184,22 @@ def _check_same(
     directory: RunDirectory, recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
-    changes = record_differences(*_with_like_kernels(recorded, current))
+    changes = record_differences(*_with_equal_kernels(recorded, current))
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
-        differing_kernels = any(change.startswith("model.kernel") for change in changes)
-        if differing_kernels and _has_kernel_object(recorded) and not _has_kernel_object(current):
+        kernels_differ = any(change.startswith("model.kernel") for change in changes)
+        if kernels_differ and _has_kernel_object(recorded) and not _has_kernel_object(current):
             table = _kernel_table(recorded["settings"]["model"]["kernel"])
-            way = (
+            kernel_remedy = (
                 "resume it in Python by the call that began it, whose kernel is an object"
                 if table is None
                 else f"give its kernel, {mention('model.kernel')} = {toml_value(table)}"
             )
-            remedy = f"{way}, or continue this run in another run_dir (streamkern train --continue)"
+            remedy = (
+                f"{kernel_remedy}, or continue this run in another run_dir "
+                "(streamkern train --continue)"
+            )
         elif all(change.startswith("data") for change in changes):  # more epochs, or other rows
             remedy = (
                 "restore these, give another run_dir, or continue this run in another one "
@@ -210,21 +216,21 @@ def _has_kernel_object(identity: Mapping[str, Any]) -> bool:
     return isinstance(kernel, Mapping) and "kind" not in kernel
 
 
-def _with_like_kernels(
+def _with_equal_kernels(
     recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return both identities; if a table or name has the kernel of an object, with equal kernels.
+    """Return both identities; kernels that only differ in their notation are made equal.
 
-    A run that was begun with `Laplace(2)` in Python is so resumed with {kind = "laplace",
-    bandwidth = 2.0}, for example on the command line.
+    A run that was started with the object `Laplace(2)` in Python can therefore be resumed with the
+    table {kind = "laplace", bandwidth = 2.0}, for example on the command line.
     """
     if _has_kernel_object(recorded) == _has_kernel_object(current):
         return recorded, current
-    tables = [
-        _kernel_table(each.get("settings", {}).get("model", {}).get("kernel"))
-        for each in (recorded, current)
-    ]
-    if tables[0] is None or tables[0] != tables[1]:
+    recorded_table, current_table = (
+        _kernel_table(identity.get("settings", {}).get("model", {}).get("kernel"))
+        for identity in (recorded, current)
+    )
+    if recorded_table is None or recorded_table != current_table:
         return recorded, current
     model = {**current["settings"]["model"], "kernel": recorded["settings"]["model"]["kernel"]}
     return recorded, {**current, "settings": {**current["settings"], "model": model}}
@@ -236,17 +242,18 @@ def _kernel_table(kernel: Any) -> dict[str, Any] | None:
     None if a parameter is open, or if a table cannot hold the kernel, as with a metric.
     """
     try:
-        built = get_kernel(kernel, "auto")
+        kernel_object = get_kernel(kernel, "auto")
     except ConfigError:
         return None
-    if built.is_open or built.sparse or built.categorical or not is_built_in(built):
+    is_plain = not (kernel_object.is_open or kernel_object.sparse or kernel_object.categorical)
+    if not is_plain or not is_built_in(kernel_object):
         return None
-    return _with_kinds(built.describe())
+    return _with_kinds(kernel_object.describe())
 
 
-def _with_kinds(described: Mapping[str, Any]) -> dict[str, Any]:
+def _with_kinds(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a built-in kernel as a table of a run file."""
-    table = {"kind": described["kernel"], **described}
+    table = {"kind": description["kernel"], **description}
     del table["kernel"]
     if "parts" in table:
         table["parts"] = [_with_kinds(part) for part in table["parts"]]
@@ -272,7 +279,7 @@ _GRID_FACTS = ("ranks", "center_ranks")
 
 
 class EnvironmentChanges:
-    """Comparison of the environment of this process with that of the last writer of a run.
+    """Comparison of the environments of this process and of the last writer of a run.
 
     grid : numbers of ranks and of columns of the rank grid, in this process
     """
@@ -280,7 +287,7 @@ class EnvironmentChanges:
     def __init__(self, run: ResolvedRun) -> None:
         grid = run.method.share(run.problem, run.sizes, run.inputs.ranks).grid
         self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
-        self._backend, self._recorded = run.backend, dict[str, Any]()
+        self._backend, self._recorded_environment = run.backend, dict[str, Any]()
 
     def now(self) -> dict[str, Any]:
         """Return the environment of this process as JSON values, for a checkpoint."""
@@ -292,26 +299,31 @@ class EnvironmentChanges:
         The grid is left out, because a setup depends on it by rounding only.
         """
         recorded = recorded_run(directory)
-        self._recorded = {"backend": meta["backend"]}
-        self._recorded |= {} if recorded is None else {"versions": recorded["versions"]}
+        self._recorded_environment = {"backend": meta["backend"]}
+        self._recorded_environment |= {} if recorded is None else {"versions": recorded["versions"]}
 
     def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
         """Record the environment in which a checkpoint was written.
 
         A checkpoint without a grid was written by a single process.
         """
-        self._recorded |= {name: meta[name] for name in ("backend", "versions") if name in meta}
+        self._recorded_environment |= {
+            name: meta[name] for name in ("backend", "versions") if name in meta
+        }
         if not meta["position"]["done"]:  # otherwise nothing more is computed
-            self._recorded |= {name: meta.get(name, 1) for name in _GRID_FACTS}
+            self._recorded_environment |= {name: meta.get(name, 1) for name in _GRID_FACTS}
 
     def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
         """Warn of changes since the last writer, and report them as an event "changed"."""
-        recorded, current = self._recorded, self.now()
+        recorded, current = self._recorded_environment, self.now()
         grids = (
             {name: values[name] for name in _GRID_FACTS if name in recorded}
             for values in (recorded, current)
         )
-        changes = {"libraries": _libraries(recorded, current), "ranks": record_differences(*grids)}
+        changes = {
+            "libraries": _library_changes(recorded, current),
+            "ranks": record_differences(*grids),
+        }
         texts = [change for values in changes.values() for change in values]
         if texts:
             changed_parts = " and ".join(name for name, values in changes.items() if values)
@@ -319,10 +331,11 @@ class EnvironmentChanges:
             report("changed", {"what": texts})
 
 
-def _libraries(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+def _library_changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return the differences of backend and library versions between two environments."""
     if "backend" not in recorded:
         return []
-    changed = changed_backend(recorded["backend"], current["backend"])
-    return changed + record_differences(
+    changes = backend_changes(recorded["backend"], current["backend"])
+    return changes + record_differences(
         recorded.get("versions", current["versions"]), current["versions"]
     )

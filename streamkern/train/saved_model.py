@@ -146,7 +146,7 @@ def model_digest(run: RunSnapshot) -> str:
 # -- saving ----------------------------------------------------------------------------------------
 
 
-def without_solver(
+def model_state(
     model: KernelModel,
     Z: npt.NDArray[Any],
     order: npt.NDArray[np.int64],
@@ -174,8 +174,8 @@ def without_solver(
         arrays["metric"] = model.op.kernel.metric
     weights = {"alpha": model.backend.to_host(model.weights)}
     weights |= {} if ridges is None else {"ridges": np.array(ridges)}
-    for extra in (model.calibration, model.posterior):
-        weights |= {} if extra is None else extra.arrays()
+    for model_part in (model.calibration, model.posterior):
+        weights |= {} if model_part is None else model_part.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
     return (arrays, dict(meta) | {"scaling": scaling}), (weights, state | {"model_only": True})
@@ -204,7 +204,7 @@ def save_model(
     Raises
     ------
     ConfigError
-        The model has a function or a kernel of the user, which could not be loaded.
+        The model has a user-defined function or kernel, which could not be loaded.
     RunError, StorageError
         The directory holds something else, or cannot be written.
     """
@@ -215,14 +215,15 @@ def save_model(
         "identity": identity, "sizes": setup[1]["sizes"], "versions": library_versions(),
     }  # fmt: skip
     with directory:
-        existing = directory.read_record() or directory.read_config()
-        if existing is not None and existing != record:
+        existing_record = directory.read_record() or directory.read_config()
+        if existing_record is not None and existing_record != record:
             raise RunError(
                 f"{directory.location} holds another model or run already",
                 "give a new or empty directory",
             )
-        if directory.steps():
+        if directory.steps():  # an earlier call has written everything
             return
+        # The log of such a run, then its setup, and last its only checkpoint.
         directory.write_config(record)
         arrays, meta = state
         position = {name: meta["position"][name] for name in ("step", "epoch", "samples")}

@@ -29,7 +29,7 @@ from streamkern.stream.sources.patch_features import (
 )
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.continue_run import ParentId, continuing
+from streamkern.train.continue_run import ParentId, complete_from_parent
 from streamkern.train.loop.callbacks import Callback, Callbacks
 from streamkern.train.loop.evaluations import EvaluationSchedule
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
@@ -37,11 +37,11 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import checked_classes, open_test
 from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes, sizes_from
 from streamkern.train.run_identity import (
-    as_recorded,
     check_same_run,
     has_scores,
     recorded_patches,
     run_record,
+    with_recorded_settings,
 )
 from streamkern.train.trainer import Trainer
 
@@ -60,7 +60,7 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
 
 
 @contextlib.contextmanager
-def acquired_run(
+def acquire_run(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None, request: StopRequest,
 ) -> Iterator[tuple[ResolvedRun, BaseSource | None, Any, contextlib.ExitStack]]:  # fmt: skip
     """Resolve and check a run, lock its directory, and record its settings there.
@@ -72,9 +72,9 @@ def acquired_run(
     request : request by which a signal ends the run
     """
     if inputs.ranks.rank:
-        run = opened_run(config, inputs, directory, _receive_choices(inputs.ranks))
+        run = open_recorded_run(config, inputs, directory, _receive_choices(inputs.ranks))
     else:
-        run = opened_run(config, inputs, directory)
+        run = open_recorded_run(config, inputs, directory)
         _broadcast_choices(run)
     try:
         ranks = on_devices(inputs.ranks, run.backend)
@@ -110,7 +110,7 @@ def acquired_run(
 
 
 @contextlib.contextmanager
-def started_trainer(
+def start_trainer(
     config: RunConfig,
     inputs: RunInputs,
     directory: RunDirectory | None,
@@ -121,9 +121,9 @@ def started_trainer(
 ) -> Iterator[Trainer]:
     """Yield a trainer before its first step, or with the state of the newest checkpoint.
 
-    After an error the backend is closed. Parameters: see `acquired_run` and `train`.
+    After an error the backend is closed. Parameters: see `acquire_run` and `train`.
     """
-    with acquired_run(config, inputs, directory, request) as (run, test, client, stack):
+    with acquire_run(config, inputs, directory, request) as (run, test, client, stack):
         validation = run.data.validation_rows if inputs.ranks.rank == 0 else None
         evaluations = EvaluationSchedule(config.run, test, on_evaluation, validation)
         trainer = Trainer(
@@ -145,7 +145,7 @@ def _check_no_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform
         )
 
 
-def opened_run(
+def open_recorded_run(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
     rank0_choices: RankZeroChoices = (None, None, None, None),
 ) -> ResolvedRun:  # fmt: skip
@@ -155,8 +155,8 @@ def opened_run(
     """
     sizes, parent_id, scores, patches = rank0_choices
     record = recorded_run(directory)
-    config = as_recorded(config, directory, record)
-    config, inputs = continuing(config, inputs, directory, record, parent_id)
+    config = with_recorded_settings(config, directory, record)
+    config, inputs = complete_from_parent(config, inputs, directory, record, parent_id)
     patches = inputs.patches if patches is None else patches
     if directory is not None and record is not None:
         sizes = recorded_sizes(record) if sizes is None else sizes

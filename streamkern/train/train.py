@@ -44,7 +44,7 @@ from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import check_same_run, run_record
 from streamkern.train.saved_model import load_result
-from streamkern.train.start_run import opened_run, run_directory, started_trainer
+from streamkern.train.start_run import open_recorded_run, run_directory, start_trainer
 
 __all__ = ["Result", "train"]
 
@@ -118,20 +118,20 @@ def train(
         directory = run_directory(config)
     config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
-        _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
+        _check_no_local_arguments(config, {"warm_start": warm, "callbacks": callbacks or None})
         if not is_complete(config, replace(inputs, client=None)):
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
-    saves = directory is not None
-    with resumable(stop, kept=saves, position=lambda: "before the next step") as request:
-        beginning = started_trainer(
+    has_run_dir = directory is not None
+    with resumable(stop, kept=has_run_dir, position=lambda: "before the next step") as request:
+        trainer_context = start_trainer(
             config, inputs, directory, request, progress, on_evaluation, all_callbacks
         )  # fmt: skip
-        with beginning as trainer:
-            ended_already = trainer.position.done
+        with trainer_context as trainer:
+            was_complete = trainer.position.done
             result = trainer.run_to_end()
-            if last_line is not False and not ended_already:
-                seconds = time.perf_counter() - trainer.began
+            if last_line is not False and not was_complete:
+                seconds = time.perf_counter() - trainer.start_time
                 text = closing_line(result, seconds)
                 trainer.progress.line.finish(text, always=last_line is True)
             return result
@@ -148,13 +148,13 @@ def _check_ranks(config: RunConfig) -> None:
         )
 
 
-def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an argument is given that ranks in other processes cannot use."""
-    given_names = [name for name, value in given.items() if value is not None]
-    if given_names:
+def _check_no_local_arguments(config: RunConfig, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError if one of the arguments, which other processes cannot use, is not None."""
+    names = [name for name, value in arguments.items() if value is not None]
+    if names:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} trains in other processes, where "
-            f"{given_names[0]} cannot be used",
+            f"{names[0]} cannot be used",
             "leave it out, or train with one rank",
         )
 
@@ -187,22 +187,22 @@ def _over_ranks(
 
 def _check_read_back(config: RunConfig, inputs: RunInputs) -> None:
     """Raise ConfigError if the model has a part that a run directory cannot store."""
-    kernel, unsaved = config.model.kernel, None
+    kernel, unsaved_part = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
-        unsaved = f"kernel={kernel!r}"
+        unsaved_part = f"kernel={kernel!r}"
     transforms = () if inputs.source is None else getattr(inputs.source, "feed_transforms", ())
     for transform in transforms:
         if is_deterministic(transform) and not isinstance(transform, Scale | PatchFeatures):
-            unsaved = f"transform {transform_name(transform)!r}"
-    if unsaved is not None:
+            unsaved_part = f"transform {transform_name(transform)!r}"
+    if unsaved_part is not None:
         raise ConfigError(
-            f"{unsaved} cannot be used with {mention('run.ranks', config.run.ranks)}: it is a "
+            f"{unsaved_part} cannot be used with {mention('run.ranks', config.run.ranks)}: it is a "
             "function, which cannot be saved in the run directory that ranks share",
             "train with one rank",
         )
 
 
-def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> ResolvedRun:
+def open_continuation(config: RunConfig, continues: str | os.PathLike[str]) -> ResolvedRun:
     """Return the run with which `train` would continue another run, without writing anything.
 
     The caller closes `ResolvedRun.backend`. Raises the same errors as `train` before it writes.
@@ -212,7 +212,7 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Reso
         directory = RunDirectory(
             config.run.run_dir, writable=False, storage_options=config.data.storage_options
         )
-    run = opened_run(config, RunInputs(continues=os.fspath(continues)), directory)
+    run = open_recorded_run(config, RunInputs(continues=os.fspath(continues)), directory)
     try:
         check_same_run(directory, run_record(run))
     except BaseException:
@@ -231,29 +231,29 @@ def pin_branches(config: RunConfig, directory: RunDirectory | None) -> RunConfig
     if not any(map(is_branch, urls)):
         return config
     recorded = recorded_run(directory)
-    recorded_fingerprints = (
-        [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
-    )
-    if len(recorded_fingerprints) != len(urls):  # the data differ, which is reported later
-        recorded_fingerprints = [""] * len(urls)
-    pinned = []
-    for url, fingerprint in zip(urls, recorded_fingerprints, strict=True):
+    fingerprints = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
+    if len(fingerprints) != len(urls):  # the data differ, which is reported later
+        fingerprints = [""] * len(urls)
+    pinned_urls = []
+    for url, fingerprint in zip(urls, fingerprints, strict=True):
+        # The fingerprint of an icechunk store is "icechunk:<snapshot>:<arrays>".
         kind, _, snapshot_and_arrays = fingerprint.partition(":")
         if not is_branch(url):
-            pinned.append(url)
+            pinned_urls.append(url)
         elif kind == "icechunk":
-            pinned.append(at_snapshot(url, snapshot_and_arrays.partition(":")[0]))
+            pinned_urls.append(at_snapshot(url, snapshot_and_arrays.partition(":")[0]))
         else:
-            pinned.append(snapshot_url(url, storage_options_for(config, url)))
+            pinned_urls.append(snapshot_url(url, storage_options_for(config, url)))
     is_single = isinstance(config.data.train, str)
-    return config.with_overrides({"data.train": pinned[0] if is_single else pinned})
+    return config.with_overrides({"data.train": pinned_urls[0] if is_single else pinned_urls})
 
 
-def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fingerprints of the stores of a described source, in their order."""
-    parts = described.get("sources", [described["base"]] if "base" in described else [])
+def _fingerprints(description: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fingerprints of the stores in the description of a source, in their order."""
+    base = [description["base"]] if "base" in description else []
+    parts = description.get("sources", base)
     if not parts:
-        yield str(described.get("fingerprint"))
+        yield str(description.get("fingerprint"))
     for part in parts:
         yield from _fingerprints(part)
 

@@ -64,6 +64,8 @@ class Trainer:
     directory : run directory, whose lock is held; None to save nothing
     stack : exit stack that closes everything that the trainer opens
     stop : request by which a signal ends the run
+    end_reason : why the run ends before its last epoch, or None
+    skipped : as in `Result`
     """
 
     def __init__(
@@ -80,10 +82,8 @@ class Trainer:
         self.checkpoints = Checkpoints(self.settings, directory if is_rank0 else None, stack)
         self.position, self.environment = Position(), EnvironmentChanges(run)
         line = stack.enter_context(Line(setting=progress))
-        self.callbacks, self.stopping = (
-            callbacks,
-            EarlyStopping(self.settings, None if run.loss is None else run.loss.figure),
-        )
+        loss_figure = None if run.loss is None else run.loss.figure
+        self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings, loss_figure)
         on_host = run.backend.name == "cpu"
         self.progress = RunProgress(
             line, self.log, self.position, on_host=on_host, on_record=callbacks.record,
@@ -91,8 +91,8 @@ class Trainer:
         )  # fmt: skip
         # A method of the trainer would be a reference cycle, which would keep its memory alive.
         self._report = self.progress.report
-        self.began, self.loop_s = time.perf_counter(), 0.0
-        self.ended: str | None = None
+        self.start_time, self.loop_s = time.perf_counter(), 0.0
+        self.end_reason: str | None = None
         self.skipped: tuple[str, ...] = ()
 
     def begin(self, client: Any) -> None:
@@ -105,12 +105,12 @@ class Trainer:
         link = {} if client is None else {"dashboard": dashboard_link(client)}
         with self.progress.setting_up():
             setup = self._setup(warm)
-            self.steps = StepLoop(self.run, setup, self.position, self._report)
-            setup_s = time.perf_counter() - self.began
+            self.loop = StepLoop(self.run, setup, self.position, self._report)
+            setup_s = time.perf_counter() - self.start_time
             order = self._resume(warm, run_plan(self.run, setup_s) | self.environment.grid | link)
             del warm  # no rank holds all weights from here on
         self.coordinator.check_step(self.position.step)
-        self.feed = self.stack.enter_context(self.steps.feed(client))
+        self.feed = self.stack.enter_context(self.loop.feed(client))
         check_order(order, self.feed.reader.order_key())
         if self.run.inputs.continued_run is not None and not has_checkpoint:
             self._checkpoint()  # from here on the parent run is not needed
@@ -153,25 +153,25 @@ class Trainer:
         if self.directory is None or saved is None:
             self.environment.report(self._report)
             saves = self.directory is not None
-            self.steps.begin(initial_weights(warm, self.steps, self.coordinator, saved=saves))
-            self._report("start", {"setup": setup_decisions(self.steps.assembled.meta), **plan})
-            self._record_skipped(() if warm is None else warm.damaged_checkpoints)
+            self.loop.begin(initial_weights(warm, self.loop, self.coordinator, saved=saves))
+            self._report("start", {"setup": setup_decisions(self.loop.assembled.meta), **plan})
+            self._report_skipped(() if warm is None else warm.damaged_checkpoints)
             return None
         with checkpoint_errors(self.directory.location):
-            self.steps.restore(loader.arrays(saved), saved.meta)
+            self.loop.restore(loader.arrays(saved), saved.meta)
             self.evaluations.restore_metrics(saved.meta["metrics"])
             self.stopping.scores = scores_from_json(saved.meta.get("validation", ()))
             order = dict(saved.meta["order"])
             self.environment.of_checkpoint(saved.meta)
         self.environment.report(self._report)
-        self.ended = saved.meta.get("ended") or self._why_finished()
+        self.end_reason = saved.meta.get("ended") or self._why_finished()
         self._report("resume", plan)
         for text in saved.skipped:
             warn(text)
-        self._record_skipped(saved.skipped)
+        self._report_skipped(saved.skipped)
         return order
 
-    def _record_skipped(self, skipped: tuple[str, ...]) -> None:
+    def _report_skipped(self, skipped: tuple[str, ...]) -> None:
         self.skipped = skipped
         if skipped:
             self._report("skipped", {"what": list(skipped)})
@@ -179,13 +179,13 @@ class Trainer:
     def run_to_end(self) -> Result:
         """Process all remaining batches, evaluate, and write the last checkpoint."""
         if self.position.done:
-            owed = self.evaluations.is_owed or self.steps.owes_calibration
-            owed = self.coordinator.from_rank0(owed)
+            is_owed = self.evaluations.is_owed or self.loop.owes_calibration
+            is_owed = self.coordinator.broadcast_decision(is_owed)
             self._calibrate()
             self._evaluate()  # the test rows may have changed since the figures were saved
-            if owed:
+            if is_owed:
                 self._checkpoint()
-                self._call_pass_ended(last=True)
+                self._report_epoch_end(last=True)
             elif self.checkpoints.saves and self.directory is not None:
                 self.directory.delete_old()
         else:
@@ -209,11 +209,11 @@ class Trainer:
         """Take the remaining steps; save the state if an error ends them."""
         position, epochs = self.position, self.run.config.data.n_epochs
         start, meter = time.perf_counter(), Meter(self.feed.reader, position.samples)
-        expected, n_empty = self.run.method.n_epochs(self.run.problem), empty_steps(self.run)
-        n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.steps.assembled.meta)
-        self.progress.begin(meter, n_rows, expected, empty_steps=n_empty, loss_note=loss_text)
-        continued = self.run.inputs.continued_run
-        epochs_before = 0 if continued is None else continued.epochs
+        n_epochs, n_empty = self.run.method.n_epochs(self.run.problem), empty_steps(self.run)
+        n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.loop.assembled.meta)
+        self.progress.begin(meter, n_rows, n_epochs, empty_steps=n_empty, loss_note=loss_text)
+        parent = self.run.inputs.continued_run
+        epochs_before = 0 if parent is None else parent.epochs
         first_epoch, end = epochs_before + position.epoch, epochs_before + epochs
         batches = self._stoppable_reads(self.feed.epochs(first_epoch, end, position.batch))
         try:
@@ -221,14 +221,14 @@ class Trainer:
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_epoch()
-            self.ended, _ = self.coordinator.agree_on_end(self.ended)  # after the evaluations owed
-            if not self.ended:
-                self.steps.run_through(batches, self._after_step)
+            self.end_reason, _ = self.coordinator.agree_on_end(self.end_reason)  # after evaluating
+            if not self.end_reason:
+                self.loop.run_through(batches, self._after_step)
         except (RunError, DivergenceError, TrainingInterrupted):
             raise
         except Exception:
             # Bad data or a lost network at batch i + 1 must not lose batch i.
-            can_save = self.steps.step_is_whole and self.coordinator.rank0_holds_state(self.steps)
+            can_save = self.loop.step_is_whole and self.coordinator.rank0_holds_state(self.loop)
             if can_save and not self.checkpoints.has_failed:
                 self._checkpoint()
             raise
@@ -257,62 +257,62 @@ class Trainer:
     def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
         stall_s = self.feed.reader.stats.stall_s
-        self.coordinator.exchange(self.position.step, stall_s, self.steps.rows)
+        self.coordinator.exchange(self.position.step, stall_s, self.loop.n_rank_rows)
         self.progress.record_step(loss)
         position = self.position
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
-        has_score = self.stopping.active and position.batch == 0
-        due = self.evaluations.is_due(position, samples_before)
-        now = due or self.checkpoints.is_set_for(position.step)
-        if not self.coordinator.sync_if_due(self.steps, now=now):
+        has_score = self.stopping.is_active and position.batch == 0
+        evaluates = self.evaluations.is_due(position, samples_before)
+        must_sync = evaluates or self.checkpoints.is_set_for(position.step)
+        if not self.coordinator.sync_if_due(self.loop, is_forced=must_sync):
             return False
-        if due and (has_score or not self._is_last_epoch):
+        if evaluates and (has_score or not self._is_last_epoch):
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        due = self.checkpoints.is_due(position.step) and not self.stop.requested  # a stop saves too
-        self.ended, saves = self.coordinator.agree_on_end(self.ended, saves=due)
+        saves = self.checkpoints.is_due(position.step) and not self.stop.requested  # a stop saves
+        self.end_reason, saves = self.coordinator.agree_on_end(self.end_reason, saves=saves)
         if saves:
             self._checkpoint()
-        return self.ended is not None
+        return self.end_reason is not None
 
     def _judge_epoch(self) -> None:
         """Score an epoch that has ended, and call the callbacks."""
         stopping, is_other_rank = self.stopping, self.ranks.rank > 0
-        if stopping.active and not is_other_rank:
-            stopping.add_score(self.evaluations.metrics, self.steps.keep_best)
+        if stopping.is_active and not is_other_rank:
+            stopping.add_score(self.evaluations.metrics, self.loop.keep_best_weights)
             self._end_after_epoch(stopping.reason())
-        if stopping.active and not self.steps.share.is_replicated:  # each rank copies its part
-            is_best = self.coordinator.from_rank0(stopping.at_best)
+        if stopping.is_active and not self.loop.share.is_replicated:  # each rank copies its part
+            is_best = self.coordinator.broadcast_decision(stopping.newest_is_best)
             if is_best and is_other_rank:
-                self.steps.keep_best()
+                self.loop.keep_best_weights()
         if is_other_rank:
             return
-        if stopping.active or not self._is_last_epoch:
-            self._call_pass_ended(last=self._is_last_epoch)
+        if stopping.is_active or not self._is_last_epoch:
+            self._report_epoch_end(last=self._is_last_epoch)
 
-    def _call_pass_ended(self, *, last: bool) -> None:
+    def _report_epoch_end(self, *, last: bool) -> None:
         """Call the callbacks for an epoch; for the last one, once its model is saved."""
         position, figures = self.position, dict(self.evaluations.metrics)
         counts = position.epoch, position.step, position.samples
-        passed = EpochEnd(*counts, figures, last, self.steps.result)
-        self._end_after_epoch(self.callbacks.pass_ended(passed))
+        epoch_end = EpochEnd(*counts, figures, last, self.loop.result)
+        self._end_after_epoch(self.callbacks.pass_ended(epoch_end))
 
     def _end_after_epoch(self, reason: str | None) -> None:
         """End the run after this epoch if there is a reason and epochs are left."""
-        if reason and not self.ended and self.position.epoch < self.run.config.data.n_epochs:
-            self.ended = reason
+        if reason and not self.end_reason and self.position.epoch < self.run.config.data.n_epochs:
+            self.end_reason = reason
             self._report("finished", {"why": reason})
 
     @property
     def _is_last_epoch(self) -> bool:
-        return self.position.epoch == self.run.config.data.n_epochs or self.ended is not None
+        return self.position.epoch == self.run.config.data.n_epochs or self.end_reason is not None
 
     def _why_finished(self) -> str | None:
         """Return why the remaining epochs are not needed, or None."""
         has_epochs_left = self.position.epoch < self.run.config.data.n_epochs
-        return self.steps.solver.why_finished(self.steps.state) if has_epochs_left else None
+        return self.loop.solver.why_finished(self.loop.state) if has_epochs_left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
         """Save the run after a signal; raise TrainingInterrupted, or Stopped if it is not saved."""
@@ -328,46 +328,46 @@ class Trainer:
 
     def _finish(self) -> None:
         """Complete the model after the last step, then evaluate and save it."""
-        self.progress.losses += self.steps.watch.pending_loss()
+        self.progress.losses += self.loop.watch.pending_loss()
         self.progress.log_losses()
-        self.steps.watch.judge_pending()
-        self.steps.solver.finish(self.steps.state)
-        self.steps.take_best()
-        self.steps.take_posterior()
+        self.loop.watch.judge_pending()
+        self.loop.solver.finish(self.loop.state)
+        self.loop.restore_best_weights()
+        self.loop.compute_posterior()
         self.position.done = True
         check_unchanged(self.run.data.source)
         with self._stoppable():
-            loss = report_fit(self.run, self.steps.model, self._report)
-        self.steps.serve_rank0()
-        self.steps.record_final_loss(loss)
+            loss = report_fit(self.run, self.loop.model, self._report)
+        self.loop.serve_rank0()
+        self.loop.record_final_loss(loss)
         self._calibrate()
         self._evaluate()
         self._checkpoint()
-        self._call_pass_ended(last=True)
+        self._report_epoch_end(last=True)
 
     def _checkpoint(self) -> None:
         self.progress.log_losses()
         order, metrics = self.feed.reader.order_key(), self.evaluations.metrics_as_json()
         meta: dict[str, Any] = {"order": order, "metrics": metrics, **self.environment.now()}
-        if self.stopping.active:
+        if self.stopping.is_active:
             meta["validation"] = scores_as_json(self.stopping.scores)
-        if self.ended:
-            meta["ended"] = self.ended
+        if self.end_reason:
+            meta["ended"] = self.end_reason
         # No checkpoint may mix two data sets.
-        self.checkpoints.save(self.steps, meta, partial(check_unchanged, self.run.data.source))
+        self.checkpoints.save(self.loop, meta, partial(check_unchanged, self.run.data.source))
 
     def _evaluate(self) -> None:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
         context = self._evaluating()
-        self.evaluations.evaluate(self.steps.model, self.position, context, self._report)
-        self.steps.serve_rank0()
+        self.evaluations.evaluate(self.loop.model, self.position, context, self._report)
+        self.loop.serve_rank0()
 
     def _calibrate(self) -> None:
         """Calibrate at the end of a run. If a signal interrupts it, the calibration is owed."""
-        if self.steps.owes_calibration:
+        if self.loop.owes_calibration:
             with self._evaluating():
-                self.steps.take_calibration(self.feed)
-        self.steps.serve_rank0()
+                self.loop.compute_calibration(self.feed)
+        self.loop.serve_rank0()
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -390,11 +390,11 @@ class Trainer:
         if self.directory is not None and self.settings.log and self.ranks.rank == 0:
             self._read_history(self.directory)
         stall_s = self.feed.reader.stats.stall_s
-        return self.steps.result(
+        return self.loop.result(
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,
             timing={"loop_s": self.loop_s, "stall_s": stall_s},
-            ended=self.ended,
+            ended=self.end_reason,
             skipped=self.skipped,
             validation_scores=self.stopping.scores,
         )

@@ -42,7 +42,7 @@ from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
 from streamkern.store.sparse_rows import pack_rows
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale
-from streamkern.train.run_identity import changed_backend
+from streamkern.train.run_identity import backend_changes
 from streamkern.train.saved_model import load_model
 from tests import fake_cupy, numpy_cublas
 from tests.host_cuda import COMPILER
@@ -664,7 +664,7 @@ def test_resume_with_different_libraries_is_reported(
             monkeypatch.setenv(case, ":4096:8")
         else:
             cupy.cuda.cusolver._getVersion = lambda: (12, 1, 0)
-        changed = changed_backend(before, backend.describe())
+        changed = backend_changes(before, backend.describe())
     assert len(changed) == 1
     assert changed[0].startswith(f"{case}: was ")
 

@@ -105,7 +105,7 @@ def _save_every_four_steps(trainer: Any) -> None:
     """Save every four steps, but not at the end of a process, as if it had been killed."""
     if trainer.position.step % 4 == 0:
         order, metrics = trainer.feed.reader.order_key(), trainer.evaluations.metrics_as_json()
-        trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
+        trainer.checkpoints.save(trainer.loop, {"order": order, "metrics": metrics}, lambda: None)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from streamkern.train import over_ranks
 from streamkern.train.over_ranks import rank_devices, with_rank_count
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.start_run import acquired_run, run_directory
+from streamkern.train.start_run import acquire_run, run_directory
 from tests.remedies import Case, Do, X, Y
 from tests.remedies.training import USUAL, trained
 
@@ -44,7 +44,7 @@ NOT_TRIED = {
     "train/placement/rank_cluster.py:RankCluster.workers:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:2": CLUSTER,
     "train/placement/task.py:_run_rank:1": LOST,
-    "train/placement/task.py:of_another_run:1": CLUSTER,
+    "train/placement/task.py:busy_worker_error:1": CLUSTER,
     "train/placement/task.py:run_rank:1": LOST,
 }
 
@@ -98,7 +98,7 @@ def setting_cases() -> list[Case]:
         def enters() -> None:
             made = config(given)
             stop = StopRequest(install=False)
-            with acquired_run(made, RunInputs(), run_directory(made), stop) as (run, *_):
+            with acquire_run(made, RunInputs(), run_directory(made), stop) as (run, *_):
                 run.backend.close()
 
         return enters
@@ -142,7 +142,7 @@ def pickled_object_cases() -> list[Case]:
 
     def packed(given: RunInputs, most: int = 1 << 30) -> None:
         with mock.patch.object(over_ranks, "MAX_TASK_BYTES", most):
-            over_ranks._pickled_inputs(config(TWO), given)
+            over_ranks._pickle_inputs(config(TWO), given)
 
     def absolute(url: str) -> None:
         over_ranks._check_absolute(config(TWO | {"data.train": url, "run.run_dir": "/r"}))

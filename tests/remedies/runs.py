@@ -73,7 +73,7 @@ def continued_cases() -> list[Case]:
         assert first is not None
         shutil.rmtree("first")
         trained(run("first", **{"run.random_state": 2}))
-        first.stored_centers.keys()
+        first.stored_centers.digests()
 
     def trained_on() -> None:
         stopped(run("parent"))

@@ -15,7 +15,7 @@ import zarr
 import streamkern as sk
 from streamkern.config.run_config import RunConfig
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.start_run import opened_run, run_directory
+from streamkern.train.start_run import open_recorded_run, run_directory
 from tests.remedies import (
     LABELS,
     Case,
@@ -250,7 +250,9 @@ def run_cases() -> list[Case]:
         config = RunConfig().with_overrides(
             USUAL | every | {f"run.{k}": v for k, v in given.items()}
         )
-        opened_run(config, RunInputs(), run_directory(config, writable=False)).backend.close()
+        open_recorded_run(
+            config, RunInputs(), run_directory(config, writable=False)
+        ).backend.close()
 
     trained(every)
     return [

@@ -102,20 +102,20 @@ def test_log_loss_finds_categorical_features() -> None:
 def test_saved_model_keeps_categorical_features(tmp_path: Path) -> None:
     model, fresh = fitted(), panel(500, 1)[0]
     model.save(tmp_path / "model")
-    again = sk.load(tmp_path / "model")
-    assert again.kernel_.categorical == model.kernel_.categorical
-    assert again.kernel == model.kernel == "auto"
-    np.testing.assert_array_equal(again.predict(fresh), model.predict(fresh))
+    reloaded = sk.load(tmp_path / "model")
+    assert reloaded.kernel_.categorical == model.kernel_.categorical
+    assert reloaded.kernel == model.kernel == "auto"
+    np.testing.assert_array_equal(reloaded.predict(fresh), model.predict(fresh))
 
 
 def test_given_categorical_kernel_is_saved_and_loaded(tmp_path: Path) -> None:
     kernel = sk.Laplace("auto").with_categorical([(LEVEL, 100.0)])
     model, fresh = fitted(kernel=kernel, run_dir=tmp_path / "run"), panel(500, 1)[0]
-    again = sk.load(tmp_path / "run")
-    assert again.kernel.describe()["categorical"] == [[LEVEL, 100.0]]
-    np.testing.assert_array_equal(again.predict(fresh), model.predict(fresh))
-    both = fitted(kernel={"kind": "laplace", "categorical": [[LEVEL, 100.0]]})
-    np.testing.assert_array_equal(both.predict(fresh), model.predict(fresh))
+    reloaded = sk.load(tmp_path / "run")
+    assert reloaded.kernel.describe()["categorical"] == [[LEVEL, 100.0]]
+    np.testing.assert_array_equal(reloaded.predict(fresh), model.predict(fresh))
+    given_model = fitted(kernel={"kind": "laplace", "categorical": [[LEVEL, 100.0]]})
+    np.testing.assert_array_equal(given_model.predict(fresh), model.predict(fresh))
 
 
 @pytest.mark.slow
@@ -150,9 +150,9 @@ def test_continued_run_keeps_categorical_features(tmp_path: Path) -> None:
     then = finished(settings(tmp_path / "b"), source=source(N, 3), continues=tmp_path / "a")
     assert categorical_of(then.meta["kernel"]) == [LEVEL]
     assert then.meta["kernel"] == first.meta["kernel"]
-    again = settings(tmp_path / "c")
-    stopped(again, 5, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
-    finished(again, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
+    reloaded = settings(tmp_path / "c")
+    stopped(reloaded, 5, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
+    finished(reloaded, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
 
 
@@ -180,8 +180,8 @@ def test_ranks_find_and_share_categorical_features(
     over = settings(tmp_path / "two", **changes, **{"run.ranks": 2, "run.center_ranks": columns})
     result = finished(over)
     assert categorical_of(result.meta["kernel"]) == [LEVEL]
-    found = sk.load(tmp_path / "two").predict(panel(200, 1)[0].astype(np.float64))
-    np.testing.assert_allclose(found, predicted, rtol=0, atol=1e-6)
+    actual = sk.load(tmp_path / "two").predict(panel(200, 1)[0].astype(np.float64))
+    np.testing.assert_allclose(actual, predicted, rtol=0, atol=1e-6)
 
 
 # -- searched -------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ def test_commands_show_categorical_features(
     given = ("--train", tmp_path / "train.zarr")
     assert "kernel" in output_of("plan", *given)
     output_of("train", *given, "--run-dir", run)
-    found = json.loads(output_of("info", run, "--json"))["solver"]
-    assert [name for name, _ in found["categorical"]] == ["shop"]
+    actual = json.loads(output_of("info", run, "--json"))["solver"]
+    assert [name for name, _ in actual["categorical"]] == ["shop"]
     assert "shop (weight " in output_of("info", run)
     output_of("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()

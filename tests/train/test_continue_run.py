@@ -36,10 +36,10 @@ from tests.runs import (
 NAMES = np.array(["ant", "bee", "cat"])
 
 
-def rows(n: int, seed: int, far: float = 0.0) -> tuple[Array, Array]:
+def rows(n: int, seed: int, offset: float = 0.0) -> tuple[Array, Array]:
     """Return rows of a table, whose columns have different scales, and labels."""
     X, y = arrays(n, seed)
-    return X * np.float32([1, 10, 100, 1, 0.1]) + np.float32(far), NAMES[y]
+    return X * np.float32([1, 10, 100, 1, 0.1]) + np.float32(offset), NAMES[y]
 
 
 def store(folder: Path) -> Path:
@@ -50,13 +50,13 @@ def store(folder: Path) -> Path:
 
 def config(folder: Path, name: str, **changes: Any) -> RunConfig:
     """Return the settings of a run over the store, with everything "auto" that may be."""
-    found = settings(folder / name).with_overrides(
+    actual = settings(folder / name).with_overrides(
         {
             "data.train": str(folder / "s.zarr"), "data.scale": "auto", "data.epochs": 1,
             "model.bandwidth": "median", "model.n_centers": 30,
         }
     )  # fmt: skip
-    return found.with_overrides(changes) if changes else found
+    return actual.with_overrides(changes) if changes else actual
 
 
 def saved(run_dir: Path, step: int | None = None) -> tuple[Saved, Saved]:
@@ -96,17 +96,17 @@ def test_continued_run_starts_with_old_function_on_appended_rows(
     """Check that it does although statistics, means and distances of the rows have changed."""
     location, test = store(tmp_path), rows(40, 8)[0]
     finished(config(tmp_path, "a", **changes))
-    X, y = rows(70, 1, far=3.0)
+    X, y = rows(70, 1, offset=3.0)
     sk.append_store(X, location, y=y)
-    kept = {k: v for k, v in changes.items() if not k.startswith("model.")}
+    run_changes = {k: v for k, v in changes.items() if not k.startswith("model.")}
     left_out = {f"model.{k}": v for k, v in RunConfig().model}
-    finished(config(tmp_path, "b", **left_out | kept), continues=tmp_path / "a")
-    (old, last), (new, first) = saved(tmp_path / "a"), saved(tmp_path / "b", step=0)
-    for name in ("Z", "order", "metric", *(k for k in old.arrays if k.startswith("scaling"))):
-        assert (name in old.arrays) == (name in new.arrays)
-        if name in old.arrays:
-            np.testing.assert_array_equal(new.arrays[name], old.arrays[name])
-    assert new.meta["kernel"] == old.meta["kernel"]
+    finished(config(tmp_path, "b", **left_out | run_changes), continues=tmp_path / "a")
+    (parent, last), (new, first) = saved(tmp_path / "a"), saved(tmp_path / "b", step=0)
+    for name in ("Z", "order", "metric", *(k for k in parent.arrays if k.startswith("scaling"))):
+        assert (name in parent.arrays) == (name in new.arrays)
+        if name in parent.arrays:
+            np.testing.assert_array_equal(new.arrays[name], parent.arrays[name])
+    assert new.meta["kernel"] == parent.meta["kernel"]
     np.testing.assert_array_equal(weights(first), weights(last))
     answers = []
     for run_dir in ("a", "b-0"):
@@ -114,7 +114,7 @@ def test_continued_run_starts_with_old_function_on_appended_rows(
         answers.append(model.predict(array_of(test)))
         model.backend.close()
     np.testing.assert_array_equal(*answers)
-    assert new.meta["sizes"] != old.meta["sizes"] or new.meta["setup"] != old.meta["setup"]
+    assert new.meta["sizes"] != parent.meta["sizes"] or new.meta["setup"] != parent.meta["setup"]
     data = run_overview(tmp_path / "b")["data"]
     assert data["n_rows"] == 160
 
@@ -129,15 +129,15 @@ def test_additional_epochs_draw_new_orders(tmp_path: Path, monkeypatch: pytest.M
     requested: list[tuple[int, int]] = []
     epochs = Feed.epochs
 
-    def noted(self: Feed, first: int, stop: int, start: int = 0) -> Any:
+    def record_epochs(self: Feed, first: int, stop: int, start: int = 0) -> Any:
         requested.append((first, stop))
         return epochs(self, first, stop, start)
 
-    monkeypatch.setattr(Feed, "epochs", noted)
-    for name, old in (("a", None), ("b", "a"), ("c", "b")):
+    monkeypatch.setattr(Feed, "epochs", record_epochs)
+    for name, parent in (("a", None), ("b", "a"), ("c", "b")):
         finished(
             config(tmp_path, name, **{"data.epochs": 2, "run.calibrate": False}),
-            continues=None if old is None else tmp_path / old,
+            continues=None if parent is None else tmp_path / parent,
         )
     assert requested == [(0, 2), (2, 4), (4, 6)]
 
@@ -145,16 +145,16 @@ def test_additional_epochs_draw_new_orders(tmp_path: Path, monkeypatch: pytest.M
 def test_killed_continuation_resumes_without_old_run(tmp_path: Path) -> None:
     store(tmp_path)
     finished(config(tmp_path, "a"))
-    old = tmp_path / "a"
+    parent = tmp_path / "a"
     twice = {"data.epochs": 2}
-    finished(config(tmp_path, "b", **twice), continues=old)
+    finished(config(tmp_path, "b", **twice), continues=parent)
     for step in (1, 4):
         test = array_of(rows(10, 5)[0])
-        stopped(config(tmp_path, f"c{step}", **twice), step, continues=old, test=test)
-    shutil.rmtree(old)
+        stopped(config(tmp_path, f"c{step}", **twice), step, continues=parent, test=test)
+    shutil.rmtree(parent)
     for step in (1, 4):
         run_dir = tmp_path / f"c{step}"
-        finished(config(tmp_path, run_dir.name, **twice), continues=old)
+        finished(config(tmp_path, run_dir.name, **twice), continues=parent)
         for name, array in final(tmp_path / "b").items():
             np.testing.assert_array_equal(final(run_dir)[name], array, err_msg=name)
 
@@ -182,17 +182,19 @@ def test_run_still_training_is_continued_at_recorded_step(
 
 def test_parent_runs_are_recorded_and_shown(tmp_path: Path) -> None:
     store(tmp_path)
-    for name, old in (("a", None), ("b", "a"), ("c", "b")):
-        result = finished(config(tmp_path, name), continues=None if old is None else tmp_path / old)
-    found = run_overview(tmp_path / "c")
-    line = [found["continues"], *found["continues"]["before"]]
+    for name, parent in (("a", None), ("b", "a"), ("c", "b")):
+        result = finished(
+            config(tmp_path, name), continues=None if parent is None else tmp_path / parent
+        )
+    actual = run_overview(tmp_path / "c")
+    line = [actual["continues"], *actual["continues"]["before"]]
     assert [(k["run"], k["step"], k["samples"], k["epochs"]) for k in line] == [
         (str(tmp_path / "b"), 5, 90, 2), (str(tmp_path / "a"), 5, 90, 1),
     ]  # fmt: skip
     model = load_model(tmp_path / "b", device="cpu", threads=1)
     assert line[0]["model"] == model.digest()
     model.backend.close()
-    assert f"{tmp_path / 'b'} at step 5, which continued {tmp_path / 'a'}" in run_text(found)
+    assert f"{tmp_path / 'b'} at step 5, which continued {tmp_path / 'a'}" in run_text(actual)
     assert json.loads((tmp_path / "c/run.json").read_text()) is not None
     assert result.samples == 90
 
@@ -317,11 +319,11 @@ def test_run_with_all_rows_as_centers_is_continued(n_centers: Any, tmp_path: Pat
     """Check a run whose n_centers is not the number of its centers."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     sk.ingest_store(X, tmp_path / "a", y=X[:, 0])
-    made = RunConfig().with_overrides({"data.train": str(tmp_path / "a"), "data.epochs": 1})
+    base_config = RunConfig().with_overrides({"data.train": str(tmp_path / "a"), "data.epochs": 1})
     first = {"model.n_centers": n_centers, "run.run_dir": str(tmp_path / "first")}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*n_centers=1000 is more than the 60 training rows")
-        sk.train_model(made.with_overrides(first)).model.backend.close()
-    second = made.with_overrides({"run.run_dir": str(tmp_path / "second")})
+        sk.train_model(base_config.with_overrides(first)).model.backend.close()
+    second = base_config.with_overrides({"run.run_dir": str(tmp_path / "second")})
     for _ in range(2):  # the second call resumes
         sk.train_model(second, continues=tmp_path / "first").model.backend.close()

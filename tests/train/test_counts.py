@@ -167,7 +167,7 @@ def test_learning_does_not_depend_on_target_unit() -> None:
 
 def test_weight_acts_as_repeated_rows() -> None:
     weights = np.where(X[:, 0] > 0, 3.0, 1.0)
-    again = np.repeat(np.arange(N), weights.astype(int))
+    repeated_rows = np.repeat(np.arange(N), weights.astype(int))
     options: dict[str, Any] = {
         "loss": "poisson", "centers": X[:P], "metric": "none", "bandwidth": 2.0, "ridge": 1e-2,
         "kernel": "laplace", "epochs": 60, "average": False,
@@ -175,7 +175,9 @@ def test_weight_acts_as_repeated_rows() -> None:
     }  # fmt: skip
     y = TARGETS["poisson"]
     weighted = sk.KernelRegressor(batch_size=N, **options).fit(X, y, sample_weight=weights)
-    copied = sk.KernelRegressor(batch_size=len(again), **options).fit(X[again], y[again])
+    copied = sk.KernelRegressor(batch_size=len(repeated_rows), **options).fit(
+        X[repeated_rows], y[repeated_rows]
+    )
     np.testing.assert_allclose(np.log(weighted.predict(X)), np.log(copied.predict(X)), atol=0.03)
 
 
@@ -261,18 +263,18 @@ def test_newton_kernel_is_used_if_it_predicts_counts_better() -> None:
 def test_given_kernel_is_kept() -> None:
     plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kernel_and_metric, "_InKernel", None)  # nothing is compared
+        patched.setattr(kernel_and_metric, "_CrossValidation", None)  # nothing is compared
         model = sk.KernelRegressor(loss="poisson", n_centers=P, **plain).fit(X, TARGETS["poisson"])
     assert model.kernel_.bandwidth == 3.0
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("kernel_settings", [
     {"kernel": "laplace", "bandwidth": "median"},
     {"kernel": {"kind": "sum", "parts": ["laplace", "gaussian"]}},
     {"kernel": sk.Laplace("auto"), "bandwidth": "median"}, {"kernel": "laplace", "bandwidth": 2.0},
 ])  # fmt: skip
-def test_metric_is_learned_for_given_kernel(given: dict[str, Any]) -> None:
-    model = sk.KernelRegressor(loss="poisson", metric="learn", n_centers=P, **given)
+def test_metric_is_learned_for_given_kernel(kernel_settings: dict[str, Any]) -> None:
+    model = sk.KernelRegressor(loss="poisson", metric="learn", n_centers=P, **kernel_settings)
     y = TARGETS["poisson"]
     assert DEVIANCES["poisson"](y, model.fit(X, y).predict(X)) < 1.6
 
@@ -280,16 +282,16 @@ def test_metric_is_learned_for_given_kernel(given: dict[str, Any]) -> None:
 def test_equal_rows_keep_their_targets_with_learned_metric() -> None:
     """Check that they do not have the mean of their logarithms, whose exponential is below the
     mean."""
-    rng, seen = np.random.default_rng(0), list[float]()
+    rng, used_means = np.random.default_rng(0), list[float]()
     X = rng.standard_normal((250, 5)).astype(np.float32)[rng.integers(0, 250, 2000)]
     y = np.exp(np.sin(3 * X[:, 0]) + X[:, 0]) * rng.gamma(0.3, size=len(X)) / 0.3
 
     def with_mean(loss: Any, rows: Any, noise: Any, **options: Any) -> Any:
-        seen.append(float(np.average(rows.Y[:, 0], weights=rows.w)))
+        used_means.append(float(np.average(rows.Y[:, 0], weights=rows.w)))
         return loss_noise(loss, rows, noise, **options)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loss_start, "loss_noise", with_mean)
         model = sk.KernelRegressor(loss="gamma", metric="learn", n_centers=50, epochs=1).fit(X, y)
     assert model.kernel_.metric is not None
-    assert seen[-1] == pytest.approx(1.0, abs=0.2)  # in units of the mean
+    assert used_means[-1] == pytest.approx(1.0, abs=0.2)  # in units of the mean

@@ -45,8 +45,8 @@ def test_continued_run_starts_with_old_function_and_unit(name: str, tmp_path: Pa
     np.testing.assert_array_equal(sk.load(tmp_path / "new").predict(X)[:, None], answers)
     after = finished(settings(tmp_path / "new", **run), source=rows, continues=tmp_path / "old")
     assert after.meta["setup"]["loss"] == before.meta["setup"]["loss"]
-    moved = after.model.predict(rows).mean() / before.model.predict(rows).mean()
-    assert 10 < moved < 200
+    ratio = after.model.predict(rows).mean() / before.model.predict(rows).mean()
+    assert 10 < ratio < 200
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_fit_with_two_kernel_choices_logs_one_process(outliers: bool, tmp_path: 
     model = sk.KernelRegressor(loss="huber" if outliers else "poisson", metric="learn", epochs=1)
     model.set_params(n_centers=P, run_dir=tmp_path / "run", solver="block").fit(X, y)
     records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    again = [record["doing"] for record in records if record.get("again")]
-    assert again == ["metric", "kernel"]
+    repeated_stages = [record["doing"] for record in records if record.get("again")]
+    assert repeated_stages == ["metric", "kernel"]
     history = read_history(records)
     assert len(history.processes) == 1
     assert {record["event"] for record in history.setup} >= {"bandwidth", "metric", "noise", "loss"}

@@ -19,8 +19,8 @@ from tests.runs import array_source, arrays, opened
 def identity(source: Any = None, **changes: Any) -> dict[str, Any]:
     given = {} if "centers" not in changes else {"centers": changes.pop("centers")}
     run = opened(array_source() if source is None else source, **given, **changes)
-    found: dict[str, Any] = run_record(run)["identity"]
-    return found
+    actual: dict[str, Any] = run_record(run)["identity"]
+    return actual
 
 
 X = arrays()[0]

@@ -25,8 +25,8 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters
-from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.train import open_continued, train
+from streamkern.train.start_run import run_directory, start_trainer
+from streamkern.train.train import open_continuation, train
 from tests import rank_runs as runs
 from tests.rank_runs import SMALL, grid
 from tests.rank_threads import on_threads
@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def old(store: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def parents(store: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return runs of one rank and of a grid with the same final weights, and one over other
     rows."""
     folder, changes = tmp_path_factory.mktemp("old"), from_file(tmp_path_factory.mktemp("Z"))
@@ -58,13 +58,15 @@ def from_file(folder: Path) -> dict[str, Any]:
 WAYS = ("warm", "continued")
 
 
-def continuation(old: dict[str, str], way: str, location: str) -> tuple[dict[str, Any], str | None]:
+def continuation(
+    parents: dict[str, str], way: str, location: str
+) -> tuple[dict[str, Any], str | None]:
     """Return the settings, and the run that is continued. Its centers are in another order."""
     if way == "continued":
-        own = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
-        return SMALL | own, old[location]
-    changes = {"model.centers": old["file"], "model.n_centers": "auto", "run.random_state": 1}
-    return SMALL | changes | {"solver.warm_start": old[location]}, None
+        automatic = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
+        return SMALL | automatic, parents[location]
+    changes = {"model.centers": parents["file"], "model.n_centers": "auto", "run.random_state": 1}
+    return SMALL | changes | {"solver.warm_start": parents[location]}, None
 
 
 @pytest.mark.slow
@@ -75,24 +77,24 @@ def continuation(old: dict[str, str], way: str, location: str) -> tuple[dict[str
     (1, 4, {"solver.ridge": "auto"}),
 ])  # fmt: skip
 def test_warm_started_ranks_equal_one_process(
-    store: str, old: dict[str, str], tmp_path: Path, way: str, rows: int, columns: int,
+    store: str, parents: dict[str, str], tmp_path: Path, way: str, rows: int, columns: int,
     changes: dict[str, Any],
 ) -> None:  # fmt: skip
     """Check weights of any grid; one rank continues the result as an ordinary model."""
-    options, continues = continuation(old, way, "one")
+    options, continues = continuation(parents, way, "one")
     options |= changes
     train(runs.settings(store, tmp_path / "one", **options | grid(1, 1)), continues=continues)
     ends = {}
     for location in ("one", "many"):
-        options, continues = continuation(old, way, location)
+        options, continues = continuation(parents, way, location)
         config = runs.settings(store, tmp_path / f"by {location}", **options | changes)
         over = config.with_overrides(grid(rows, columns))
         runs.on_ranks(rows * columns, over, continues)
         ends[location] = runs.alpha(over.run.run_dir)
-        again = train(over.with_overrides(grid(1, 1)), continues=continues)
-        assert again.samples == 600
+        one_rank_result = train(over.with_overrides(grid(1, 1)), continues=continues)
+        assert one_rank_result.samples == 600
         np.testing.assert_allclose(ends[location], runs.alpha(tmp_path / "one"), rtol=0, atol=1e-12)
-    start = runs.alpha(Path(old["one"]))
+    start = runs.alpha(Path(parents["one"]))
     assert np.abs(np.sort(ends["one"], 0) - np.sort(start, 0)).max() > 1e-6
 
 
@@ -105,10 +107,10 @@ EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.rid
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO])
 def test_rank_0_broadcasts_initial_weights(
-    store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any]
+    store: str, parents: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any]
 ) -> None:
     """Check that the first rank sends the weights, which only it reads."""
-    options, continues = continuation(old, way, "many")
+    options, continues = continuation(parents, way, "many")
     train(
         runs.settings(store, tmp_path / "one", **options | changes | grid(1, 1)),
         continues=continues,
@@ -116,8 +118,8 @@ def test_rank_0_broadcasts_initial_weights(
     runs.on_ranks(
         2, runs.settings(store, tmp_path / "two", **options | changes | grid(2, 1)), continues
     )
-    found = runs.alpha(tmp_path / "two")
-    np.testing.assert_allclose(found, runs.alpha(tmp_path / "one"), rtol=1e-11, atol=1e-11)
+    actual = runs.alpha(tmp_path / "two")
+    np.testing.assert_allclose(actual, runs.alpha(tmp_path / "one"), rtol=1e-11, atol=1e-11)
 
 
 FOURIER = {
@@ -137,11 +139,11 @@ def test_continued_run_keeps_kernel_and_metric(
     """Check that kernel and metric are kept over ranks, in two continued runs on different
     grids."""
     train(runs.settings(store, tmp_path / "a", **SMALL | changes | grid(1, 1)))
-    left = {f"model.{k}": v for k, v in RunConfig().model} | {"solver.ridge": "auto"}
+    defaults = {f"model.{k}": v for k, v in RunConfig().model} | {"solver.ridge": "auto"}
     for names, rows, columns in (("abc", 1, 1), ("aBC", 2, 2)):
         for before, now in itertools.pairwise(names):
             rows, columns = (1, 3) if now == "C" else (rows, columns)
-            config = runs.settings(store, tmp_path / now, **SMALL | left | grid(rows, columns))
+            config = runs.settings(store, tmp_path / now, **SMALL | defaults | grid(rows, columns))
             continues = str(tmp_path / before)
             if rows == columns == 1:
                 train(config, continues=continues)
@@ -157,11 +159,11 @@ def test_continued_run_keeps_kernel_and_metric(
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 def test_warm_started_run_resumes_on_any_grid(
-    store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    store: str, parents: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a resume from the setup alone, and from the middle, when the earlier run is gone."""
-    there = shutil.copytree(old["many"], tmp_path / "old")
-    options, continues = continuation(old | {"many": str(there)}, way, "many")
+    copied_run = shutil.copytree(parents["many"], tmp_path / "old")
+    options, continues = continuation(parents | {"many": str(copied_run)}, way, "many")
     options["data.epochs"] = 2
 
     def over(path: Path, rows: int, columns: int) -> Any:
@@ -181,9 +183,9 @@ def test_warm_started_run_resumes_on_any_grid(
     assert RunDirectory(begun_with, writable=False).steps() == []
     for rows, columns in ((2, 2), (1, 3), (1, 1)):
         for before in ("setup", "half"):
-            if before == "half" and there.exists() and columns == 3:
-                shutil.rmtree(there)
-            if before == "setup" and not there.exists():
+            if before == "half" and copied_run.exists() and columns == 3:
+                shutil.rmtree(copied_run)
+            if before == "setup" and not copied_run.exists():
                 continue
             path = Path(shutil.copytree(tmp_path / before, tmp_path / f"{before} {columns}"))
             over(path, rows, columns)
@@ -197,25 +199,25 @@ def lost(*args: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_rank_holds_all_initial_weights(
-    store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    store: str, parents: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that only the first rank has them, until the steps begin, and that no rank has all
     centers."""
-    options, continues = continuation(old, way, "many")
+    options, continues = continuation(parents, way, "many")
     config = runs.settings(store, tmp_path / "run", **options | grid(1, 2))
     prepare_run(config, inputs=RunInputs(continues=continues))
-    read: list[tuple[int, ...]] = []
-    seen: list[weakref.ref[Any]] = []
-    held, load = StoredCenters.read, ParentRun.weights_for
+    read_shapes: list[tuple[int, ...]] = []
+    references: list[weakref.ref[Any]] = []
+    original_read, load = StoredCenters.read, ParentRun.weights_for
 
     def reads(self: StoredCenters, rows: slice) -> Any:
-        found = held(self, rows)
-        read.append(found.shape)
-        return found
+        actual = original_read(self, rows)
+        read_shapes.append(actual.shape)
+        return actual
 
-    def loads(self: ParentRun, *given: Any) -> Any:
-        seen.extend(map(weakref.ref, (self, self.alpha, self.centers)))
-        return load(self, *given)
+    def loads(self: ParentRun, *arguments: Any) -> Any:
+        references.extend(map(weakref.ref, (self, self.alpha, self.centers)))
+        return load(self, *arguments)
 
     monkeypatch.setattr(StoredCenters, "read", reads)
     monkeypatch.setattr(ParentRun, "weights_for", loads)
@@ -223,29 +225,33 @@ def test_no_rank_holds_all_initial_weights(
     def begins(ranks: Communicator) -> Any:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
-        with started_trainer(
+        with start_trainer(
             config, RunInputs(ranks=ranks, continues=continues), directory, request, False, None
-        ) as at:
-            state: Any = at.steps.state
+        ) as trainer:
+            state: Any = trainer.loop.state
             ranks.broadcast_scalars([0])
-            assert [each() for each in seen] == [None] * 3
-            trained = at.steps
-            return len(trained.assembled.arrays["Z"]), len(state.alpha), len(trained.watch.good)
+            assert [reference() for reference in references] == [None] * 3
+            trained = trainer.loop
+            return (
+                len(trained.assembled.arrays["Z"]),
+                len(state.alpha),
+                len(trained.watch.good_weights),
+            )
 
     assert on_threads(2, begins) == [(30, 30, 30)] * 2
-    assert read == ([(30, 4)] * 2 if way == "continued" else [])
-    kept = load_warm_start(config.with_overrides({"solver.warm_start": old["one"]})).centers
+    assert read_shapes == ([(30, 4)] * 2 if way == "continued" else [])
+    kept = load_warm_start(config.with_overrides({"solver.warm_start": parents["one"]})).centers
     assert isinstance(kept, StoredCenters)
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize(("way", "columns", "read"), [
+@pytest.mark.parametrize(("way", "columns", "read_shapes"), [
     ("continued", 1, [7] * 8 + [4]), ("continued", 2, [7] * 9 + [4]),
     ("warm", 1, [7] * 8 + [4]), ("warm", 2, ([7] * 8 + [4]) * 2),
 ])  # fmt: skip
 def test_centers_are_read_once(
-    store: str, tmp_path: Path, way: str, columns: int, read: list[int],
+    store: str, tmp_path: Path, way: str, columns: int, read_shapes: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Check chunks of seven rows, one of which two ranks share; the preparation of rank 0 reads
@@ -257,11 +263,11 @@ def test_centers_are_read_once(
     options, continues = continuation(names, way, "many")
     config = runs.settings(store, tmp_path / "run", **options | grid(1, columns))
     came: list[int] = []
-    put = CentersTarget.__setitem__
+    original_set = CentersTarget.__setitem__
 
     def counted(self: CentersTarget, part: Any, host: Any) -> None:
         came.append(len(host))
-        put(self, part, host)
+        original_set(self, part, host)
 
     monkeypatch.setattr(CentersTarget, "__setitem__", counted)
     if columns == 1:
@@ -269,15 +275,15 @@ def test_centers_are_read_once(
     else:
         prepare_run(config, inputs=RunInputs(continues=continues))
         runs.on_ranks(columns, config, continues)
-    assert sorted(came) == sorted(read)
+    assert sorted(came) == sorted(read_shapes)
 
 
 @pytest.mark.slow
 def test_chunks_in_another_order_are_searched(
-    store: str, old: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, parents: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run that another version has written: the weights are those of the same centers."""
-    options, continues = continuation(old, "continued", "many")
+    options, continues = continuation(parents, "continued", "many")
     ends = []
     for name, size in (("a", 8 << 20), ("b", 7 * 32)):
         monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (size, size))
@@ -287,19 +293,19 @@ def test_chunks_in_another_order_are_searched(
     np.testing.assert_array_equal(*ends)
 
 
-def test_plan_counts_initial_weights(store: str, old: dict[str, str], tmp_path: Path) -> None:
+def test_plan_counts_initial_weights(store: str, parents: dict[str, str], tmp_path: Path) -> None:
     """Check that the weights that rank 0 reads are counted, and only the centers of each rank."""
     lines = {}
     for way in WAYS:
-        options, continues = continuation(old, way, "many")
+        options, continues = continuation(parents, way, "many")
         config = runs.settings(store, tmp_path / "run", **options | grid(1, 2))
-        run = open_continued(config, continues) if continues else open_run(config)
+        run = open_continuation(config, continues) if continues else open_run(config)
         run.backend.close()
         lines[way] = {(phase, buffer_name): size for phase, buffer_name, size in run.buffers.lines}
-    for found in lines.values():
-        assert found["centers", "initial weights being read, on rank 0"] == 3 * 60 * 8
-        assert found["setup", "initial weights, on rank 0"] == 60 * (8 + 8)
-        assert found["train", "order of the initial weights"] == 60 * 88
+    for actual in lines.values():
+        assert actual["centers", "initial weights being read, on rank 0"] == 3 * 60 * 8
+        assert actual["setup", "initial weights, on rank 0"] == 60 * (8 + 8)
+        assert actual["train", "order of the initial weights"] == 60 * 88
     everywhere = "centers", "all raw centers, on rank 0"
     assert everywhere in lines["warm"]
     assert everywhere not in lines["continued"]
@@ -313,9 +319,14 @@ def test_plan_counts_initial_weights(store: str, old: dict[str, str], tmp_path: 
     ("continued", {"run.precision": "exact"}, "run.precision gives float32 numbers"),
 ])  # fmt: skip
 def test_incompatible_initial_weights_are_refused(
-    store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any], message: str
+    store: str,
+    parents: dict[str, str],
+    tmp_path: Path,
+    way: str,
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
-    options, continues = continuation(old, way, "many")
+    options, continues = continuation(parents, way, "many")
     config = runs.settings(store, tmp_path / "run", **options | grid(1, 2) | changes)
     with pytest.raises(ConfigError, match=message):
         runs.on_ranks(2, config, continues)

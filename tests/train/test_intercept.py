@@ -94,12 +94,14 @@ def test_affine_targets_give_affine_predictions(method: str) -> None:
     """Check float32 with targets far from 0, of size 1e39 and of size 1e-30, side by side."""
     X, y = data(135)
     unit, constant = 2.0 ** np.array([130, -100]), np.array([0.0, 2.0**20])
-    found = []
+    find_target_scale = []
     for targets in (y, (y + constant) * unit):
         result = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), targets))
-        found.append(result.model.values(np.float32(data(50, 2)[0])))
+        find_target_scale.append(result.model.values(np.float32(data(50, 2)[0])))
     # The float64 means differ in their last bits, and float32 steps carry those on.
-    np.testing.assert_allclose(found[1] / unit - constant, found[0], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(
+        find_target_scale[1] / unit - constant, find_target_scale[0], rtol=0, atol=2e-4
+    )
 
 
 @pytest.mark.full(all_but_every=4)
@@ -116,10 +118,12 @@ def test_without_intercept_targets_are_not_centred(method: str) -> None:
     np.testing.assert_array_equal(plain.targets.scale * 2.0**70, scaled.targets.scale)
     centred = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), y)).model
     np.testing.assert_allclose(centred.targets.mean, y.mean(axis=0), rtol=1e-14)
-    far = np.full((1, 5), 200.0, np.float32)  # where kernels have no say, unless they are features
+    far_point = np.full(
+        (1, 5), 200.0, np.float32
+    )  # where kernels have no say, unless they are features
     if "fourier" not in method and "nystrom" not in method:
-        np.testing.assert_allclose(centred.values(far), y.mean(axis=0)[None], atol=1e-3)
-        np.testing.assert_allclose(plain.values(far), 0, atol=1e-2)
+        np.testing.assert_allclose(centred.values(far_point), y.mean(axis=0)[None], atol=1e-3)
+        np.testing.assert_allclose(plain.values(far_point), 0, atol=1e-2)
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
@@ -183,8 +187,8 @@ def test_class_means_use_weighted_counts(class_weight: Any) -> None:
     mean, alpha = least_squares(X, np.eye(3)[labels], data(30, 1)[0], RIDGE, of_class[labels])
     np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-12)
     np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-7 * np.abs(alpha).max())
-    far = np.full((1, 5), 500.0)
-    np.testing.assert_allclose(fitted.predict_values(far), mean[None], atol=1e-12)
+    far_point = np.full((1, 5), 500.0)
+    np.testing.assert_allclose(fitted.predict_values(far_point), mean[None], atol=1e-12)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -205,15 +209,18 @@ def test_float32_error_of_shifted_targets_is_their_rounding(constant: float) -> 
     X, y = data()
     test = np.float32(data(60, 2)[0])
     shifted = np.float32(y + constant)
-    plain, far, near = (
+    plain, far_point, near_point = (
         estimator(precision="exact").fit(np.float32(X), targets).predict(test)
         for targets in (y, shifted, np.float64(shifted) - constant)
     )
-    assert far.dtype == np.float64
+    assert far_point.dtype == np.float64
     # The same numbers but for the constant: float32 products of centred targets, alike to rounding.
-    np.testing.assert_allclose(far - constant, near, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(far_point - constant, near_point, rtol=0, atol=1e-5)
     # The fit is linear in the targets: it moves by no more than a few times what they were rounded.
-    assert np.abs(far - constant - plain).max() <= 3 * np.abs(shifted - constant - y).max() + 1e-5
+    assert (
+        np.abs(far_point - constant - plain).max()
+        <= 3 * np.abs(shifted - constant - y).max() + 1e-5
+    )
 
 
 def test_outputs_of_any_size_are_fitted_equally() -> None:
@@ -269,14 +276,14 @@ def test_logged_figures_are_finite(tmp_path: Path) -> None:
 
 def test_errors_far_from_zero_are_computed_in_float64() -> None:
     X, y = data()
-    found = []
+    find_target_scale = []
     for constant in (0, 1e8):
         source = ArraySource(np.float32(X), y + constant)
         result = finished(settings(**METHODS["direct"]), source=source, test=source)
         errors = result.model.values(np.float32(X)) - (y + constant)
-        found.append(result.metrics["test_mse"])
-        assert found[-1] == pytest.approx(float((errors**2).mean()), rel=1e-12)
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+        find_target_scale.append(result.metrics["test_mse"])
+        assert find_target_scale[-1] == pytest.approx(float((errors**2).mean()), rel=1e-12)
+    assert find_target_scale[1] == pytest.approx(find_target_scale[0], rel=1e-5)
 
 
 # -- the model goes on -----------------------------------------------------------------------------
@@ -310,10 +317,10 @@ def test_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
     X, y = data()
     shared: dict[str, Any] = {"solver": "falkon", "epochs": 60, "tolerance": 1e-10}
     first = estimator(**shared, run_dir=str(tmp_path / "a")).fit(X, y)
-    again = estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y + 1)
-    np.testing.assert_array_equal(again.intercept_, first.intercept_)
+    warm = estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y + 1)
+    np.testing.assert_array_equal(warm.intercept_, first.intercept_)
     _, alpha = least_squares(X, y + 1, data(30, 1)[0], mean=y.mean(axis=0))
-    np.testing.assert_allclose(again.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
+    np.testing.assert_allclose(warm.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
 
 
 def test_changed_warm_start_is_refused_at_resume(
@@ -322,20 +329,20 @@ def test_changed_warm_start_is_refused_at_resume(
     """Check also a run in which only the weights differ."""
     X, y = data()
     start = estimator(solver="block", epochs=1, run_dir=str(tmp_path / "a")).fit(X, y)
-    started = estimator(
+    warm_model = estimator(
         solver="block", epochs=1, run_dir=str(tmp_path / "b"), warm_start=str(tmp_path / "a")
     )
     with monkeypatch.context() as patch:  # an end between the setup and the first checkpoint
         patch.setattr(ParentRun, "weights_for", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            started.fit(X, y)
+            warm_model.fit(X, y)
     shutil.move(tmp_path / "a", tmp_path / "aside")
     estimator(solver="block", epochs=1, ridge=0.5, run_dir=str(tmp_path / "a")).fit(X, y)
     with pytest.raises(ConfigError, match="has been replaced, or trained on, since the setup"):
-        started.fit(X, y)
+        warm_model.fit(X, y)
     shutil.rmtree(tmp_path / "a")
     shutil.move(tmp_path / "aside", tmp_path / "a")
-    np.testing.assert_array_equal(started.fit(X, y).intercept_, start.intercept_)
+    np.testing.assert_array_equal(warm_model.fit(X, y).intercept_, start.intercept_)
 
 
 def test_warm_start_with_other_intercept_setting_is_refused(tmp_path: Path) -> None:
@@ -375,7 +382,7 @@ def test_intercept_setting_must_not_change_at_resume(tmp_path: Path) -> None:
 # -- where the mean comes from ---------------------------------------------------------------------
 
 
-def found(source: Source, class_weight: Any = None, **options: Any) -> TargetScale:
+def find_target_scale(source: Source, class_weight: Any = None, **options: Any) -> TargetScale:
     """Return what a run on `source` takes from its targets."""
     plain = {"fit_intercept": True, "seed": 0, "dtype": np.dtype(np.float32)}
     plain["n_outputs"] = source.n_outputs
@@ -418,7 +425,7 @@ def test_mean_equals_that_of_an_epoch(kind: str, weighted: bool) -> None:
     y, w = values_of(source)
     mean = w @ y / w.sum()
     spread = np.sqrt(w @ (y - mean) ** 2 / w.sum())
-    scale = found(source)
+    scale = find_target_scale(source)
     # Shares are those of whole passes, and an epoch ends in the midst of one.
     np.testing.assert_allclose(scale.mean, mean, rtol=1e-3 if kind == "shares" else 1e-12)
     assert np.all((scale.scale > spread * 0.99) & (scale.scale < 2.02 * spread))
@@ -435,9 +442,11 @@ def test_mean_of_a_foreign_store_is_computed(tmp_path: Path) -> None:
     for name, values in (("X", np.float32(X)), ("y", y), ("w", w)):
         group.create_array(name, data=values, chunks=(64, *values.shape[1:]))
     source = ZarrSource(str(tmp_path / "theirs.zarr"), w="w")
-    np.testing.assert_allclose(found(source).mean, np.float64(w) @ y / w.sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        find_target_scale(source).mean, np.float64(w) @ y / w.sum(), rtol=1e-12
+    )
     plain = ZarrSource(str(tmp_path / "theirs.zarr"))
-    np.testing.assert_allclose(found(plain).mean, y.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(find_target_scale(plain).mean, y.mean(axis=0), rtol=1e-12)
 
 
 def test_mean_of_generated_rows_is_a_fixed_sample() -> None:
@@ -446,8 +455,12 @@ def test_mean_of_generated_rows_is_a_fixed_sample() -> None:
         return np.float32(ids[:, None] % [7, 11]), np.float32(1e4 + np.sin(ids * 0.7)[:, None])
 
     source = GeneratorSource(make, 100_000, (2,), np.float32, 1, block_rows=500)
-    first, again, other = found(source), found(source), found(source, seed=1)
-    np.testing.assert_array_equal(first.mean, again.mean)
+    first, warm, other = (
+        find_target_scale(source),
+        find_target_scale(source),
+        find_target_scale(source, seed=1),
+    )
+    np.testing.assert_array_equal(first.mean, warm.mean)
     assert first.mean[0] != other.mean[0]
     assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0 and 8000 rows are looked at
 
@@ -459,15 +472,15 @@ def test_mean_is_computed_after_target_transforms() -> None:
     X, _ = data()
     y = np.exp(np.linspace(50, 60, len(X)))
     source = AugmentedSource(ArraySource(X, y), 1, [log])
-    np.testing.assert_allclose(found(source).mean, [55.0], rtol=1e-12)
+    np.testing.assert_allclose(find_target_scale(source).mean, [55.0], rtol=1e-12)
 
 
 def test_classes_have_a_mean_and_unit_scale() -> None:
     X, _ = data()
     labels = np.repeat([0, 1, 1, 1, 2], 40)
     source = ArraySource(X, labels)
-    scale = found(source)
+    scale = find_target_scale(source)
     np.testing.assert_allclose(scale.mean, [0.2, 0.6, 0.2], rtol=1e-15)
     np.testing.assert_array_equal(scale.scale, 1)
-    np.testing.assert_allclose(found(source, "balanced").mean, [1 / 3] * 3, rtol=1e-15)
-    assert not found(source, fit_intercept=False).mean.any()
+    np.testing.assert_allclose(find_target_scale(source, "balanced").mean, [1 / 3] * 3, rtol=1e-15)
+    assert not find_target_scale(source, fit_intercept=False).mean.any()

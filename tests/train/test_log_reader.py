@@ -22,20 +22,20 @@ def test_run_progress_in_setup_steps_and_after_a_kill() -> None:
     assert run_progress([]) == {}
     records = [record("setup", doing="centers"), record("centers"), record("setup", doing="sample")]
     assert run_progress(records)["doing"] == "sample"
-    found = run_progress([*records, record("block", block=2, blocks=8)])
-    assert (found["blocks_done"], found["blocks"]) == (3, 8)
+    actual = run_progress([*records, record("block", block=2, blocks=8)])
+    assert (actual["blocks_done"], actual["blocks"]) == (3, 8)
     records.append(record("start", epochs=2, of_samples=500, train=["a"], test=None))
-    found = run_progress(records)
-    assert "doing" not in found
-    assert (found["epochs"], found["of_samples"], found["train"]) == (2, 500, ["a"])
+    actual = run_progress(records)
+    assert "doing" not in actual
+    assert (actual["epochs"], actual["of_samples"], actual["train"]) == (2, 500, ["a"])
     records.append(record("train", 20, train_mse=0.5, left_s=60.0, samples_per_s=5.0))
-    found = run_progress(records)
-    assert (found["step"], found["samples"], found["train_mse"]) == (20, 200, 0.5)
-    assert found["left_s"] == 60.0
-    assert found["time"] == records[-1]["time"]
+    actual = run_progress(records)
+    assert (actual["step"], actual["samples"], actual["train_mse"]) == (20, 200, 0.5)
+    assert actual["left_s"] == 60.0
+    assert actual["time"] == records[-1]["time"]
     # What was left then is not left now; the loss is still the last one that is known.
-    found = run_progress([*records, record("resume", 10, epochs=2, of_samples=500)])
-    assert (found["step"], found["train_mse"], "left_s" in found) == (10, 0.5, False)
+    actual = run_progress([*records, record("resume", 10, epochs=2, of_samples=500)])
+    assert (actual["step"], actual["train_mse"], "left_s" in actual) == (10, 0.5, False)
 
 
 # -- curves and processes ----------------------------------------------------------------------
@@ -75,24 +75,24 @@ KILLED = [
 
 
 def test_repeated_steps_are_dropped_from_curves() -> None:
-    found = read_history(KILLED)
-    assert found.curves["train_mse"] == [(100, 4.0), (200, 3.0), (300, 2.0), (500, 1.0)]
-    assert [e["samples"] for e in found.evaluations] == [200, 500]
-    assert found.evaluations[-1]["figures"] == {"test_mse": 0.5, "test_accuracy": None}
-    assert found.lost == 100
-    assert (found.setup_s, found.peak_bytes, found.plan) == (5.5, 600, {"batches": 50})
+    actual = read_history(KILLED)
+    assert actual.curves["train_mse"] == [(100, 4.0), (200, 3.0), (300, 2.0), (500, 1.0)]
+    assert [e["samples"] for e in actual.evaluations] == [200, 500]
+    assert actual.evaluations[-1]["figures"] == {"test_mse": 0.5, "test_accuracy": None}
+    assert actual.n_repeated == 100
+    assert (actual.setup_s, actual.peak_bytes, actual.plan) == (5.5, 600, {"batches": 50})
 
 
 def test_processes_are_separated() -> None:
-    found = read_history(KILLED)
-    assert [len(process.records) for process in found.processes] == [10, 4, 3]
-    assert [process.seconds for process in found.processes] == [7, 2, 1]
-    assert [process.steps_s for process in found.processes] == [3, 2, 1]
-    assert found.steps_s == 6
-    message = [event.text for event in found.events]
+    actual = read_history(KILLED)
+    assert [len(process.records) for process in actual.processes] == [10, 4, 3]
+    assert [process.seconds for process in actual.processes] == [7, 2, 1]
+    assert [process.steps_s for process in actual.processes] == [3, 2, 1]
+    assert actual.steps_s == 6
+    message = [event.text for event in actual.events]
     assert "went on, in process 2, 1 min 0 s after the last word of process 1" in message
-    bad = [event.text for event in found.events if event.bad]
-    assert bad == [
+    problems = [event.text for event in actual.events if event.is_problem]
+    assert problems == [
         "changed: numpy: was 1, now 2",
         "100 samples or more are done again",
         "the loss grew; back to the last good weights, steps x 0.5",
@@ -103,15 +103,15 @@ def test_killed_setup_starts_again() -> None:
     first, second = KILLED[:3], [at(20, 0, "centers", centers=41), *KILLED[2:7]]
     processes = processes_in([*first, *second])
     assert [len(process.records) for process in processes] == [3, 6]
-    found = read_history([*first, *second])
-    assert [r["event"] for r in found.setup] == ["centers", "noise", "block"]
-    assert found.setup[0]["centers"] == 41
+    actual = read_history([*first, *second])
+    assert [r["event"] for r in actual.setup] == ["centers", "noise", "block"]
+    assert actual.setup[0]["centers"] == 41
 
 
 def test_run_killed_before_first_checkpoint_starts_again() -> None:
-    found = read_history([*KILLED[:7], at(60, 0, "start"), trained(61, 100, 8.0)])
-    assert found.curves["train_mse"] == [(100, 8.0)]
-    assert (found.lost, len(found.processes)) == (200, 2)
+    actual = read_history([*KILLED[:7], at(60, 0, "start"), trained(61, 100, 8.0)])
+    assert actual.curves["train_mse"] == [(100, 8.0)]
+    assert (actual.n_repeated, len(actual.processes)) == (200, 2)
 
 
 def test_setup_stages_belong_to_one_process_until_repeated() -> None:
@@ -132,16 +132,16 @@ def test_window_losses_are_at_their_last_steps() -> None:
     """Check also first windows, before the first weights, without a loss."""
     first = trained(1, 10 * 3 * WINDOW) | {"window": 1, "losses": [4.0, 3.0]}
     later = trained(2, 10 * 7 * WINDOW + 50) | {"window": 3, "losses": [2.0, "inf", 1.0, 0.5, 0.2]}
-    found = read_history([at(0, 0, "start"), first, trained(1, 10 * 3 * WINDOW, None), later])
-    samples, losses = zip(*found.curves["train_mse"], strict=True)
+    actual = read_history([at(0, 0, "start"), first, trained(1, 10 * 3 * WINDOW, None), later])
+    samples, losses = zip(*actual.curves["train_mse"], strict=True)
     ends = [2, 3, 4, 6, 7]
     assert samples == pytest.approx([10 * WINDOW * k for k in ends] + [10 * 7 * WINDOW + 50])
     assert losses == (4, 3, 2, 1, 0.5, 0.2)
 
 
 def test_non_finite_losses_are_omitted() -> None:
-    found = read_history([at(0, 0, "start"), trained(1, 10, "inf"), trained(2, 20, 1.0)])
-    assert found.curves["train_mse"] == [(20, 1.0)]
+    actual = read_history([at(0, 0, "start"), trained(1, 10, "inf"), trained(2, 20, 1.0)])
+    assert actual.curves["train_mse"] == [(20, 1.0)]
     assert read_history([]).processes == []
 
 

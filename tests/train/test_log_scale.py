@@ -58,8 +58,8 @@ def error(model: Any, kind: str = "exponential") -> float:
 
 
 def transform_of(model: sk.KernelRegressor) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = model.report_.get("target_transform")
-    return found
+    actual: dict[str, Any] | None = model.report_.get("target_transform")
+    return actual
 
 
 # -- fits -----------------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ def test_counts_with_zeros_and_several_outputs_are_learned() -> None:
         X, np.column_stack([y, 1000 * skewed_data("exponential", N)[1]])
     )
     fresh = skewed_data("counts", 1000, 1)
-    found = model.predict(fresh[0])
-    assert found.shape == (1000, 2)
+    actual = model.predict(fresh[0])
+    assert actual.shape == (1000, 2)
     other = skewed_data("exponential", 1000, 1)[1] * 1000
-    assert np.mean((found[:, 1] - other) ** 2) < 0.1 * other.var()
-    assert abs(found[:, 0].mean() / fresh[1].mean() - 1) < 0.1
+    assert np.mean((actual[:, 1] - other) ** 2) < 0.1 * other.var()
+    assert abs(actual[:, 0].mean() / fresh[1].mean() - 1) < 0.1
 
 
 @pytest.mark.slow
@@ -138,8 +138,8 @@ def test_standard_deviations_use_delta_method() -> None:
     values, std = model.predict(fresh, return_std=True)
     np.testing.assert_allclose(values, gain * unit * np.expm1(z), rtol=1e-3)
     step = 1e-4
-    moved = gain * unit * (np.expm1(z + step * of_z) - np.expm1(z)) / step
-    np.testing.assert_allclose(std, moved, rtol=2e-2)
+    difference = gain * unit * (np.expm1(z + step * of_z) - np.expm1(z)) / step
+    np.testing.assert_allclose(std, difference, rtol=2e-2)
 
 
 @cache
@@ -153,16 +153,16 @@ def calibrated_figures() -> Any:
 def test_intervals_cover_the_targets() -> None:
     """Check the average over models, because the intervals of one depend on the 200 rows that
     calibrate it."""
-    held: dict[bool, list[float]] = {False: [], True: []}
+    losses_by_scale: dict[bool, list[float]] = {False: [], True: []}
     X, y = skewed_data("exponential", 2000, 100)
     for seed in range(4):
         model = sk.KernelRegressor(calibrate=True, metric="none", random_state=seed)
         model.fit(*skewed_data("exponential", 2000, seed))
         assert transform_of(model) is not None
-        for normalised, shares in held.items():
+        for normalised, shares in losses_by_scale.items():
             ends = model.predict(X, interval=0.9, normalised=normalised)[1]
             shares.append(float(np.mean((y >= ends[:, 0]) & (y <= ends[:, 1]))))
-    for shares in held.values():
+    for shares in losses_by_scale.values():
         assert 0.87 < np.mean(shares) < 0.93
 
 
@@ -173,13 +173,13 @@ def test_intervals_widen_with_predictions(normalised: bool, tmp_path: Path) -> N
     model = shared(n=2000, calibrate=True)
     X, y = skewed_data("exponential", 2000, 1)
     values, ends = model.predict(X, interval=0.9, normalised=normalised)
-    inside = (y >= ends[:, 0]) & (y <= ends[:, 1])
+    is_inside = (y >= ends[:, 0]) & (y <= ends[:, 1])
     for part in np.array_split(np.argsort(values), 4):
-        assert 0.8 < inside[part].mean() <= 0.99
+        assert 0.8 < is_inside[part].mean() <= 0.99
     assert (ends[:, 0] > 0).all()
     model.save(tmp_path / "saved")
-    again = sk.load(tmp_path / "saved")
-    np.testing.assert_array_equal(again.predict(X, interval=0.9, normalised=normalised)[1], ends)
+    reloaded = sk.load(tmp_path / "saved")
+    np.testing.assert_array_equal(reloaded.predict(X, interval=0.9, normalised=normalised)[1], ends)
     figures = calibrated_figures()
     before = "test_normalised_" if normalised else "test_"
     assert 0.85 < figures[f"{before}coverage"] < 0.95
@@ -208,12 +208,12 @@ def test_model_is_saved_loaded_and_pickled(tmp_path: Path) -> None:
     model, fresh = fitted(run_dir=tmp_path / "run"), skewed_data("exponential", 100, 1)[0]
     model.save(tmp_path / "saved")
     expected = model.predict(fresh)
-    for again in (
+    for reloaded in (
         sk.load(tmp_path / "run"), sk.load(tmp_path / "saved"), pickle.loads(pickle.dumps(model))
     ):  # fmt: skip
-        np.testing.assert_array_equal(again.predict(fresh), expected)
-        assert transform_of(again) == transform_of(model)
-        assert again.target_transform == "auto"
+        np.testing.assert_array_equal(reloaded.predict(fresh), expected)
+        assert transform_of(reloaded) == transform_of(model)
+        assert reloaded.target_transform == "auto"
     requested = fitted(run_dir=tmp_path / "asked", target_transform="log")
     assert sk.load(tmp_path / "asked").target_transform == requested.target_transform
 
@@ -234,11 +234,11 @@ def test_continued_run_keeps_log_scale(tmp_path: Path) -> None:
     )
     assert then.meta["setup"]["target_transform"] == first.meta["setup"]["target_transform"]
     np.testing.assert_array_equal(then.model.targets.unit, first.model.targets.unit)
-    again = settings(tmp_path / "c")
+    reloaded = settings(tmp_path / "c")
     test = source(50, 5)
     given = {"source": source(N, 3, "additive"), "continues": tmp_path / "a", "test": test}
-    stopped(again, 5, **given)
-    finished(again, **given)
+    stopped(reloaded, 5, **given)
+    finished(reloaded, **given)
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
 
 
@@ -301,8 +301,8 @@ def test_ranks_share_log_scale(columns: int, tmp_path: Path) -> None:
     two = finished(settings(tmp_path / "two", **changes, **over))
     assert two.meta["setup"]["target_transform"] == one.meta["setup"]["target_transform"]
     fresh = skewed_data("exponential", 200, 1)[0].astype(np.float64)
-    found = [sk.load(tmp_path / name).predict(fresh) for name in ("one", "two")]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    actual = [sk.load(tmp_path / name).predict(fresh) for name in ("one", "two")]
+    np.testing.assert_allclose(actual[1], actual[0], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -74,8 +74,10 @@ def _values(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
     quantile."""
     if isinstance(loss, Quantile):
         e, h = z - Y, np.asarray(loss.width)
-        within = np.minimum(np.abs(e), h)
-        return (within * (2 * np.abs(e) - within) / (4 * h) + (0.5 - loss.quantile) * e) / scale
+        clipped_error = np.minimum(np.abs(e), h)
+        return (
+            clipped_error * (2 * np.abs(e) - clipped_error) / (4 * h) + (0.5 - loss.quantile) * e
+        ) / scale
     sums = loss.values(np, z, Y) / (8.0 if loss.name == "squared_hinge" else 1.0)
     return sums / scale[0]  # one output, or the same scale for all
 
@@ -87,8 +89,8 @@ def gaps(results: Sequence[Result], ridge: float, w: np.ndarray | None = None) -
     options = {"maxiter": 10000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
     zero = np.zeros_like(weights[0])
     best = minimize(penalised, zero, jac=True, method="L-BFGS-B", options=options).fun
-    reached = np.array([penalised(each)[0] for each in weights])
-    return (reached - best) / (penalised(zero)[0] - best)
+    reached_loss = np.array([penalised(each)[0] for each in weights])
+    return (reached_loss - best) / (penalised(zero)[0] - best)
 
 
 def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
@@ -132,8 +134,8 @@ def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> No
     """Check the fixed point of a damped projection, which for squares is .015 or .1 from the
     minimum."""
     overrides = LOW_RANK | {"model.bandwidth": 1.0, "data.batch_size": 40}
-    found = gaps([trained(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0)
-    assert found[1] < min(found[0], 0.25)
+    actual = gaps([trained(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0)
+    assert actual[1] < min(actual[0], 0.25)
 
 
 @pytest.mark.slow
@@ -208,10 +210,10 @@ def test_overshooting_step_is_undone(solver: str) -> None:
     pass."""
     options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
     runs = [trained("expectile", solver, epochs, **options) for epochs in range(2, 12)]
-    found = gaps(runs, 1e-6)
-    assert (np.diff(found) < 1e-9).all()
-    assert (np.diff(found) == 0).any()
-    assert found[-1] < 0.5 * found[1]
+    actual = gaps(runs, 1e-6)
+    assert (np.diff(actual) < 1e-9).all()
+    assert (np.diff(actual) == 0).any()
+    assert actual[-1] < 0.5 * actual[1]
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon"])

@@ -36,8 +36,8 @@ FOR_CLASSES = ("log_loss", "squared_hinge")
 
 def config(location: Path | None, name: str, **overrides: Any) -> Any:
     """Return the settings of a run with the loss."""
-    own = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
-    return settings(location, **own | overrides)
+    loss_settings = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
+    return settings(location, **loss_settings | overrides)
 
 
 def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:
@@ -58,7 +58,8 @@ def setup_of(location: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["log_loss", "squared_hinge", "quantile"])
 def test_continued_run_starts_with_old_function_and_parameters(name: str, tmp_path: Path) -> None:
     """Check also rows with other means and standard deviations."""
-    classes, places = name in FOR_CLASSES, [tmp_path / location for location in "abc"]
+    classes = name in FOR_CLASSES
+    places = [tmp_path / location for location in "abc"]
     before = finished(config(places[0], name), source=source(classes))
     answers = before.model.predict(source(classes))
     rows, test = source(classes, slice(0, 60)), source(classes)
@@ -66,9 +67,9 @@ def test_continued_run_starts_with_old_function_and_parameters(name: str, tmp_pa
         patched.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
         with pytest.raises(ValueError, match="the process is gone"):
             finished(config(places[1], name), source=rows, continues=places[0])
-    started = sk.load(places[1])
-    found = started.predict_values(X) if classes else started.predict(X)[:, None]
-    np.testing.assert_array_equal(found, answers)
+    started_model = sk.load(places[1])
+    actual = started_model.predict_values(X) if classes else started_model.predict(X)[:, None]
+    np.testing.assert_array_equal(actual, answers)
     shutil.rmtree(places[0])
     finished(config(places[1], name), source=rows, test=test, continues=places[0])
     finished(config(places[2], name), source=rows, test=test, continues=places[1])
@@ -109,11 +110,11 @@ class Penalised:
         slope = self.K.T @ (gain * gradient) / (N * scale) + RIDGE * of_alpha
         return float(value + RIDGE / 2 * (alpha * of_alpha).sum()), slope.reshape(-1)
 
-    def least(self) -> float:
+    def least_loss(self) -> float:
         start = np.zeros(len(self.of_centers) * self.Y.shape[1])
         options = {"maxiter": 3000, "maxfun": 10**6, "ftol": 1e-14, "gtol": 1e-9}
-        found = minimize(self.with_slope, start, jac=True, method="L-BFGS-B", options=options)
-        return float(found.fun)
+        actual = minimize(self.with_slope, start, jac=True, method="L-BFGS-B", options=options)
+        return float(actual.fun)
 
 
 FULL = {
@@ -139,9 +140,9 @@ def test_start_from_squared_error_reaches_minimum_of_loss(
     result = finished(config(None, name, **overrides), source=rows, test=rows, **options)
     assert result.model.loss is not None
     objective = Penalised(result.model.loss, result.model.targets, result.Z, Y)
-    least, reached = objective.least(), objective(result.model.weights)
+    least_loss, reached_loss = objective.least(), objective(result.model.weights)
     of_zero = objective(np.zeros_like(result.model.weights))
-    assert least - 1e-7 <= reached <= least + 0.01 * (of_zero - least)
+    assert least_loss - 1e-7 <= reached_loss <= least_loss + 0.01 * (of_zero - least_loss)
     figures = [record[f"test_{result.model.loss.figure}"] for record in result.history]
     zero = result.model.loss.values(np, result.model.targets.mean + 0 * Y, Y).mean()
     assert figures[0] - figures[-1] < 0.5 * (zero - figures[-1])
@@ -170,8 +171,10 @@ def test_partial_fit_approaches_minimum_of_loss(name: str) -> None:
     assert loss is not None
     objective = Penalised(loss, state.targets, model.centers_, Y)
     alpha = np.reshape(model.dual_coef_, (P, -1)) / scale
-    least, reached = objective.least(), objective(alpha)
-    assert least - 1e-7 <= reached <= least + 0.05 * (objective(0 * alpha) - least)
+    least_loss, reached_loss = objective.least(), objective(alpha)
+    assert (
+        least_loss - 1e-7 <= reached_loss <= least_loss + 0.05 * (objective(0 * alpha) - least_loss)
+    )
 
 
 def test_late_class_is_learned() -> None:

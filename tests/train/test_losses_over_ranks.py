@@ -127,8 +127,8 @@ def test_step_limit_is_shared_by_all_ranks(
     n_steps, n_limited = len(factors), sum(factor < 1 for factor in factors)
     assert n_limited >= 3
     factors.clear()
-    many = settings(large, tmp_path / "many", name, rows, columns)
-    runs.on_ranks(rows * columns, many, str(tmp_path / "old"))
+    ranks_config = settings(large, tmp_path / "many", name, rows, columns)
+    runs.on_ranks(rows * columns, ranks_config, str(tmp_path / "old"))
     assert len(factors) == rows * columns * n_steps
     assert sum(factor < 1 for factor in factors) == rows * columns * n_limited
     weights, expected = (runs.alpha(tmp_path / location) for location in ("many", "one"))
@@ -145,7 +145,8 @@ def test_continued_run_over_ranks_equals_one_process(
     stores: dict[str, str], tmp_path: Path, old: str, name: str
 ) -> None:
     """Check starts from the same loss and from squares, with two ranks for the centers."""
-    store, places = stores[name], [tmp_path / location for location in ("old", "one", "many")]
+    store = stores[name]
+    places = [tmp_path / location for location in ("old", "one", "many")]
     before = settings(store, places[0], name, 1, 1)
     train(before if old == name else before.with_overrides(SQUARES))
     train(settings(store, places[1], name, 1, 1), continues=places[0])

@@ -111,10 +111,10 @@ def test_run_over_ranks_equals_one_process(
     """Check that all ranks have equal bits, and compare the metrics."""
     one = settings(store, tmp_path / "one", **changes)
     result = train(one.with_overrides({"run.ranks": 1}))
-    many = settings(store, tmp_path / "many", **changes)
-    ended, *others = over(size, many)
-    assert [(other["metrics"], other["samples"]) for other in others] == [
-        ({}, result.samples) for _ in others
+    ranks_config = settings(store, tmp_path / "many", **changes)
+    ended, *other_results = over(size, ranks_config)
+    assert [(other["metrics"], other["samples"]) for other in other_results] == [
+        ({}, result.samples) for _ in other_results
     ]
     figures = ended["metrics"]
     np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
@@ -124,8 +124,8 @@ def test_run_over_ranks_equals_one_process(
     curves = [load_result(tmp_path / name)[1].losses for name in ("many", "one")]
     np.testing.assert_allclose(curves[0], result.losses, rtol=1e-6)
     assert curves[1] == result.losses
-    again = train(many.with_overrides({"run.ranks": 1}))  # it is done
-    assert again.samples == result.samples
+    rerun = train(ranks_config.with_overrides({"run.ranks": 1}))  # it is done
+    assert rerun.samples == result.samples
 
 
 @pytest.mark.slow
@@ -167,9 +167,9 @@ def test_finished_run_starts_no_ranks(
     ended, *_ = over(2, config)
     weights = alpha(tmp_path / "run")
     monkeypatch.setattr(over_ranks, "local_cluster", None)
-    again = train(config)
-    assert again.samples == 2000
-    assert again.metrics == pytest.approx(ended["metrics"], abs=1e-9)
+    rerun = train(config)
+    assert rerun.samples == 2000
+    assert rerun.metrics == pytest.approx(ended["metrics"], abs=1e-9)
     assert not train(config.with_overrides({"data.test": None})).metrics
     np.testing.assert_array_equal(alpha(tmp_path / "run"), weights)
     monkeypatch.setattr("streamkern.train.train.train_over", Mock(side_effect=KeyError))
@@ -199,8 +199,8 @@ def test_every_number_of_ranks_resumes_every_other(
             path = tmp_path / f"{before} {then}"
             shutil.copytree(tmp_path / f"{before} half", path)
             with regridded(before, then):
-                found = over(then, settings(store, path, **small))
-            assert {each["samples"] for each in found} == {2000}
+                actual = over(then, settings(store, path, **small))
+            assert {each["samples"] for each in actual} == {2000}
             atol = 1e-11 * (before != then)
             np.testing.assert_allclose(alpha(path), ends[then], rtol=0, atol=atol)
 
@@ -226,7 +226,7 @@ def test_lost_ranks_leave_setup_or_checkpoint(store: str, tmp_path: Path) -> Non
     config = settings(store, tmp_path / "run", **FALKON)
     events: list[dict[str, Any]] = []
 
-    def place(*given: Any, on_event: Any, **more: Any) -> None:
+    def place(*rank_settings: Any, on_event: Any, **more: Any) -> None:
         on_event({"event": "lost"})
         prepare_run(config)
         on_event({"event": "lost"})
@@ -259,8 +259,8 @@ def test_ranks_with_less_memory_use_sizes_of_rank_0(store: str, tmp_path: Path) 
     assert blocks[0] > blocks[1]
 
     def one(ranks: Communicator) -> Any:
-        own = small if ranks.rank else config
-        return train_rank(own, ranks, StopRequest(install=False))
+        rank_config = small if ranks.rank else config
+        return train_rank(rank_config, ranks, StopRequest(install=False))
 
     on_threads(2, one)
     train(settings(store, tmp_path / "one", **left).with_overrides({"run.ranks": 1}))
@@ -337,25 +337,25 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two")
 def test_each_gpu_gets_one_rank() -> None:
     """Check that each device has one rank."""
-    found = with_rank_count(of_ranks(ranks="gpus"))
-    assert (found.run.ranks, found.run.device) == (2, "gpu")
-    assert rank_devices(found) == rank_devices(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
+    actual = with_rank_count(of_ranks(ranks="gpus"))
+    assert (actual.run.ranks, actual.run.device) == (2, "gpu")
+    assert rank_devices(actual) == rank_devices(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
     assert rank_devices(of_ranks(ranks=3, device="cpu")) == ()
-    assert with_rank_count(found) is found
+    assert with_rank_count(actual) is actual
 
 
 @pytest.mark.usefixtures("two")
 def test_gpu_is_not_shared_between_ranks() -> None:
     """Check also that no GPU is taken that the settings do not name."""
-    for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
+    for rank_settings in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
-            rank_devices(given)
+            rank_devices(rank_settings)
     with pytest.raises(ConfigError, match=r"cannot be used with .*device='cpu'"):
         with_rank_count(of_ranks(ranks="gpus", device="cpu"))
-    for given, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
+    for rank_settings, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
                              (of_ranks(ranks="gpus"), True)):  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be used on a cluster"):
-            with_rank_count(given, on_cluster=elsewhere)
+            with_rank_count(rank_settings, on_cluster=elsewhere)
 
 
 def test_missing_gpus_give_one_sentence(
@@ -380,8 +380,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_rank_messages_are_shown_once() -> None:
-    stream, seen, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
-    news = RankEventHandler(Line(stream), seen.append)
+    stream, evaluations, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
+    news = RankEventHandler(Line(stream), evaluations.append)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for rank in (0, 1):
@@ -390,9 +390,11 @@ def test_rank_messages_are_shown_once() -> None:
             news({"event": "ranks", "ranks": 1, "wanted": 2})
             news({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
         news({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
-        for kept in ("setup", "nothing"):
-            news({"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": kept})
-    lost = "rank 1 is gone; the run continues from its last checkpoint"
+        for resume_point in ("setup", "nothing"):
+            news(
+                {"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": resume_point}
+            )
+    loss_text = "rank 1 is gone; the run continues from its last checkpoint"
     few = "there are workers for 1 of 2 ranks"
     stopping = (
         "rank 1 is silent; the run continues from its last checkpoint, once the same command is "
@@ -400,10 +402,17 @@ def test_rank_messages_are_shown_once() -> None:
     )
     new = [
         f"rank 0 is gone; there is no checkpoint yet, so {begins}"
-        for begins in ("the run begins its first pass again", "the setup begins again")
+        for begins in ("the run begins its first epoch again", "the setup begins again")
     ]
-    assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping, *new]
+    assert [str(each.message) for each in warned] == [
+        "the same",
+        few,
+        loss_text,
+        loss_text,
+        stopping,
+        *new,
+    ]
     for message in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
         news({"event": "message", "rank": 0, "message": message})
     assert stream.getvalue() == "streamkern: half\n"
-    assert seen == [{"step": 3}]
+    assert evaluations == [{"step": 3}]

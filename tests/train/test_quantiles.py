@@ -50,8 +50,8 @@ def test_each_quantile_equals_separate_model(fitted: sk.KernelRegressor) -> None
     F = fitted.predict(X[HELD_OUT])
     assert F.shape == (1000, 3)
     for k, q in enumerate(LEVELS):
-        alone = sk.KernelRegressor(**OPTIONS, quantile=q).fit(X[FIT], Y[FIT])
-        assert pinball(F[:, k], q) < 1.03 * pinball(alone.predict(X[HELD_OUT]), q)
+        single_model = sk.KernelRegressor(**OPTIONS, quantile=q).fit(X[FIT], Y[FIT])
+        assert pinball(F[:, k], q) < 1.03 * pinball(single_model.predict(X[HELD_OUT]), q)
 
 
 def test_quantiles_never_cross(fitted: sk.KernelRegressor) -> None:
@@ -66,10 +66,10 @@ def test_calibrated_interval_has_coverage(
     values, ends = calibrated.predict(X[HELD_OUT], interval=0.9)
     assert values.shape == (1000, 3)
     assert np.array_equal(ends, values[:, [0, 2]])
-    inside = (ends[:, 0] <= Y[HELD_OUT]) & (Y[HELD_OUT] <= ends[:, 1])
-    assert inside.mean() == pytest.approx(0.9, abs=0.05)  # 200 rows were set aside
+    is_inside = (ends[:, 0] <= Y[HELD_OUT]) & (Y[HELD_OUT] <= ends[:, 1])
+    assert is_inside.mean() == pytest.approx(0.9, abs=0.05)  # 200 rows were set aside
     figures = calibrated._evaluate(X[HELD_OUT], Y[HELD_OUT])
-    assert figures["coverage"] == pytest.approx(inside.mean())
+    assert figures["coverage"] == pytest.approx(is_inside.mean())
     assert figures["width"] == pytest.approx((ends[:, 1] - ends[:, 0]).mean())
     of_each = [pinball(values[:, k], q) for k, q in enumerate(LEVELS)]
     assert figures["pinball_loss"] == pytest.approx(np.mean(of_each))
@@ -83,12 +83,12 @@ def test_intercept_includes_shifts(calibrated: sk.KernelRegressor) -> None:
 
 
 def test_single_quantile_is_calibrated() -> None:
-    alone = model(quantile=0.9, calibrate=True, epochs=1, n_centers=20, bandwidth="auto").fit(
-        X[FIT], Y[FIT]
-    )
-    assert (Y[HELD_OUT] <= alone.predict(X[HELD_OUT])).mean() == pytest.approx(0.9, abs=0.05)
+    single_model = model(
+        quantile=0.9, calibrate=True, epochs=1, n_centers=20, bandwidth="auto"
+    ).fit(X[FIT], Y[FIT])
+    assert (Y[HELD_OUT] <= single_model.predict(X[HELD_OUT])).mean() == pytest.approx(0.9, abs=0.05)
     with pytest.raises(ConfigError, match=r"the model was trained for 0\.9; train it with both"):
-        alone.predict(X, interval=0.9)
+        single_model.predict(X, interval=0.9)
 
 
 def test_too_few_rows_leave_quantile_uncalibrated() -> None:

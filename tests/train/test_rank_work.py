@@ -19,7 +19,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.start_run import run_directory, started_trainer
+from streamkern.train.start_run import run_directory, start_trainer
 from streamkern.train.train import train
 from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs
@@ -79,8 +79,10 @@ def test_run_on_rank_grid_equals_one_process(
     )  # intervals end at rows, which rounding moves out of them
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
     assert [e["step"] for e in ended["history"]] == [e["step"] for e in one.history]
-    again = train(config.with_overrides(grid(1, 1)))  # it is done, and its model an ordinary one
-    assert again.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
+    copied_run = train(
+        config.with_overrides(grid(1, 1))
+    )  # it is done, and its model an ordinary one
+    assert copied_run.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
 
 
 THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
@@ -122,10 +124,12 @@ def test_run_resumes_on_any_grid(
             stopped_at = newest(saved)
             assert len(stopped_at.arrays["points"]) == stopped_at.meta["state"]["n_pending"] == 64
         for then in afterwards:
-            again = Path(shutil.copytree(path, tmp_path / f"{before} {then}"))
-            runs.on_ranks(math.prod(then), runs.settings(store, again, **options | grid(*then)))
+            copied_run = Path(shutil.copytree(path, tmp_path / f"{before} {then}"))
+            runs.on_ranks(
+                math.prod(then), runs.settings(store, copied_run, **options | grid(*then))
+            )
             atol = 1e-12 * (not first == before == then)
-            np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
+            np.testing.assert_allclose(runs.alpha(copied_run), end, rtol=0, atol=atol)
 
 
 def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
@@ -134,22 +138,22 @@ def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
     config = runs.settings(store, tmp_path / "run", **SMALL | grid(1, 2))
 
     def bytes_held(trainer: Trainer) -> dict[str, int]:
-        solver: Any = trainer.steps.solver
-        arrays, state = trainer.steps.assembled.arrays, trainer.steps.state
+        solver: Any = trainer.loop.solver
+        arrays, state = trainer.loop.assembled.arrays, trainer.loop.state
         state_rows = {f"state {k}": len(a) for k, a in solver.arrays(state).items()}
-        found = {k: len(a) for k, a in arrays.items() if k in ("Z", "start", "values", "G.0")}
-        return found | state_rows | {
-            "points": len(solver.Z), "good": len(trainer.steps.watch.good),
+        actual = {k: len(a) for k, a in arrays.items() if k in ("Z", "start", "values", "G.0")}
+        return actual | state_rows | {
+            "points": len(solver.Z), "good": len(trainer.loop.watch.good_weights),
             "columns": sum(K.shape[1] for K in solver.K), "H": arrays["H.0"].size,
             "own memory": solver.Z.right.base is None,
         }  # fmt: skip
 
-    for found in of_ranks(config, 2, bytes_held) + of_ranks(config, 2, bytes_held):
-        assert found.pop("H") < 0.5 * 400
-        assert found.pop("own memory")
-        assert found.pop("G.0") == 10
-        assert set(found.values()) == {30}
-        assert len(found) >= 8
+    for actual in of_ranks(config, 2, bytes_held) + of_ranks(config, 2, bytes_held):
+        assert actual.pop("H") < 0.5 * 400
+        assert actual.pop("own memory")
+        assert actual.pop("G.0") == 10
+        assert set(actual.values()) == {30}
+        assert len(actual) >= 8
 
 
 def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list[T]:
@@ -159,10 +163,10 @@ def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list
     def seen(ranks: Communicator) -> T:
         first, request = ranks.rank == 0, StopRequest(install=False)
         directory = run_directory(config, writable=first)
-        with started_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
-            found = look(trainer)
+        with start_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
+            actual = look(trainer)
             trainer.run.backend.close()
-            return found
+            return actual
 
     return on_threads(size, seen)
 
@@ -177,15 +181,17 @@ def test_eigenpro_rank_holds_a_part_of_all_centers(
     config = runs.settings(store, tmp_path / "run", **options | grid(2, 2))
 
     def bytes_held(trainer: Trainer) -> None:
-        solver: Any = trainer.steps.solver
-        pending, inner = trainer.steps.state.pending, solver.projection
+        solver: Any = trainer.loop.solver
+        pending, inner = trainer.loop.state.pending, solver.projection
         lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
-        of_centers = [trainer.steps.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
+        of_centers = [trainer.loop.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
         assert [len(a) for a in of_centers] == [30] * 4
         assert [len(pending[name]) for name in ("points", "delta")] == [72] * 2
-        kept = sum(pending[name].nbytes for name in ("points", "delta"))
+        temporary_bytes = sum(pending[name].nbytes for name in ("points", "delta"))
         assert (
-            kept <= lines["temporary centers"] == 80 * (trainer.run.problem.prepared_row_bytes + 8)
+            temporary_bytes
+            <= lines["temporary centers"]
+            == 80 * (trainer.run.problem.prepared_row_bytes + 8)
         )
         assert len(pending["gamma"]) == len(solver.P.X_s) == 80
         assert solver.K.nbytes <= lines["K(X, Z)"]
@@ -209,9 +215,9 @@ def test_falkon_rank_holds_a_part_of_the_preconditioner(store: str, tmp_path: Pa
         config = runs.settings(store, tmp_path / f"{shape}", **SMALL | FALKON | grid(*shape))
 
         def bytes_held(trainer: Trainer) -> int:
-            solver: Any = trainer.steps.solver
-            pending, n = trainer.steps.state.pending, 60 // shape[1]  # noqa: B023
-            assert len(trainer.steps.assembled.arrays["Z"]) == len(solver.Z) == n
+            solver: Any = trainer.loop.solver
+            pending, n = trainer.loop.state.pending, 60 // shape[1]  # noqa: B023
+            assert len(trainer.loop.assembled.arrays["Z"]) == len(solver.Z) == n
             assert {len(a) for k, a in pending.items() if k not in ("squares", "least")} == {n}
             lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
             assert solver.H.nbytes <= lines["preconditioner H, this rank's stripe"] == 15 * 60 * 8

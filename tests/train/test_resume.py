@@ -272,9 +272,9 @@ class Held(ArraySource):
 
 def _evaluate_and_wait(run_dir: Path, waits_in: int, conn: Any) -> None:
     shorten_windows()
-    held = Held(*arrays(40, 5), classes=CLASSES, unit_rows=16)
-    held.conn, held.waits_in = conn, waits_in
-    train(evaluated(run_dir), source=stream(), test=held)
+    held_source = Held(*arrays(40, 5), classes=CLASSES, unit_rows=16)
+    held_source.conn, held_source.waits_in = conn, waits_in
+    train(evaluated(run_dir), source=stream(), test=held_source)
 
 
 def evaluated(run_dir: Path) -> RunConfig:
@@ -337,7 +337,7 @@ def _at_step(at: int, arm: Callable[[Any], None]) -> None:
         for batch in arriving(trainer, batches):
             if trainer.position.step == at:
                 trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
-                arm(trainer.steps.solver)
+                arm(trainer.loop.solver)
             yield batch
 
     train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]
@@ -587,9 +587,9 @@ def test_foreign_store_may_be_moved(make_zarr: MakeZarr, tmp_path: Path) -> None
     X, y = arrays()
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     stopped(settings(tmp_path / "run"), 5, source=ZarrSource(path), test=ZarrSource(path))
-    moved = path.rename(tmp_path / "moved.zarr")
-    finished(settings(tmp_path / "run"), source=ZarrSource(moved))
-    finished(settings(tmp_path / "plain"), source=ZarrSource(moved))
+    moved_store = path.rename(tmp_path / "moved.zarr")
+    finished(settings(tmp_path / "run"), source=ZarrSource(moved_store))
+    finished(settings(tmp_path / "plain"), source=ZarrSource(moved_store))
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
@@ -681,7 +681,7 @@ def test_next_command_deletes_remains_of_killed_save(
         finished(config, source=array_source())
     names = tree(tmp_path / "checkpoints").keys()
     finished(config, source=array_source())
-    left = tree(tmp_path / "checkpoints").keys()
-    assert left < names
+    remaining = tree(tmp_path / "checkpoints").keys()
+    assert remaining < names
     with RunDirectory(tmp_path, writable=False) as run:
         assert len(run.steps()) == 2

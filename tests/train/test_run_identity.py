@@ -30,7 +30,7 @@ from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.run_inputs import NO_INPUTS
 from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes
 from streamkern.train.run_identity import (
-    changed_backend,
+    backend_changes,
     check_same_model,
     check_same_run,
     has_scores,
@@ -86,18 +86,18 @@ def test_equal_calls_have_equal_records() -> None:
 def test_paths_are_not_part_of_identity() -> None:
     """Check also that no setting that a resume may change is part of the identity."""
     plain = run_record(opened())["identity"]
-    moved = opened(
+    moved_store = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
     )
-    assert run_record(moved)["identity"] == plain
+    assert run_record(moved_store)["identity"] == plain
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided"])
 def test_centers_are_identified_by_values(order: str) -> None:
     Z = arrays(6)[0]
-    same = {"C": Z.copy(), "F": np.asfortranarray(Z), "strided": np.repeat(Z, 2, axis=0)[::2]}
+    layouts = {"C": Z.copy(), "F": np.asfortranarray(Z), "strided": np.repeat(Z, 2, axis=0)[::2]}
     plain = run_record(opened(centers=Z))["identity"]["centers"]
-    assert run_record(opened(centers=same[order]))["identity"]["centers"] == plain
+    assert run_record(opened(centers=layouts[order]))["identity"]["centers"] == plain
     assert run_record(opened(centers=Z + 1))["identity"]["centers"] != plain
 
 
@@ -176,11 +176,11 @@ def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:
     source = ArraySource(images, rng.integers(0, 2, 130))
     with_patches = {"model.patch_features": 6, "data.scale": "auto"}
     path = tmp_path / "run"
-    found = finished(settings(path, **with_patches), source=source).model.fixed_transforms[-1]
-    assert isinstance(found, PatchFeatures)
-    known = recorded_patches(RunDirectory(path))
-    assert known is not None
-    assert known.describe() == found.describe()
+    actual = finished(settings(path, **with_patches), source=source).model.fixed_transforms[-1]
+    assert isinstance(actual, PatchFeatures)
+    recorded_features = recorded_patches(RunDirectory(path))
+    assert recorded_features is not None
+    assert recorded_features.describe() == actual.describe()
     assert recorded_patches(RunDirectory(tmp_path / "none")) is None
 
 
@@ -215,24 +215,24 @@ def test_additional_loaded_libraries_are_ignored() -> None:
     """Check a run that begins without scikit-learn's OpenMP and is resumed with it."""
     plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
     loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
-    assert changed_backend(plain, loaded) == []
-    assert changed_backend(loaded, plain) == []
+    assert backend_changes(plain, loaded) == []
+    assert backend_changes(loaded, plain) == []
     other = plain | {"blas": ["mkl 2025 on 2 threads"]}
-    (change,) = changed_backend(plain, other)
+    (change,) = backend_changes(plain, other)
     assert "openblas 0.3 on 2 threads" in change
     assert "mkl 2025" in change
-    assert changed_backend(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
+    assert backend_changes(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
 
 
-@pytest.mark.parametrize("started", [0.0, float("inf")])
+@pytest.mark.parametrize("compile_threshold", [0.0, float("inf")])
 def test_resumed_run_keeps_its_accelerator(
-    started: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compile_threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a version of streamkern that would choose another accelerator."""
-    monkeypatch.setattr(devices, "WORTH_COMPILING", started)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", compile_threshold)
     finished(settings(tmp_path / "whole"), source=stream())
     stopped(settings(tmp_path / "run"), 9, source=stream())
-    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if started == 0 else 0.0)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if compile_threshold == 0 else 0.0)
     finished(settings(tmp_path / "run"), source=stream())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
@@ -280,14 +280,14 @@ def test_changed_rank_grid_is_reported_and_recorded(
     with pytest.raises(TrainingInterrupted):
         passes(configs[2])  # the same ones as before: no warning, which would be an error
     records, _ = RunDirectory(path, writable=False).read_log()
-    started = [each for each in records if each["event"] in ("start", "resume")]
-    assert [(each["ranks"], each["center_ranks"]) for each in started[-3:]] == grids
+    compile_threshold = [each for each in records if each["event"] in ("start", "resume")]
+    assert [(each["ranks"], each["center_ranks"]) for each in compile_threshold[-3:]] == grids
     assert [each["what"] for each in records if each["event"] == "changed"] == [[message]]
-    found = run_overview(path)
-    assert (found["ranks"], found["center_ranks"]) == (2, 2)
+    actual = run_overview(path)
+    assert (actual["ranks"], actual["center_ranks"]) == (2, 2)
     step = next(each["step"] for each in records if each["event"] == "changed")
-    assert found["changed"] == [f"at step {step} {message}"]
-    assert f"at step {step} {message}" in run_text(found)
+    assert actual["changed"] == [f"at step {step} {message}"]
+    assert f"at step {step} {message}" in run_text(actual)
 
 
 KERNEL_TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -318,16 +318,16 @@ def test_kernel_object_resumes_as_table(name: str, tmp_path: Path) -> None:
         "run.accelerator": "none", "model.n_centers": 40, "solver.name": "block",
         "run.checkpoint_every": 1,
     }  # fmt: skip
-    started = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
+    compile_threshold = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
     test = ArraySource(X[:10], np.sin(X[:10, 0]))
-    stopped(started.with_overrides({"model.kernel": kernel}), 10, test=test)
+    stopped(compile_threshold.with_overrides({"model.kernel": kernel}), 10, test=test)
     other = {"kind": "laplace", "bandwidth": 99.0}
     remedy = rf'give its kernel, model\.kernel = {{kind = "{name}", '
     with pytest.raises(ResumeMismatchError, match=remedy):
-        finished(started.with_overrides({"model.kernel": other}))
+        finished(compile_threshold.with_overrides({"model.kernel": other}))
     with pytest.raises(ResumeMismatchError, match=r"data\.epochs: was 6, now 7; restore these"):
-        finished(started.with_overrides({"model.kernel": table, "data.epochs": 7}))
-    resumed = finished(started.with_overrides({"model.kernel": table}))
+        finished(compile_threshold.with_overrides({"model.kernel": table, "data.epochs": 7}))
+    resumed = finished(compile_threshold.with_overrides({"model.kernel": table}))
     undisturbed = finished(RunConfig().with_overrides(options | {"model.kernel": kernel}))
     np.testing.assert_array_equal(resumed.model.weights, undisturbed.model.weights)
 
@@ -335,11 +335,11 @@ def test_kernel_object_resumes_as_table(name: str, tmp_path: Path) -> None:
 def test_kernel_object_with_metric_resumes_in_python(tmp_path: Path) -> None:
     """Check the remedy for such a run, which no setting in a run file describes."""
     X = np.random.default_rng(0).normal(size=(60, 2))
-    kept = {"n_centers": 20, "solver": "block", "epochs": 1, "run_dir": tmp_path / "run"}
-    KernelRegressor(Laplace(2.0, metric=np.eye(2)), **kept).fit(X, X[:, 0])
+    parameters = {"n_centers": 20, "solver": "block", "epochs": 1, "run_dir": tmp_path / "run"}
+    KernelRegressor(Laplace(2.0, metric=np.eye(2)), **parameters).fit(X, X[:, 0])
     for kernel, message in (
         ("laplace", "in Python by the call that began"),
         (Laplace(3.0), "restore"),
     ):
         with pytest.raises(ResumeMismatchError, match=rf"model\.kernel: .*; .*{message}"):
-            KernelRegressor(kernel, **kept).fit(X, X[:, 0])
+            KernelRegressor(kernel, **parameters).fit(X, X[:, 0])

@@ -90,8 +90,10 @@ def test_training_reaches_least_squares(block_size: int) -> None:
     np.testing.assert_allclose(result.metrics["test_mse"], ((F - Y)[:n] ** 2).mean(), rtol=1e-3)
     assert result.metrics["test_accuracy"] == (F[:n].argmax(axis=1) == y[:n]).mean()
     # What it is for: rows it has not seen.
-    accuracy, reached = ((f[n:].argmax(axis=1) == y[n:]).mean() for f in (F, mean + K @ best))
-    assert accuracy >= reached - 0.02
+    accuracy, reachable_accuracy = (
+        (f[n:].argmax(axis=1) == y[n:]).mean() for f in (F, mean + K @ best)
+    )
+    assert accuracy >= reachable_accuracy - 0.02
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -175,15 +177,17 @@ def test_evaluations_follow_their_schedule(
     """Check that each step is evaluated at most once and the end always, in the history, the log
     and the callback."""
     for run_dir in (None, tmp_path):
-        seen: list[dict[str, Any]] = []
+        evaluations: list[dict[str, Any]] = []
         config = settings(run_dir, **{"run.evaluate_every": every, "run.evaluate_at": at})
         result = finished(
-            config, source=stream(), test=array_source(20, 5), on_evaluation=seen.append
+            config, source=stream(), test=array_source(20, 5), on_evaluation=evaluations.append
         )
-        assert [record["step"] for record in seen] == steps
+        assert [record["step"] for record in evaluations] == steps
         assert [record["step"] for record in result.history] == steps
-        assert [record["test_mse"] for record in result.history] == [r["test_mse"] for r in seen]
-        assert result.metrics["test_accuracy"] == seen[-1]["test_accuracy"]
+        assert [record["test_mse"] for record in result.history] == [
+            r["test_mse"] for r in evaluations
+        ]
+        assert result.metrics["test_accuracy"] == evaluations[-1]["test_accuracy"]
     assert finished(settings(), source=stream()).history == []
 
 
@@ -223,10 +227,10 @@ SOURCES: dict[str, Callable[[], Source]] = {
 @pytest.mark.parametrize("name", ["dask", "generator"])
 def test_any_source_of_same_rows_gives_same_bits(name: str, tmp_path: Path) -> None:
     damped = {"solver.damping": 1e-4}  # what is chosen counts repeats, which a generator hides
-    for each in ("numpy", name):
-        source = SOURCES[each]()
+    for item in ("numpy", name):
+        source = SOURCES[item]()
         source.repeats = True  # as steps on rows that come again are others
-        finished(settings(tmp_path / each, **damped), source=source)
+        finished(settings(tmp_path / item, **damped), source=source)
     assert_same_bits(final(tmp_path / name), final(tmp_path / "numpy"))
 
 
@@ -293,26 +297,26 @@ def test_corrupt_chunk_during_run_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("streamkern.planning.memory.KEPT_STORE_BUDGET_RATIO", 10**12)
     X, y = arrays()
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=0.0005)
-    train_url, broken = tmp_path / "train.zarr", []
+    train_url, damaged_urls = tmp_path / "train.zarr", []
     plain = settings(tmp_path / "plain", **{"data.train": str(train_url), "data.epochs": 3})
     finished(plain)
     test = ArraySource(*arrays(10, 5), classes="012")
     config = plain.with_overrides({"run.run_dir": str(tmp_path / "run"), "run.evaluate_every": 1})
 
     def break_it(record: dict[str, Any]) -> None:
-        if not broken:  # at step 1; the third epoch cannot have been read yet
-            broken.append(record["step"])
+        if not damaged_urls:  # at step 1; the third epoch cannot have been read yet
+            damaged_urls.append(record["step"])
             flip_bit(train_url, "X/c/2/0")
 
     with pytest.raises(CorruptChunkError, match="X/c/2/0") as caught:
         finished(config, test=test, on_evaluation=break_it)
     assert caught.value.exit_code == 3
-    reached = latest_step(tmp_path / "run")
-    assert reached in (7, 14)  # all that was read before
+    reachable_accuracy = latest_step(tmp_path / "run")
+    assert reachable_accuracy in (7, 14)  # all that was read before
     assert newest(tmp_path / "run").skipped == ()
     with pytest.raises(CorruptChunkError, match="X/c/2/0"):  # still there
         finished(config)
-    assert latest_step(tmp_path / "run") == reached
+    assert latest_step(tmp_path / "run") == reachable_accuracy
     flip_bit(train_url, "X/c/2/0")
     finished(config)
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
@@ -467,14 +471,14 @@ BRANCH_STOP = 5
 
 def repository(path: Path) -> Any:
     icechunk.set_logs_filter("error")  # it warns of commits by several processes
-    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    repositories = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     icechunk.set_logs_filter(None)
-    return made
+    return repositories
 
 
-def commit(made: Any, shift: float) -> str:
+def commit(repositories: Any, shift: float) -> str:
     X, _ = arrays()
-    session = made.writable_session("main")
+    session = repositories.writable_session("main")
     group = zarr.create_group(session.store, overwrite=True)
     group.create_array("X", data=X + np.float32(shift), chunks=(16, X.shape[1]))
     group.create_array("y", data=X[:, :1], chunks=(16, 1))
@@ -486,16 +490,16 @@ def commit(made: Any, shift: float) -> str:
 def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) -> None:
     """Check that the bits are equal, with several threads and several repositories."""
     names = ("a", "b") if several else ("a",)
-    made = [repository(tmp_path / name) for name in names]
-    first = [commit(each, k) for k, each in enumerate(made)]
+    repositories = [repository(tmp_path / name) for name in names]
+    first = [commit(item, k) for k, item in enumerate(repositories)]
     urls = [f"icechunk+file://{tmp_path}/{name}@branch=main" for name in names]
     train = {"data.train": urls if several else urls[0], "data.prefetch_threads": 3}
-    once = settings(tmp_path / "once", **train)
-    finished(once)
+    uninterrupted = settings(tmp_path / "once", **train)
+    finished(uninterrupted)
     config = settings(tmp_path / "run", **train)
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
-    for each in made:
-        commit(each, 3.0)
+    for item in repositories:
+        commit(item, 3.0)
     with RunDirectory(tmp_path / "run", writable=False) as run:
         pinned = pin_branches(config, run).data.train_urls
         recorded = run.read_record()
@@ -512,13 +516,13 @@ def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) 
 
 
 def test_run_of_deleted_branch_resumes(tmp_path: Path) -> None:
-    made = repository(tmp_path / "a")
-    made.create_branch("dev", commit(made, 0.0))
+    repositories = repository(tmp_path / "a")
+    repositories.create_branch("dev", commit(repositories, 0.0))
     config = settings(
         tmp_path / "run", **{"data.train": f"icechunk+file://{tmp_path}/a@branch=dev"}
     )
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
-    made.delete_branch("dev")
+    repositories.delete_branch("dev")
     finished(config)
     with pytest.raises(StreamkernError, match="there is no branch 'dev'"):
         finished(settings(tmp_path / "other", **{"data.train": config.data.train}))

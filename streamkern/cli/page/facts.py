@@ -174,7 +174,7 @@ def _facts(summary: RunSummary) -> RunFacts:
     saved_meta = saved.get("meta", {})
     position = saved_meta.get("position", {})
     is_finished = bool(position.get("done"))
-    progress = position if is_finished or history.last is None else history.last
+    progress = position if is_finished or history.last_record is None else history.last_record
     state = "finished" if is_finished else "stopped"
     if summary.writer:
         state = "running"

@@ -224,7 +224,7 @@ def _setup_cells(run: RunFacts) -> tuple[Cell, Cell]:
 def _training_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return planned FLOPs and measured speed of the steps."""
     total = run.planned_samples
-    share = (run.progress["samples"] + run.history.lost) / total if total else 0.0
+    share = (run.progress["samples"] + run.history.n_repeated) / total if total else 0.0
     return _work_cells(
         run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share
     )
@@ -244,7 +244,7 @@ def _stall_cells(run: RunFacts) -> tuple[Cell, Cell]:
 
 def _rate_cells(run: RunFacts) -> tuple[Cell, Cell]:
     """Return the mean samples per second."""
-    samples, seconds = run.progress["samples"] + run.history.lost, run.history.steps_s
+    samples, seconds = run.progress["samples"] + run.history.n_repeated, run.history.steps_s
     return None, count_cell(samples / seconds) if samples and seconds else None
 
 
@@ -266,7 +266,10 @@ _PLAN_ROWS: dict[str, Callable[[RunFacts], tuple[Cell, Cell]]] = {
     "training FLOPs": _training_cells,
     "samples / s": _rate_cells,
     "waiting for data": _stall_cells,
-    "samples repeated after a resume": lambda run: (None, count_cell(run.history.lost or None)),
+    "samples repeated after a resume": lambda run: (
+        None,
+        count_cell(run.history.n_repeated or None),
+    ),
 }
 """Name of a row -> function that returns its planned and its measured cell."""
 

@@ -281,7 +281,7 @@ def _run_timeline(run: RunFacts, k: int) -> Html:
     ]
     rows = [
         [time_tag(event.time), elapsed_text(run, event.time), count_cell(event.samples),
-         tag("span", event.text, class_="bad" if event.bad else None)]
+         tag("span", event.text, class_="bad" if event.is_problem else None)]
         for event in run.history.events if not event.text.startswith("evaluated")
     ]  # fmt: skip
     head = ["time, UTC", "after", "samples", "event"]
@@ -308,8 +308,10 @@ def _process_span(
     for event in run.history.events:
         since_start_s = seconds_between(start_time, event.time)
         is_within = start_time <= event.time <= end_time
-        if is_within and (event.bad or event.text.startswith("evaluated")):
-            marks.append((since_start_s, f"{event.samples:,} samples: {event.text}", event.bad))
+        if is_within and (event.is_problem or event.text.startswith("evaluated")):
+            marks.append(
+                (since_start_s, f"{event.samples:,} samples: {event.text}", event.is_problem)
+            )
     pause = ""
     if previous is not None:  # clocks of two machines may differ, so the time may be negative
         pause = duration(max(seconds_between(previous.records[-1]["time"], start_time), 0.0))

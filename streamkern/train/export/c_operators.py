@@ -51,7 +51,7 @@ def _elementwise(file: CFile, node: Any, inputs: list[Value], attributes: dict[s
         kind = "b1"
     elif node.op_type == "Cast":
         kind = c_type_key(file.onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
-    out = file.new(node.output[0], shape, kind)
+    out = file.add_value(node.output[0], shape, kind)
     suffix = "f" if inputs[0].kind == "f4" else ""
     entries = [value.at(shape) for value in inputs]
     result = _ELEMENTWISE[node.op_type].format(*entries, f=suffix)
@@ -61,7 +61,7 @@ def _elementwise(file: CFile, node: Any, inputs: list[Value], attributes: dict[s
 def _matmul(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     a, b = inputs
     (m, k), n = a.shape[-2:], b.shape[-1]
-    out = file.new(name, (m, n), a.kind)
+    out = file.add_value(name, (m, n), a.kind)
     if k > n:  # long sums, such as over all centers, lose digits in float32
         file.statements += [
             f"for (size_t i = 0; i < {m}; i++) for (size_t j = 0; j < {n}; j++) {{",
@@ -82,12 +82,13 @@ def _matmul(file: CFile, name: str, inputs: list[Value], attributes: dict[str, A
     ]
 
 
-def _split(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+def _split_shape(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
     """Return the numbers of entries before, along and after an axis."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def _axis(value: Value, axis: int) -> int:
+    """Return an axis of a value, counted from the first one."""
     return axis % len(value.shape)
 
 
@@ -101,10 +102,10 @@ def _reduce(
     value, axes = inputs
     assert axes.constant is not None
     axis = _axis(value, int(axes.constant[0]))
-    outer, length, inner = _split(value.shape, axis)
+    outer, length, inner = _split_shape(value.shape, axis)
     kept_axis = (1,) if attributes["keepdims"] else ()
     reduced_shape = (*value.shape[:axis], *kept_axis, *value.shape[axis + 1 :])
-    out = file.new(name, reduced_shape, value.kind)
+    out = file.add_value(name, reduced_shape, value.kind)
     entry = f"{value.code}[(i * {length} + k) * {inner} + j]"
     file.statements += [
         f"for (size_t i = 0; i < {outer}; i++) for (size_t j = 0; j < {inner}; j++) {{",
@@ -118,7 +119,7 @@ def _reduce(
 def _argmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     (value,) = inputs
     n = value.shape[1]
-    out = file.new(name, (1,), "i8")
+    out = file.add_value(name, (1,), "i8")
     file.statements += [
         f"{out.code}[0] = 0;",
         f"for (size_t i = 1; i < {n}; i++) "
@@ -129,9 +130,9 @@ def _argmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, A
 def _gather(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     value, index = inputs
     axis = _axis(value, attributes.get("axis", 0))
-    outer, length, inner = _split(value.shape, axis)
+    outer, length, inner = _split_shape(value.shape, axis)
     shape = (*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
-    out = file.new(name, shape, value.kind)
+    out = file.add_value(name, shape, value.kind)
     file.statements.append(
         f"for (size_t i = 0; i < {outer}; i++) for (size_t k = 0; k < {index.size}; k++) "
         f"for (size_t j = 0; j < {inner}; j++) {out.code}[(i * {index.size} + k) * {inner} + j] = "
@@ -148,7 +149,7 @@ def _reshape(file: CFile, name: str, inputs: list[Value], attributes: dict[str, 
 
 def _concat(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     total = sum(value.shape[1] for value in inputs)
-    out, start = file.new(name, (1, total), inputs[0].kind), 0
+    out, start = file.add_value(name, (1, total), inputs[0].kind), 0
     for value in inputs:
         file.statements.append(
             f"for (size_t i = 0; i < {value.size}; i++) {out.code}[{start} + i] = {value.code}[i];"
@@ -158,8 +159,9 @@ def _concat(file: CFile, name: str, inputs: list[Value], attributes: dict[str, A
 
 def _softmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     (value,) = inputs
-    n, suffix = value.shape[1], "f" if value.kind == "f4" else ""
-    out = file.new(name, value.shape, value.kind)
+    n = value.shape[1]
+    suffix = "f" if value.kind == "f4" else ""
+    out = file.add_value(name, value.shape, value.kind)
     file.statements += [
         "{",
         f"    {value.type} most = {value.code}[0], total = 0;",
@@ -174,7 +176,7 @@ def _softmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, 
 def _top_k(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     """Sort the entries of the row in ascending order, the only use of TopK in exported graphs."""
     value = inputs[0]
-    out = file.new(name, value.shape, value.kind)
+    out = file.add_value(name, value.shape, value.kind)
     file.statements += [
         f"for (size_t i = 0; i < {value.size}; i++) {{",
         "    size_t k = i;",
@@ -193,7 +195,7 @@ def _shape(file: CFile, name: str, inputs: list[Value], attributes: dict[str, An
 
 def _label_encoder(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
     (value,) = inputs
-    out = file.new(name, value.shape, "i8")
+    out = file.add_value(name, value.shape, "i8")
     file.statements.append(f"{out.code}[0] = {attributes['default_int64']};")
     pairs = zip(attributes["keys_strings"], attributes["values_int64s"], strict=True)
     for key, index in pairs:
@@ -221,5 +223,5 @@ def c_text(model: Any, name: str, headline: str) -> str:
     for node in file.graph.node:
         add_node(file, node)
     for output in file.graph.output:
-        file.output(output)
+        file.add_output(output)
     return file.text(headline)

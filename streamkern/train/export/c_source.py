@@ -139,14 +139,14 @@ class CFile:
         self.parameters.append(f"{const}{value.type} {value.code}[{size}]")
         self.values[graph_input.name] = value
 
-    def new(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
+    def add_value(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
         """Add a value, as an array of the workspace, and return it."""
         value = Value(f"w->v{len(self.fields)}", shape, kind)
         self.fields.append(f"{value.type} v{len(self.fields)}[{max(value.size, 1)}];")
         self.values[name] = value
         return value
 
-    def output(self, graph_output: Any) -> None:
+    def add_output(self, graph_output: Any) -> None:
         """Add a parameter for an output, and the statement that copies the value into it."""
         value = self.values[graph_output.name]
         name = graph_output.name

@@ -45,7 +45,7 @@ def plain_rows(
             "the model was trained on sparse rows, but ONNX has no operator for them",
             "load the model with streamkern.load instead",
         )
-    rows = graph.input(ROWS, dtype, row_shape)
+    rows = graph.add_input(ROWS, dtype, row_shape)
     return rows if len(row_shape) == 1 else rows.reshape(-1, math.prod(row_shape))
 
 
@@ -53,13 +53,13 @@ def table_rows(graph: Graph, encoder: Encoder) -> Traced:
     """Add an input (n, 1) for each column of a table, and return the encoded rows (n, d) float32.
 
     Numbers are float64, with NaN for missing cells. Dates are float64 days since 1970. Words are
-    text; the empty text, and the texts that mark missing cells in files, mark missing cells.
+    text; the empty text, and the markers of missing cells in files, stand for missing cells.
 
     Raises ConfigError for a column of hashed words.
     """
     parts = []
     for code in encoder.codes:
-        encode = _CODES.get(type(code))
+        encode = _ENCODERS.get(type(code))
         if encode is None:
             raise ConfigError(
                 f"column {code.name!r} has {code.kind} words, but ONNX has no operator for them",
@@ -67,36 +67,41 @@ def table_rows(graph: Graph, encoder: Encoder) -> Traced:
                 "are not hashed",
             )
         parts += encode(graph, code, encoder)
-    encoded = graph.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    encoded = graph.add_node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
     return encoded.astype(np.float32)
 
 
-def _missing_number(code: ColumnCode, missing: Traced) -> list[Traced]:
-    return [missing.astype(np.float64)] if code.n_missing else []
+def _missing_indicator(code: ColumnCode, is_missing: Traced) -> list[Traced]:
+    """Return the feature that marks missing cells, if the column has one."""
+    return [is_missing.astype(np.float64)] if code.n_missing else []
 
 
-def _number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
-    values = graph.input(code.name, np.float64, (1,))
+def _encode_number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
+    values = graph.add_input(code.name, np.float64, (1,))
     missing_numbers = [float(text) for text in encoder.missing if is_number(text)]
-    missing = _missing(graph, values, missing_numbers)
+    is_missing = _is_missing(graph, values, missing_numbers)
     scaled = (values - code.mean) / code.std
-    filled = graph.node("Where", missing, graph.constant(0, np.float64), scaled, dtype=np.float64)
-    return [filled, *_missing_number(code, missing)]
+    zero = graph.add_constant(0, np.float64)
+    values_or_zero = graph.add_node("Where", is_missing, zero, scaled, dtype=np.float64)
+    return [values_or_zero, *_missing_indicator(code, is_missing)]
 
 
-def _date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
-    days = graph.input(code.name, np.float64, (1,))
-    missing = _missing(graph, days, [_days(code, text) for text in encoder.missing])
-    zero = graph.constant(0, np.float64)
+def _encode_date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
+    days = graph.add_input(code.name, np.float64, (1,))
+    is_missing = _is_missing(graph, days, [_days(code, text) for text in encoder.missing])
+    zero = graph.add_constant(0, np.float64)
     parts = [(days - code.mean) / code.std]
     for cycle in code.cycles:
-        angles = cycle_angles(days, CYCLES[cycle], lambda value: graph.node("Floor", value))
-        parts += [graph.node("Sin", angle) for angle in angles]
-    filled = [graph.node("Where", missing, zero, part, dtype=np.float64) for part in parts]
-    return [*filled, *_missing_number(code, missing)]
+        angles = cycle_angles(days, CYCLES[cycle], lambda value: graph.add_node("Floor", value))
+        parts += [graph.add_node("Sin", angle) for angle in angles]
+    values_or_zero = [
+        graph.add_node("Where", is_missing, zero, part, dtype=np.float64) for part in parts
+    ]
+    return [*values_or_zero, *_missing_indicator(code, is_missing)]
 
 
 def _days(code: Date, text: str) -> float:
+    """Return a text as days since 1970; NaN if it is not a date of the column."""
     arrow = import_optional("pyarrow")
     try:
         return float(cells.as_days(arrow.array([text]), code.form)[0])
@@ -104,12 +109,12 @@ def _days(code: Date, text: str) -> float:
         return math.nan
 
 
-def _missing(graph: Graph, values: Traced, missing_values: Iterable[float]) -> Traced:
-    """Return where values are NaN or one of the marks of a missing cell."""
-    missing = graph.node("IsNaN", values, dtype=np.bool_)
+def _is_missing(graph: Graph, values: Traced, missing_values: Iterable[float]) -> Traced:
+    """Return where values are NaN or one of the numbers that stand for a missing cell."""
+    is_missing = graph.add_node("IsNaN", values, dtype=np.bool_)
     for missing_value in filter(math.isfinite, missing_values):
-        missing = graph.node("Or", missing, values.equals(missing_value))
-    return missing
+        is_missing = graph.add_node("Or", is_missing, values.equals(missing_value))
+    return is_missing
 
 
 def _spellings(word: str) -> list[str]:
@@ -120,33 +125,38 @@ def _spellings(word: str) -> list[str]:
 
 
 def _word_indices(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int) -> Traced:
-    """Return the place of each word, (n, 1): 0 if it is missing, `unknown` if it is not known."""
-    words = graph.input(code.name, np.str_, (1,))
-    word_index = {text: 0 for mark in ["", *encoder.missing] for text in _spellings(mark)}
+    """Return the index of each word, (n, 1): 0 if it is missing, `unknown` if it is not known."""
+    words = graph.add_input(code.name, np.str_, (1,))
+    word_index = {text: 0 for marker in ["", *encoder.missing] for text in _spellings(marker)}
     word_index |= {text: 1 + k for k, word in enumerate(code.known) for text in _spellings(word)}
-    return graph.node(
+    return graph.add_node(
         "LabelEncoder", words, dtype=np.int64, domain="ai.onnx.ml", keys_strings=list(word_index),
         values_int64s=list(word_index.values()), default_int64=unknown,
     )  # fmt: skip
 
 
-def _one_hot(graph: Graph, code: OneHot, encoder: Encoder) -> list[Traced]:
+def _encode_one_hot(graph: Graph, code: OneHot, encoder: Encoder) -> list[Traced]:
     word_index = _word_indices(graph, code, encoder, -1)
-    numbers = graph.constant([np.arange(1, 1 + len(code.known))], np.int64)
+    numbers = graph.add_constant([np.arange(1, 1 + len(code.known))], np.int64)
     indicators = word_index.equals(numbers).astype(np.float64)
-    return [indicators, *_missing_number(code, word_index.equals(0))]
+    return [indicators, *_missing_indicator(code, word_index.equals(0))]
 
 
-def _target_means(graph: Graph, code: TargetMeans, encoder: Encoder) -> list[Traced]:
+def _encode_target_means(graph: Graph, code: TargetMeans, encoder: Encoder) -> list[Traced]:
     word_index = _word_indices(graph, code, encoder, len(code.known) + 1)
     table = code.standardise(np.array([code.missing, *code.means, code.unknown]))
-    means = graph.node("Gather", graph.constant(table, np.float64), word_index.reshape(-1), axis=0)
-    return [means, *_missing_number(code, word_index.equals(0))]
+    means = graph.add_node(
+        "Gather", graph.add_constant(table, np.float64), word_index.reshape(-1), axis=0
+    )
+    return [means, *_missing_indicator(code, word_index.equals(0))]
 
 
-_CODES: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
-    Number: _number, Date: _date, OneHot: _one_hot, TargetMeans: _target_means,
-}  # fmt: skip
+_ENCODERS: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
+    Number: _encode_number,
+    Date: _encode_date,
+    OneHot: _encode_one_hot,
+    TargetMeans: _encode_target_means,
+}
 
 
 def scale_features(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> Traced:
@@ -171,7 +181,7 @@ def scale_features(graph: Graph, X: Traced, transforms: Sequence[Transform], d: 
         mean, scale = (np.ravel(np.asarray(a)) for a in (transform.mean, transform.scale))
         X = (X.astype(np.float64) - mean) / scale
         if transform.scores is not None:
-            X = graph.node("Concat", X, *_scores(graph, X, transform.scores), axis=1)
+            X = graph.add_node("Concat", X, *_scores(graph, X, transform.scores), axis=1)
     return X
 
 
@@ -197,8 +207,8 @@ def interpolate(graph: Graph, x: Traced, positions: Any, values: Any) -> Traced:
     if len(positions) == 1:
         constant: Traced = x * 0 + float(values[0])
         return constant
-    within_pieces: Traced = graph.node(
-        "Min", graph.node("Max", x - positions[None, :-1], 0), np.diff(positions)[None]
+    within_pieces: Traced = graph.add_node(
+        "Min", graph.add_node("Max", x - positions[None, :-1], 0), np.diff(positions)[None]
     )
     slopes = np.diff(values) / np.diff(positions)
     value: Traced = within_pieces @ slopes[:, None] + float(values[0])

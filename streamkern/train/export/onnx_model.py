@@ -75,7 +75,7 @@ def write_onnx(
     centers : (p, d) scaled centers in the order of the weights, before the metric is applied
     outputs : form of the outputs
     path : path of the file, which ends in .onnx
-    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for that of predictions.
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto": as for predictions.
         float32 gives a warning for a model whose weights may multiply rounding errors: it was
         solved in float64, or its predictions are summed in float64 (see `wide_sum`).
     overwrite : whether to replace an existing file
@@ -215,21 +215,22 @@ def _kernel_values(
         X, Z = (A.astype(np.float16).astype(A.dtype) for A in (X, Z))
     if kernel.geometry == "l1":
         differences = X.reshape(-1, 1, Z.shape[1]) - Z[None]
-        return _traced(kernel.profile(xp.abs(differences).sum(axis=2), xp))
+        return _as_traced(kernel.profile(xp.abs(differences).sum(axis=2), xp))
     row_terms, center_terms = (X * X).sum(axis=1, keepdims=True), (Z * Z).sum(axis=1)
     products = X @ Z.T
     if kernel.geometry == "inner":
-        column_terms = graph.constant(
+        column_terms = graph.add_constant(
             center_terms if column_numbers is None else column_numbers, dtype
         )
-        return _traced(kernel.of_products(products, row_terms, column_terms, xp))
+        return _as_traced(kernel.of_products(products, row_terms, column_terms, xp))
     squares = products * -2.0 + row_terms + center_terms
     for term in unequal_terms:
         squares += term * (1 / kernel.bandwidth**2)
-    return _traced(kernel.profile(xp.maximum(squares, 0), xp))
+    return _as_traced(kernel.profile(xp.maximum(squares, 0), xp))
 
 
-def _traced(values: Any) -> Traced:
+def _as_traced(values: Any) -> Traced:
+    """Return the result of a kernel's function, which has traced it, for the type checker."""
     assert isinstance(values, Traced)
     return values
 
@@ -257,12 +258,12 @@ def _add_outputs(graph: Graph, model: KernelModel, F: Traced, outputs: ExportedO
     if model.loss is not None:
         F = model.loss.ordered(xp, model.loss.predict(xp, F))
     if outputs.indicator:
-        graph.output((F > MIN_LABEL_SCORE).astype(np.int64), "labels", (c,))
-        graph.output(F.astype(dtype), "scores", (c,))
+        graph.add_output((F > MIN_LABEL_SCORE).astype(np.int64), "labels", (c,))
+        graph.add_output(F.astype(dtype), "scores", (c,))
     elif outputs.flat:
-        graph.output(F.astype(dtype).reshape(-1), "predictions", ())
+        graph.add_output(F.astype(dtype).reshape(-1), "predictions", ())
     else:
-        graph.output(F.astype(dtype), "predictions", (c,))
+        graph.add_output(F.astype(dtype), "predictions", (c,))
 
 
 def _add_classes(graph: Graph, model: KernelModel, F: Traced, outputs: ExportedOutputs) -> None:
@@ -274,14 +275,16 @@ def _add_classes(graph: Graph, model: KernelModel, F: Traced, outputs: ExportedO
         return values if order is None else values.take(order, axis=1)
 
     scores = in_order(F)
-    best = graph.node("ArgMax", scores, dtype=np.int64, axis=1, keepdims=0)
+    best_index = graph.add_node("ArgMax", scores, dtype=np.int64, axis=1, keepdims=0)
     labels, kind = _label_values(classes)
-    graph.output(graph.node("Gather", graph.constant(labels, kind), best, axis=0), "labels", ())
+    graph.add_output(
+        graph.add_node("Gather", graph.add_constant(labels, kind), best_index, axis=0), "labels", ()
+    )
     estimator = None if model.calibration is None else model.calibration.probabilities
     if estimator is not None:
         p = _probabilities(graph, F.astype(np.float64), estimator)
-        graph.output(in_order(p).astype(F.dtype), "probabilities", (c,))
-    graph.output(scores, "scores", (c,))
+        graph.add_output(in_order(p).astype(F.dtype), "probabilities", (c,))
+    graph.add_output(scores, "scores", (c,))
 
 
 def _label_values(classes: npt.NDArray[Any]) -> tuple[Any, npt.DTypeLike]:
@@ -298,11 +301,11 @@ def _label_values(classes: npt.NDArray[Any]) -> tuple[Any, npt.DTypeLike]:
 def _probabilities(graph: Graph, F: Traced, estimator: Softmax | Isotonic) -> Traced:
     """Return probabilities (n, c) of values (n, c)."""
     if isinstance(estimator, Softmax):
-        return graph.node("Softmax", F * estimator.slope + estimator.shift, axis=1)
+        return graph.add_node("Softmax", F * estimator.slope + estimator.shift, axis=1)
     piece_ends = estimator.ends.tolist()
     columns = [
         interpolate(graph, F.take([k], axis=1), estimator.knots[a:b], estimator.values[a:b])
         for k, (a, b) in enumerate(pairwise(piece_ends))
     ]
-    p = graph.node("Concat", *columns, axis=1)
-    return graph.node("Div", p, p.sum(axis=1, keepdims=True))
+    p = graph.add_node("Concat", *columns, axis=1)
+    return graph.add_node("Div", p, p.sum(axis=1, keepdims=True))

@@ -2,7 +2,7 @@
 
 Kernels, losses and target scales take an array module as an argument, NumPy or CuPy. If they are
 called with `TracedModule` and arrays of `Graph`, they build the graph of the same computation. The
-export therefore repeats no formula, and kernels and losses of the user can be exported too.
+export therefore repeats no formula, and user-defined kernels and losses can be exported too.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Graph:
         self.outputs: list[Any] = []
         self._constants: dict[Any, Any] = {}
 
-    def input(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Traced:
+    def add_input(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Traced:
         """Add an input (n, *shape) and return it. dtype : np.str_ for text"""
         if not name:
             raise ConfigError(
                 "the table has a column without a name, but inputs of ONNX need names",
                 "give the column a name before training",
             )
-        self.inputs.append(self._typed(name, np.dtype(dtype), ("n", *shape)))
+        self.inputs.append(self._value_info(name, np.dtype(dtype), ("n", *shape)))
         return Traced(self, name, np.dtype(dtype))
 
-    def output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
+    def add_output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
         """Make a value an output (n, *shape) of the graph."""
         if name in {graph_input.name for graph_input in self.inputs}:
             raise ConfigError(
@@ -55,9 +55,9 @@ class Graph:
                 "give the column another name before training",
             )
         self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name]))
-        self.outputs.append(self._typed(name, value.dtype, ("n", *shape)))
+        self.outputs.append(self._value_info(name, value.dtype, ("n", *shape)))
 
-    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> Traced:
+    def add_constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> Traced:
         """Add a constant array, unless the graph has an equal one, and return it."""
         array = np.asarray(value, object if np.dtype(dtype).kind == "U" else dtype)
         key = (str(dtype), array.shape, array.tobytes() if array.dtype != object else str(value))
@@ -66,7 +66,7 @@ class Graph:
             self._constants[key] = tensor
         return Traced(self, self._constants[key].name, np.dtype(dtype))
 
-    def node(
+    def add_node(
         self, op: str, *inputs: Any, dtype: npt.DTypeLike | None = None, n_outputs: int = 1,
         domain: str = "", **attributes: Any,
     ) -> Traced:  # fmt: skip
@@ -77,7 +77,9 @@ class Graph:
         """
         first_traced = next(value for value in inputs if isinstance(value, Traced))
         names = [
-            (value if isinstance(value, Traced) else self.constant(value, first_traced.dtype)).name
+            (
+                value if isinstance(value, Traced) else self.add_constant(value, first_traced.dtype)
+            ).name
             for value in inputs
         ]
         output_name = f"/v{len(self.nodes)}"  # without the slash, it might be the name of an input
@@ -89,8 +91,8 @@ class Graph:
     def model(self, properties: dict[str, str]) -> Any:
         """Return the checked ONNX model."""
         helper = self.onnx.helper
-        used = {name for node in self.nodes for name in node.input}
-        constants = [tensor for tensor in self._constants.values() if tensor.name in used]
+        used_names = {name for node in self.nodes for name in node.input}
+        constants = [tensor for tensor in self._constants.values() if tensor.name in used_names]
         graph = helper.make_graph(self.nodes, "streamkern", self.inputs, self.outputs, constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
         model = helper.make_model(
@@ -106,7 +108,7 @@ class Graph:
             return int(self.onnx.TensorProto.STRING)
         return int(self.onnx.helper.np_dtype_to_tensor_dtype(dtype))
 
-    def _typed(self, name: str, dtype: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
+    def _value_info(self, name: str, dtype: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
         make = self.onnx.helper.make_tensor_value_info
         return make(name, self.tensor_type(dtype), shape)
 
@@ -120,9 +122,9 @@ class Traced(NDArrayOperatorsMixin):
     def __init__(self, graph: Graph, name: str, dtype: np.dtype[Any]) -> None:
         self.graph, self.name, self.dtype = graph, name, dtype
 
-    def refer_to(self, other: Traced) -> Traced:
-        """Make this object refer to the value of `other`, and return it."""
-        self.name, self.dtype = other.name, other.dtype
+    def refer_to(self, value: Traced) -> Traced:
+        """Make this object refer to the same value as another one, and return it."""
+        self.name, self.dtype = value.name, value.dtype
         return self
 
     def copy(self) -> Traced:
@@ -134,7 +136,7 @@ class Traced(NDArrayOperatorsMixin):
         target = np.dtype(dtype)
         if target == self.dtype:
             return self.copy()
-        return self.graph.node("Cast", self, dtype=target, to=self.graph.tensor_type(target))
+        return self.graph.add_node("Cast", self, dtype=target, to=self.graph.tensor_type(target))
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *values: Any, out: tuple[Traced] | None = None
@@ -146,12 +148,12 @@ class Traced(NDArrayOperatorsMixin):
         op = _OPERATORS.get(ufunc.__name__)
         if op is None or method != "__call__":
             return NotImplemented
-        value = self.graph.node(op, *values, dtype=np.bool_ if op in _COMPARISONS else None)
+        value = self.graph.add_node(op, *values, dtype=np.bool_ if op in _COMPARISONS else None)
         return value if out is None else out[0].refer_to(value)
 
     def equals(self, other: Any) -> Traced:
         """Return where the values are equal, bool."""
-        return self.graph.node("Equal", self, other, dtype=np.bool_)
+        return self.graph.add_node("Equal", self, other, dtype=np.bool_)
 
     def sum(self, axis: int, keepdims: bool = False) -> Traced:
         """Return sums along an axis."""
@@ -162,24 +164,24 @@ class Traced(NDArrayOperatorsMixin):
         return self._reduce("ReduceMax", axis, keepdims)
 
     def _reduce(self, op: str, axis: int, keepdims: bool) -> Traced:
-        axes = self.graph.constant([axis], np.int64)
-        return self.graph.node(op, self, axes, keepdims=int(keepdims))
+        axes = self.graph.add_constant([axis], np.int64)
+        return self.graph.add_node(op, self, axes, keepdims=int(keepdims))
 
     def sort(self, axis: int) -> None:
         """Sort along an axis, in place."""
-        shape = self.graph.node("Shape", self, dtype=np.int64)
+        shape = self.graph.add_node("Shape", self, dtype=np.int64)
         length = shape.take([axis], axis=0)
-        node = self.graph.node
+        node = self.graph.add_node
         self.refer_to(node("TopK", self, length, n_outputs=2, axis=axis, largest=0, sorted=1))
 
     def take(self, index: npt.ArrayLike, axis: int) -> Traced:
         """Return the values at positions along an axis."""
-        indices = self.graph.constant(index, np.int64)
-        return self.graph.node("Gather", self, indices, axis=axis)
+        indices = self.graph.add_constant(index, np.int64)
+        return self.graph.add_node("Gather", self, indices, axis=axis)
 
     def reshape(self, *shape: int) -> Traced:
         """Return the values in another shape, in which one length may be -1."""
-        return self.graph.node("Reshape", self, self.graph.constant(shape, np.int64))
+        return self.graph.add_node("Reshape", self, self.graph.add_constant(shape, np.int64))
 
 
 _FUNCTIONS = {
@@ -214,13 +216,13 @@ class TracedModule:
 
     def _function(self, op: str) -> Callable[..., Traced]:
         def call(*values: Any, out: Traced | None = None) -> Traced:
-            return _into(self._graph.node(op, *values), out)
+            return _into(self._graph.add_node(op, *values), out)
 
         return call
 
     def asarray(self, a: Any, dtype: npt.DTypeLike = np.float64) -> Traced:
         """Return a value of the graph unchanged, or an array as a constant."""
-        return a if isinstance(a, Traced) else self._graph.constant(a, dtype)
+        return a if isinstance(a, Traced) else self._graph.add_constant(a, dtype)
 
     def arccos(self, a: Traced) -> Traced:
         """Return the arc cosine. Raises ConfigError for float64, which onnxruntime lacks."""
@@ -229,12 +231,12 @@ class TracedModule:
                 f"{self._subject} needs the arc cosine, which onnxruntime has in float32 only",
                 f"export with {mention('dtype', 'float32')}, or to C",
             )
-        return self._graph.node("Acos", a)
+        return self._graph.add_node("Acos", a)
 
     def clip(self, a: Traced, low: Any, high: Any, out: Traced | None = None) -> Traced:
         """Return values between two bounds."""
-        above = self._graph.node("Max", a, low)
-        return _into(self._graph.node("Min", above, high), out)
+        at_least_low = self._graph.add_node("Max", a, low)
+        return _into(self._graph.add_node("Min", at_least_low, high), out)
 
     def square(self, a: Traced, out: Traced | None = None) -> Traced:
         """Return squares."""
@@ -242,21 +244,21 @@ class TracedModule:
 
     def log1p(self, a: Traced) -> Traced:
         """Return log(1 + a)."""
-        return self._graph.node("Log", a + 1)
+        return self._graph.add_node("Log", a + 1)
 
     def expm1(self, a: Traced) -> Traced:
         """Return exp(a) - 1."""
-        return self._graph.node("Sub", self._graph.node("Exp", a), 1)
+        return self._graph.add_node("Sub", self._graph.add_node("Exp", a), 1)
 
     def copysign(self, a: Traced, b: Traced) -> Traced:
         """Return |a| with the sign of b."""
-        size = self._graph.node("Abs", a)
+        size = self._graph.add_node("Abs", a)
         return self.where(b < 0, -size, size)
 
     def where(self, condition: Traced, a: Traced, b: Any) -> Traced:
         """Return a where the condition holds, else b."""
-        other = b if isinstance(b, Traced) else self._graph.constant(b, a.dtype)
-        return self._graph.node("Where", condition, a, other, dtype=a.dtype)
+        alternative = b if isinstance(b, Traced) else self._graph.add_constant(b, a.dtype)
+        return self._graph.add_node("Where", condition, a, alternative, dtype=a.dtype)
 
     def finfo(self, dtype: npt.DTypeLike) -> np.finfo[Any]:
         """Return the limits of a floating dtype."""
@@ -264,4 +266,5 @@ class TracedModule:
 
 
 def _into(value: Traced, out: Traced | None) -> Traced:
+    """Return `value`; an array `out` of the caller then refers to it."""
     return value if out is None else out.refer_to(value)

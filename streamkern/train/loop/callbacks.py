@@ -163,8 +163,8 @@ class Callbacks:
             return None
         self._n_epochs = passed.epoch
         with self._calling() as active:
-            ended_by = [type(each).__name__ for each in active if each.pass_ended(passed)]
-        return f"{ended_by[0]} asked for no further epoch" if ended_by else None
+            names = [type(callback).__name__ for callback in active if callback.pass_ended(passed)]
+        return f"{names[0]} asked for no further epoch" if names else None
 
 
 def _end_of(callback: Callback) -> Callable[..., None]:

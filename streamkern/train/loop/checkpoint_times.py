@@ -59,9 +59,9 @@ class Checkpoints:
         return self._interval_steps is not None and step % self._interval_steps == 0
 
     def save(
-        self, steps: StepLoop, meta: dict[str, Any], before_commit: Callable[[], object]
+        self, step_loop: StepLoop, meta: dict[str, Any], before_commit: Callable[[], object]
     ) -> None:
-        """Start to save the state of `steps`, with the entries `meta`.
+        """Start to save the state of `step_loop`, with the entries `meta`.
 
         On ranks without checkpoints, this rank's arrays are sent to rank 0 instead. Collective if
         ranks partition the centers.
@@ -69,12 +69,12 @@ class Checkpoints:
         before_commit : called before the files become a checkpoint, see `AsyncSaver`
         """
         if self._saver is None:
-            steps.send_to_rank0()
+            step_loop.send_to_rank0()
             return
         start = time.monotonic()
         self._saver.wait()  # at most one copy is held
-        arrays, values = steps.snapshot()
-        self._saver.submit(steps.position.step, arrays, values | meta, before_commit)
+        arrays, values = step_loop.snapshot()
+        self._saver.submit(step_loop.position.step, arrays, values | meta, before_commit)
         self._last_save = time.monotonic()
         self._blocked_s = self._last_save - start
 

@@ -20,6 +20,7 @@ from streamkern.train.resolve.early_stopping import VALIDATION_PREFIX
 class EvaluationSchedule:
     """The evaluations of a run.
 
+    settings : settings [run]
     test : test rows, or None
     on_evaluation : called with each evaluation, or None
     validation : validation rows, or None
@@ -75,9 +76,9 @@ class EvaluationSchedule:
             return
         metrics: dict[str, float] = {}
         with stoppable, np.errstate(over="ignore", invalid="ignore"):
-            evaluated = model()
+            current_model = model()
             for name, data in self._sources.items():
-                metrics |= with_data_prefix(name, evaluated.evaluate(data))
+                metrics |= with_data_prefix(name, current_model.evaluate(data))
         record = {"step": position.step, "samples": position.samples, **metrics}
         report("evaluation", metrics)
         self.metrics, self.is_owed = metrics, False
@@ -110,5 +111,5 @@ def figures_from_json(figures: Mapping[str, float | None]) -> dict[str, float]:
 def evaluations_in(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the evaluations among the records of a log, the newest of each step, in order."""
     newest = {r["step"]: r for r in records if r.get("event") == "evaluation"}
-    dropped = ("time", "event", "epoch")
-    return [{k: v for k, v in newest[step].items() if k not in dropped} for step in sorted(newest)]
+    omitted = ("time", "event", "epoch")
+    return [{k: v for k, v in newest[step].items() if k not in omitted} for step in sorted(newest)]

@@ -50,6 +50,8 @@ class Guard:
     the targets have changed, and a larger loss is no sign of divergence. The comparison then begins
     again, and only a loss above twice the largest mean square so far is bad.
 
+    The names of the fields are keys of checkpoints.
+
     best : mean loss of the best window since the last back-off or change of the targets
     back_offs : number of back-offs
     worth : loss of predicting zero at the last change of the targets
@@ -122,7 +124,8 @@ class Watch:
 
     Losses stay on the device until they are needed, and are then copied to the host together.
 
-    good : (p, c) device array, the weights to which a back-off returns
+    solver, state : solver of the run, and its state, which a back-off changes
+    good_weights : (p, c) device array, the weights to which a back-off returns
     guard : judges the windows
     scale : (c,) scale of the targets
     report : called with each back-off
@@ -136,7 +139,7 @@ class Watch:
         self,
         solver: Solver,
         state: State,
-        good: Array,
+        good_weights: Array,
         guard: Guard,
         scale: npt.NDArray[np.float64],
         report: Callable[[str, dict[str, Any]], None],
@@ -144,58 +147,57 @@ class Watch:
         window: npt.NDArray[np.float64] | None = None,
     ) -> None:
         self.curve = curve
-        self.solver, self.state, self.good, self.guard = solver, state, good, guard
+        self.solver, self.state, self.good_weights, self.guard = solver, state, good_weights, guard
         self._report = report
         self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
         self._window = np.empty((0, 4)) if window is None else window
-        self._read = state.steps  # losses of later steps are still in the solver
+        self._n_read = state.steps  # losses of later steps are still in the solver
 
     def __len__(self) -> int:
-        return len(self._window) + self.state.steps - self._read
+        return len(self._window) + self.state.steps - self._n_read
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if it is time to judge, before the solver overwrites the oldest loss."""
         return len(self) >= WINDOW
 
     def read(self) -> npt.NDArray[np.float64]:
         """Return the window (n, 4) on the host, after waiting for the device."""
-        if self._read < self.state.steps:
+        if self._n_read < self.state.steps:
             losses = self.solver.backend.to_host(self.solver.losses)  # (LOSS_BUFFER_STEPS, 2, c)
-            new = losses[np.arange(self._read, self.state.steps) % LOSS_BUFFER_STEPS]
+            new_losses = losses[np.arange(self._n_read, self.state.steps) % LOSS_BUFFER_STEPS]
             with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
-                means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
+                means = (new_losses @ self._units).swapaxes(1, 2).reshape(-1, 4)
             self._window = np.concatenate([self._window, means])
             self.curve.read(means[:, 2].tolist())
-            self._read = self.state.steps
+            self._n_read = self.state.steps
         return self._window
 
-    def judge(self, *, finite: bool = True) -> float:
+    def judge(self, *, is_finite: bool = True) -> float:
         """Return the mean loss of the window, and back off if it is bad.
 
         The loss is in squared units of the user's targets, averaged over the outputs.
 
-        finite : False makes the window bad whatever its losses. The window of a solver without step
-            sizes is bad only for this reason, or if its mean loss is not finite, since such a
+        is_finite : False makes the window bad whatever its losses. The window of a solver without
+            step sizes is bad only for this reason, or if its mean loss is not finite, since such a
             solver cannot diverge.
         """
         window = self.read()
-        loss, zero, user_loss, user_zero = (
-            window.mean(axis=0).tolist() if len(window) else [0.0] * 4
-        )
-        if not finite:
+        means = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
+        loss, zero_loss, user_loss, user_zero_loss = means
+        if not is_finite:
             loss = user_loss = math.nan
         self._window = self._window[:0]
         if self.solver.rules():
-            is_bad = self.guard.judge(loss, zero, self.solver.remedies)
+            is_bad = self.guard.judge(loss, zero_loss, self.solver.remedies)
         else:
             is_bad = not math.isfinite(loss)
         if is_bad:
-            self.solver.back_off(self.state, self.good, BACK_OFF_FACTOR)
-            fields = {"loss": user_loss, "zero_loss": user_zero, "scale": self.state.scale}
+            self.solver.back_off(self.state, self.good_weights, BACK_OFF_FACTOR)
+            fields = {"loss": user_loss, "zero_loss": user_zero_loss, "scale": self.state.scale}
             self._report("back-off", fields)
         elif self.guard.may_keep_weights(window[:, :2].tolist()):
-            self.good[...] = self.state.alpha
+            self.good_weights[...] = self.state.alpha
         return user_loss
 
     def pending_loss(self) -> list[float]:
@@ -215,16 +217,18 @@ class Watch:
         """
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
-        finite = bool(np.isfinite(window).all()) and all(bool(xp.isfinite(a).all()) for a in arrays)
-        finite = self.solver.agree(finite)
-        if not steps or (finite and n < min(steps, WINDOW // 4)):
+        is_finite = bool(np.isfinite(window).all()) and all(
+            bool(xp.isfinite(a).all()) for a in arrays
+        )
+        is_finite = self.solver.agree(is_finite)
+        if not steps or (is_finite and n < min(steps, WINDOW // 4)):
             return
         back_offs_before = self.guard.back_offs
-        loss = self.judge(finite=finite)
+        loss = self.judge(is_finite=is_finite)
         if self.guard.back_offs == back_offs_before:
             return
         # The weights are the initial ones again: the run has learned nothing.
-        if self.solver.agree(not bool((self.good != self.solver.init().alpha).any())):
+        if self.solver.agree(not bool((self.good_weights != self.solver.init().alpha).any())):
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g})",
                 f"check the data for outliers, lower {mention('solver.step_scale')} or set "
@@ -250,29 +254,29 @@ class LossCurve:
     def __init__(self, entries: LossEntries = (), *, at_ends: bool = False) -> None:
         self._at_ends = at_ends
         self._entries = [[math.nan if x is None else float(x) for x in pair] for pair in entries]
-        self._waiting: list[tuple[int, int]] = []
+        self._unread_steps: list[tuple[int, int]] = []
 
-    def restored(self, entries: LossEntries, epochs: int) -> Self:
+    def continue_from(self, entries: LossEntries, epochs: int) -> Self:
         """Return a curve that continues from entries after `epochs` epochs.
 
         The losses of epochs without an entry are unknown.
         """
-        n_unknown = epochs - self._at_ends - len(entries)
+        n_unknown = epochs - self._at_ends - len(entries)  # one epoch less is measured `at_ends`
         return type(self)([*entries, *[(None, 0.0)] * n_unknown], at_ends=self._at_ends)
 
     def record_step(self, epoch: int, rows: int) -> None:
         """Record a step on `rows` rows, whose loss is read later."""
-        self._waiting.append((epoch - self._at_ends, rows))
+        self._unread_steps.append((epoch - self._at_ends, rows))
 
     def read(self, losses: Sequence[float]) -> None:
         """Record the losses of the oldest steps whose losses are not known yet."""
-        for (epoch, rows), loss in zip(self._waiting, losses, strict=False):
+        for (epoch, rows), loss in zip(self._unread_steps, losses, strict=False):
             if epoch == len(self._entries):
                 self._entries.append([loss * rows, rows])
             elif epoch >= 0 and self._entries[epoch][1]:
                 self._entries[epoch][0] += loss * rows
                 self._entries[epoch][1] += rows
-        del self._waiting[: len(losses)]
+        del self._unread_steps[: len(losses)]
 
     def measure(self, epoch: int, loss: float) -> None:
         """Set the loss of an epoch, measured with the model at its end."""

@@ -41,7 +41,7 @@ class RunProgress:
     ranks : coordinator, whose figures of several ranks are shown and logged, or None
     losses : mean losses of the windows that ended in this process, in squared units of the user's
         targets
-    first : number of the first of these windows, counted over the run
+    first_window : number of the first of these windows, counted over the run
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class RunProgress:
         self.losses: list[float] = []
         self._empty_steps = 0
         self._ranks = ranks
-        self.first = self._logged = 0
-        self._logged_at = time.monotonic()
+        self.first_window = self._n_logged = 0
+        self._last_log_s = time.monotonic()
         self.phase_text = "getting ready"
         self._memory = MemoryMeter() if on_host else None
         self._phase_begun, self._n_done = time.monotonic(), 0
@@ -85,22 +85,22 @@ class RunProgress:
         if self._n_done >= n:
             return f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
         time_left = self._time_left(self._n_done, n)
-        done = f"{PHASE_DESCRIPTIONS[phase]}, {self._n_done} of {n} are tried"
-        return f"{done}, about {time_left} left for these"
+        count_text = f"{PHASE_DESCRIPTIONS[phase]}, {self._n_done} of {n} are tried"
+        return f"{count_text}, about {time_left} left for these"
 
-    def _time_left(self, done: int, n: int) -> str:
-        """Return the time left of a phase after `done` of n parts, if all take the same time."""
-        return time_text((time.monotonic() - self._phase_begun) / done * (n - done))
+    def _time_left(self, n_done: int, n: int) -> str:
+        """Return the time left of a phase after `n_done` of n parts, if all take the same time."""
+        return time_text((time.monotonic() - self._phase_begun) / n_done * (n - n_done))
 
-    def _block_text(self, done: int, blocks: int) -> str:
-        """Return the text after `done` blocks of the preconditioner, with the time left.
+    def _block_text(self, n_done: int, blocks: int) -> str:
+        """Return the text after `n_done` blocks of the preconditioner, with the time left.
 
         The time assumes that all blocks take the same time.
         """
-        if done == blocks:
+        if n_done == blocks:
             return "learning from the sample"
-        time_left = self._time_left(done, blocks)
-        return f"preconditioner, block {done + 1} of {blocks}, about {time_left} left"
+        time_left = self._time_left(n_done, blocks)
+        return f"preconditioner, block {n_done + 1} of {blocks}, about {time_left} left"
 
     def setting_up(self) -> contextlib.AbstractContextManager[None]:
         """Show the line of the setup, also during a single call that takes minutes."""
@@ -119,20 +119,20 @@ class RunProgress:
         )
 
     def begin(
-        self, meter: Meter, n_rows: int, epochs: int, done: tuple[int, int] = (0, 0),
+        self, meter: Meter, n_rows: int, epochs: int, done_before: tuple[int, int] = (0, 0),
         empty_steps: int = 0, loss_note: str = "",
     ) -> None:  # fmt: skip
         """Begin the steps: `epochs` epochs over `n_rows` rows.
 
-        done : numbers of epochs and samples before these, in earlier calls of `partial_fit`
+        done_before : numbers of epochs and samples before these, in earlier calls of `partial_fit`
         empty_steps : number of first steps of the run that only accumulate while the model is still
             zero; their losses are neither shown nor logged
         loss_note : text that is shown after the loss
         """
-        self._meter, self._n_epochs, self._done_before = meter, epochs, done
+        self._meter, self._n_epochs, self._done_before = meter, epochs, done_before
         self._empty_steps, self._loss_note = empty_steps, loss_note
         self._total = n_rows * epochs
-        self.first = self.position.step // WINDOW
+        self.first_window = self.position.step // WINDOW
 
     def record_step(self, loss: float | None) -> None:
         """Update log and line after a step.
@@ -142,12 +142,12 @@ class RunProgress:
         if loss is not None:
             self.losses.append(loss)
         interval_s = MIN_LOG_INTERVAL_S if loss is not None else MAX_LOG_INTERVAL_S
-        if time.monotonic() - self._logged_at >= interval_s:
+        if time.monotonic() - self._last_log_s >= interval_s:
             self._log_steps()
         if self.line.is_due:
-            self.line.draw(self._words())
+            self.line.draw(self._line_text())
 
-    def _words(self) -> str:
+    def _line_text(self) -> str:
         """Return the text of the line: share, epoch, time left, newest loss and throughput."""
         flow, position = self._meter.flow(self.position.samples), self.position
         epoch = min(position.epoch - self._done_before[0] + 1, self._n_epochs)
@@ -165,30 +165,31 @@ class RunProgress:
 
     def _n_empty(self, losses: list[float]) -> int:
         """Return the number of losses whose windows began while the model was still zero."""
-        return min(len(losses), max(0, -(-self._empty_steps // WINDOW) - self.first))
+        return min(len(losses), max(0, -(-self._empty_steps // WINDOW) - self.first_window))
 
     def log_losses(self) -> None:
         """Log all losses that are not in the log yet."""
-        if len(self.losses) > self._logged:
+        if len(self.losses) > self._n_logged:
             self._log_steps()
 
     def _log_steps(self) -> None:
         """Log an event "train": the position, and the losses that are not in the log yet."""
         flow = self._meter.flow(self.position.samples)
-        first = max(self._logged, self._n_empty(self.losses))
-        new = self.losses[first:]
+        n_skipped = max(self._n_logged, self._n_empty(self.losses))
+        new_losses = self.losses[n_skipped:]
         fields: dict[str, Any] = {"left_s": self._seconds_left(flow.samples_per_s), **flow.fields()}
         if self._ranks is not None:
             fields |= self._ranks.facts()
         peak = None if self._memory is None else self._memory.peak()
         if peak is not None:
             fields["peak_bytes"] = peak
-        if new:
-            window = self.first + first
-            fields = {"train_mse": new[-1], "window": window, "losses": new, **fields}
+        if new_losses:
+            window = self.first_window + n_skipped
+            loss_fields = {"train_mse": new_losses[-1], "window": window, "losses": new_losses}
+            fields = loss_fields | fields
         self.report("train", fields)
-        self._logged, self._logged_at = len(self.losses), time.monotonic()
+        self._n_logged, self._last_log_s = len(self.losses), time.monotonic()
 
     def _seconds_left(self, samples_per_s: float) -> float:
-        done = self.position.samples - self._done_before[1]
-        return (self._total - done) / max(samples_per_s, 1e-3)
+        n_samples_left = self._total - (self.position.samples - self._done_before[1])
+        return n_samples_left / max(samples_per_s, 1e-3)

@@ -54,9 +54,8 @@ class RankCoordinator:
     def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
         self._last_exchange = self._this_exchange = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
-        self._last_agreement_s, self._steps_since_sync, self._steps_to_sync = (
-            time.perf_counter(), 0, 1
-        )  # fmt: skip
+        self._last_agreement_s = time.perf_counter()
+        self._steps_since_sync, self._steps_to_sync = 0, 1
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise RankLostError unless this rank continues from the step of rank 0. Collective.
@@ -78,38 +77,37 @@ class RankCoordinator:
                 "give a run_dir whose files all ranks see",
             )
 
-    def sync_if_due(self, steps: StepLoop, *, now: bool) -> bool:
+    def sync_if_due(self, step_loop: StepLoop, *, is_forced: bool) -> bool:
         """Synchronise the ranks if this step requires it; return whether it did. Collective.
 
         Only then may the run be evaluated, saved or ended. If the solver has sums over rows, they
         are summed over the ranks at fixed steps, so that no save changes the order of summation.
         Otherwise the interval is the number of steps that rank 0 broadcasts in `agree_on_end`.
 
-        now : synchronise after this step in any case, because the settings require it
+        is_forced : synchronise after this step in any case, because the settings require it
         """
         if self._ranks.is_single:
             return True
-        solver, state, position = steps.solver, steps.state, steps.position
+        solver, state, position = step_loop.solver, step_loop.state, step_loop.position
         self._steps_since_sync += 1
         if not position.batch:
             return True  # the end of the epoch has gathered the sums
-        between_syncs = (
-            position.step % GATHER_INTERVAL_STEPS
-            if solver.sums_of_rows(state)
-            else self._steps_since_sync < self._steps_to_sync
-        )
-        if between_syncs and not now:
+        if solver.sums_of_rows(state):
+            is_due = position.step % GATHER_INTERVAL_STEPS == 0
+        else:
+            is_due = self._steps_since_sync >= self._steps_to_sync
+        if not (is_due or is_forced):
             return False
         solver.reduce_to_rank_0(state)
         return True
 
-    def rank0_holds_state(self, steps: StepLoop) -> bool:
+    def rank0_holds_state(self, step_loop: StepLoop) -> bool:
         """Return whether rank 0 alone holds everything that a checkpoint stores, after any step."""
         if self._ranks.is_single:
             return True
-        return steps.share.is_replicated and not steps.solver.sums_of_rows(steps.state)
+        return step_loop.share.is_replicated and not step_loop.solver.sums_of_rows(step_loop.state)
 
-    def from_rank0(self, decision: bool) -> bool:
+    def broadcast_decision(self, decision: bool) -> bool:
         """Return the decision of rank 0. Collective."""
         return bool(self._ranks.broadcast_scalars([decision])[0])
 
@@ -138,10 +136,10 @@ class RankCoordinator:
         """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps."""
         if not self._ranks.is_single and step % GATHER_INTERVAL_STEPS == 0:
             timings = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
-            self._last_exchange, self._this_exchange = (
-                self._this_exchange,
-                [RankTimings(*values) for values in self._ranks.allgather(timings)],
-            )
+            self._last_exchange = self._this_exchange
+            self._this_exchange = [
+                RankTimings(*values) for values in self._ranks.allgather(timings)
+            ]
 
     def facts(self) -> dict[str, Any]:
         """Return figures of each rank for the log, measured between the last two exchanges.
@@ -153,14 +151,15 @@ class RankCoordinator:
         if not self._last_exchange[0].clock:
             return {}
         pairs = zip(self._last_exchange, self._this_exchange, strict=True)
-        elapsed = [RankTimings(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
-        waits = [_share(rank.wait, rank.clock) for rank in elapsed]
+        # Differences of the cumulative figures of each rank.
+        intervals = [RankTimings(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
+        waits = [_share(rank.wait, rank.clock) for rank in intervals]
         return {
             "rank_samples_per_s": [
                 rank.rows / max(rank.clock - rank.wait, 1e-9 + 1e-3 * rank.clock)
-                for rank in elapsed
+                for rank in intervals
             ],
-            "rank_stall_shares": [_share(rank.stall, rank.clock) for rank in elapsed],
+            "rank_stall_shares": [_share(rank.stall, rank.clock) for rank in intervals],
             "rank_wait_shares": waits,
             "slowest_rank": waits.index(min(waits)),
         }

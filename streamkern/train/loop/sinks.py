@@ -61,7 +61,7 @@ def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
 def _check_folder(folder: str, name: str) -> None:
     """Raise ConfigError unless files can be written to a local folder, which need not exist yet.
 
-    name : of the setting or argument that gives the folder, for the message
+    name : name of the setting or argument that gives the folder, for the message
     """
     if local_path(folder) is not None:  # tensorboardX writes to some URLs
         check_writable(Path(folder, "events"), mention(name, folder))
@@ -85,7 +85,7 @@ class TensorBoard(Callback):
     def begin(self, run: TrainStart) -> None:
         """Open a file in the folder."""
         module = import_optional("tensorboardX", "TensorBoard", "tensorboard")
-        # Steps after the checkpoint that a run is resumed from are written again.
+        # A resumed run writes the steps after its checkpoint again.
         purge = {"purge_step": run.step + 1} if run.step else {}
         # Without this suffix, two files of the same second would have the same name.
         suffix = f".{time.time_ns()}"
@@ -136,12 +136,11 @@ class MLflow(Callback):
         """Find or create the run, and write the settings."""
         self.run_id = None  # the run of an earlier `fit` has ended
         self._client = self._connect()
-        existing = self._client.get_experiment_by_name(self.experiment)
-        experiment_id = (
-            self._client.create_experiment(self.experiment)
-            if existing is None
-            else existing.experiment_id
-        )
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            experiment_id = self._client.create_experiment(self.experiment)
+        else:
+            experiment_id = experiment.experiment_id
         self.run_id = self._find_run(experiment_id, run) if run.step and run.run_dir else None
         if self.run_id is None:
             tags = {} if run.run_dir is None else {RUN_DIR_TAG: run.run_dir}
@@ -161,16 +160,16 @@ class MLflow(Callback):
         """Write the numbers of a record."""
         metric, now = import_optional("mlflow.entities").Metric, int(time.time() * 1000)
         numbers = [metric(name, value, now, step) for name, value, step in numbers_in(record)]
-        for first in range(0, len(numbers), MAX_VALUES_PER_REQUEST):
-            self._client.log_batch(
-                self.run_id, metrics=numbers[first : first + MAX_VALUES_PER_REQUEST]
-            )
+        for start in range(0, len(numbers), MAX_VALUES_PER_REQUEST):
+            request = numbers[start : start + MAX_VALUES_PER_REQUEST]
+            self._client.log_batch(self.run_id, metrics=request)
 
     def end(self, error: BaseException | None) -> None:
         """Record how the run ended."""
         if self.run_id is not None:
-            stopped = isinstance(error, TrainingInterrupted | Stopped)
-            status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
+            status = "FINISHED" if error is None else "FAILED"
+            if isinstance(error, TrainingInterrupted | Stopped):
+                status = "KILLED"
             self._client.set_terminated(self.run_id, status)
             self._client = None
 

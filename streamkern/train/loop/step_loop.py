@@ -36,8 +36,8 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.guard import Guard, LossCurve, Watch
 from streamkern.train.model.calibrating import (
     calibrate,
-    calibrate_left_out,
-    each_left_out,
+    calibrate_by_left_out,
+    leave_one_out_predictions,
     native_calibration,
 )
 from streamkern.train.model.kernel_model import KernelModel
@@ -62,7 +62,7 @@ has ended one, else None.
 class Position:
     """Position of a run.
 
-    epoch, batch : numbers of the next batch, from 0
+    epoch, batch : numbers of the epoch and of the next batch in it, from 0
     step, samples : numbers of steps and samples so far
     done : whether the run is complete
     """
@@ -124,7 +124,7 @@ class StepLoop:
     report : called with events of the log, such as "pass" and "back-off", and their fields
     step_is_whole : False while a step is being taken, and after a step that failed
     share : centers and rows of this rank
-    rows : number of rows on which this rank has trained
+    n_rank_rows : number of rows on which this rank has trained
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class StepLoop:
         self.step_is_whole = True
         self.ranks = run.inputs.ranks
         self.share = run.method.share(run.problem, run.sizes, self.ranks)
-        self.rows = 0
-        self._best: Any = None
+        self.n_rank_rows = 0
+        self._best_weights: Any = None
         self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
         self.calibration = native_calibration(run, assembled.targets)
         self.posterior: Posterior | None = None
@@ -151,20 +151,20 @@ class StepLoop:
 
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """Restore the state that `snapshot` returned. arrays["good"] is overwritten from now on."""
-        state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
+        state, self._best_weights = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self.calibration = Calibration.from_arrays(arrays)
         self.posterior = Posterior.from_arrays(arrays)
-        self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
+        self._curve = self._curve.continue_from(meta.get("losses", ()), meta["position"]["epoch"])
         self._set_state(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, current in asdict(self.position).items():
             setattr(self.position, name, type(current)(meta["position"][name]))
 
     def _set_state(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
-        """Set the state of the solver and of the guard. good, window : see `Watch`."""
-        good = state.alpha.copy() if good is None else self.run.backend.asarray(good)
+        """Set the state of solver and guard. good, window : `Watch.good_weights` and its window"""
+        good_weights = state.alpha.copy() if good is None else self.run.backend.asarray(good)
         self.state = state
         self.watch = Watch(
-            self.solver, state, good, guard, self._loss_scale, self.report, self._curve,
+            self.solver, state, good_weights, guard, self._loss_scale, self.report, self._curve,
             window,
         )  # fmt: skip
 
@@ -184,7 +184,8 @@ class StepLoop:
 
     def snapshot(self) -> ArraysAndMeta:
         """Return the host arrays and JSON values of a checkpoint, for `restore` and for models."""
-        averaged = self.solver.weights(self.state) is self.state.average  # may update the average
+        weights = self.solver.weights(self.state)  # may update the average
+        uses_average = weights is self.state.average
         arrays = self._arrays()
         if self.share.is_replicated:
             snapshot = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
@@ -192,19 +193,19 @@ class StepLoop:
             snapshot = self._gather_on_rank0(arrays)
         # An array, because a diverging run has losses that JSON cannot represent.
         snapshot["window"] = self.watch.read().copy()  # also updates the curve
-        for extra in (self.calibration, self.posterior):
-            snapshot |= {} if extra is None else extra.arrays()
+        for model_part in (self.calibration, self.posterior):
+            snapshot |= {} if model_part is None else model_part.arrays()
         return snapshot, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
             "guard": self.watch.guard.scalars(),
             "losses": self._curve.entries(),
-            "evaluated": "average" if averaged else "alpha",
+            "evaluated": "average" if uses_average else "alpha",
         }
 
     def _arrays(self) -> dict[str, Array]:
-        arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
-        return arrays if self._best is None else arrays | {"best": self._best}
+        arrays = self.solver.arrays(self.state) | {"good": self.watch.good_weights}
+        return arrays if self._best_weights is None else arrays | {"best": self._best_weights}
 
     def _gather_on_rank0(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays with the rows of all ranks on rank 0, and {} on others. Collective."""
@@ -225,21 +226,21 @@ class StepLoop:
         if not self.share.is_replicated:
             self._gather_on_rank0(self._arrays())
 
-    def keep_best(self) -> None:
+    def keep_best_weights(self) -> None:
         """Save a copy of the current weights as the best ones."""
         weights = self.solver.weights(self.state)
-        if self._best is None:
-            self._best = weights.copy()
+        if self._best_weights is None:
+            self._best_weights = weights.copy()
         else:
-            self._best[...] = weights
+            self._best_weights[...] = weights
 
-    def take_best(self) -> None:
-        """Restore the weights of `keep_best`, if it was called, at the end of a run."""
-        if self._best is not None:
-            self.state.alpha[...] = self.state.average[...] = self._best
-            self._best = None
+    def restore_best_weights(self) -> None:
+        """Restore the weights of `keep_best_weights`, if it was called, at the end of a run."""
+        if self._best_weights is not None:
+            self.state.alpha[...] = self.state.average[...] = self._best_weights
+            self._best_weights = None
 
-    def take_posterior(self) -> None:
+    def compute_posterior(self) -> None:
         """Compute the posterior at the end of a run, if it is requested."""
         if self.run.problem.posterior:
             assert isinstance(self.solver, EquationSolver)
@@ -250,12 +251,12 @@ class StepLoop:
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and has not been yet."""
         rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
-        left_out = self.assembled.meta["left_out" if rows_are_centers else "center_left_out"]
-        can_calibrate = self.run.data.calibration_rows is not None or bool(left_out)
+        has_left_out = self.assembled.meta["left_out" if rows_are_centers else "center_left_out"]
+        can_calibrate = self.run.data.calibration_rows is not None or bool(has_left_out)
         is_calibrated = self.calibration is not None and self.calibration.n_rows > 0
         return can_calibrate and self.ranks.rank == 0 and not is_calibrated
 
-    def take_calibration(self, feed: Feed) -> None:
+    def compute_calibration(self, feed: Feed) -> None:
         """Calibrate the finished model on the calibration rows, or on leave-one-out predictions.
 
         feed : reads the rows again for leave-one-out predictions, unless all rows are centers
@@ -266,11 +267,11 @@ class StepLoop:
         else:
             factors = data.weight_factors if data.source.weighted else None
             with self.run.backend.active():
-                rows = self._left_out(feed)
-                self.calibration = calibrate_left_out(model, rows, factors)
+                rows = self._predict_left_out(feed)
+                self.calibration = calibrate_by_left_out(model, rows, factors)
         self.report("calibrated", self.calibration.describe())
 
-    def _left_out(self, feed: Feed) -> LeftOut:
+    def _predict_left_out(self, feed: Feed) -> LeftOut:
         """Return the leave-one-out predictions of the rows."""
         assembled, solver, options = self.assembled, self.solver, self.run.config.solver
         if isinstance(solver, KernelRidgeSolver):
@@ -278,7 +279,7 @@ class StepLoop:
         sums = (solver, self.state) if isinstance(solver, DirectSolver) else None
         Z = assembled.op.points(self.run.backend.asarray(assembled.arrays["Z"]), right=True)
         ridge = assembled.meta["setup"].get("ridge", options.fixed_ridge)
-        return each_left_out(assembled.op, Z, ridge, feed.epoch(0), sums)
+        return leave_one_out_predictions(assembled.op, Z, ridge, feed.epoch(0), sums)
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:
@@ -298,9 +299,9 @@ class StepLoop:
                 repeat=self.run.method.same_rows,
                 shard=Shard(self.share.grid.row, self.share.grid.rows),
                 keep_bytes=self.run.kept_bytes,
-            ) as loader,
+            ) as reader,
             Feed(
-                loader,
+                reader,
                 self.run.backend,
                 dtype=self.assembled.op.dtype,
                 seed=seed,
@@ -311,13 +312,13 @@ class StepLoop:
         ):
             yield feed
 
-    def run_through(self, batches: Iterator[Batch], between: StepCallback | None = None) -> None:
-        """Take a step for each batch, until `between` returns True."""
+    def run_through(self, batches: Iterator[Batch], after_step: StepCallback | None = None) -> None:
+        """Take a step for each batch, until `after_step` returns True."""
         with self.run.backend.stepping():
             for batch in batches:
                 samples_before = self.position.samples
                 loss = self.take(batch)
-                if between is not None and between(samples_before, loss):
+                if after_step is not None and after_step(samples_before, loss):
                     break
 
     def take(self, batch: Batch) -> float | None:
@@ -332,13 +333,13 @@ class StepLoop:
         self._curve.record_step(position.epoch, batch.n_global_rows)
         position.step = self.state.steps
         position.samples += batch.n_global_rows
-        self.rows += len(batch.X)
+        self.n_rank_rows += len(batch.X)
         position.batch = batch.index + 1
         if batch.last:
             position.epoch, position.batch = position.epoch + 1, 0
             self._end_epoch()
         self.step_is_whole = True
-        return self.watch.judge() if self.watch.full else None
+        return self.watch.judge() if self.watch.is_full else None
 
     def _end_epoch(self) -> None:
         facts = self.solver.end_epoch(self.state)

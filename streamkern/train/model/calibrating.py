@@ -36,7 +36,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     """Return the calibration of a model by rows that it was not trained on.
 
-    source : the calibration rows, with targets in the units of the user.
+    source : the calibration rows, with targets in the units of the user
 
     Raises
     ------
@@ -66,7 +66,9 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     calibration = Calibration.of_values(F, Y, weights, origins, unit)
     with model.backend.active():
         abs_residuals = interval_scores(F.astype(np.float64), Y, unit)
-        return _normalised(calibration, model, source, abs_residuals, weights, origins)
+        return _with_normalised_intervals(
+            calibration, model, source, abs_residuals, weights, origins
+        )
 
 
 def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | None:
@@ -80,7 +82,7 @@ def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | 
     return Calibration(Intervals(np.empty((0, 1))), Softmax(np.ones(c), np.zeros(c)))
 
 
-def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:
+def calibrate_by_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:
     """Return the calibration of a classifier by leave-one-out predictions of its training rows.
 
     rows : outputs and targets (n, c) of the training rows on the device, before the targets' mean
@@ -96,7 +98,7 @@ def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None
     return Calibration.of_classes(F, labels, w, rows.origins)
 
 
-def each_left_out(
+def leave_one_out_predictions(
     op: KernelOperator, Z: Points, ridge: float, batches: Iterable[Batch],
     sums: tuple[DirectSolver, State] | None = None,
 ) -> LeftOut:  # fmt: skip
@@ -104,10 +106,10 @@ def each_left_out(
 
     Each row is predicted by the model that minimises the squared error of all other rows.
 
-    Z : (p,) prepared centers of the model.
-    ridge : coefficient of its kernel norm.
-    batches : all n rows, each of them once.
-    sums : solver and state that hold the normal equations of these rows; None to compute them.
+    Z : (p,) prepared centers of the model
+    ridge : coefficient of its kernel norm
+    batches : all n rows, each of them once
+    sums : solver and state that hold the normal equations of these rows; None to compute them
     """
     xp = op.backend.xp
     parts = [(b.X.copy(), b.Y.copy(), None if b.w is None else b.w.copy()) for b in batches]
@@ -127,7 +129,7 @@ def each_left_out(
     return sums[0].left_out(sums[1], X, Y, w)
 
 
-def _normalised(
+def _with_normalised_intervals(
     calibration: Calibration, model: KernelModel, source: BaseSource, abs_residuals: Floats,
     w: Floats | None, origins: npt.NDArray[np.integer],
 ) -> Calibration:  # fmt: skip
@@ -142,41 +144,41 @@ def _normalised(
     origins : (n,) stored row that each row was made from; all copies of a row serve the same
         purpose.
     """
+    # One row of each origin fits the scale; intervals use the rows of all other origins.
     weighted = np.arange(len(abs_residuals)) if w is None else np.flatnonzero(w > 0)
     distinct_rows = weighted[np.sort(np.unique(origins[weighted], return_index=True)[1])]
     d, dtype = math.prod(shape_after(model.fixed_transforms, model.row_shape)), model.op.dtype
     order = np.random.default_rng(len(distinct_rows)).permutation(distinct_rows)
-    count = max_points(len(distinct_rows), d, dtype.itemsize)
-    scale_rows = np.sort(order[:count])
+    n_points = max_points(len(distinct_rows), d, dtype.itemsize)
+    scale_rows = np.sort(order[:n_points])
     interval_rows = weighted[~np.isin(origins[weighted], origins[scale_rows])]
-    X, filled = np.empty((count, d), dtype), 0
-    for rows in _prepared(model, source, scale_rows):
-        X[filled : filled + len(rows)] = model.backend.to_host(rows)
-        filled += len(rows)
+    X, n_filled = np.empty((n_points, d), dtype), 0
+    for rows in _transformed_parts(model, source, scale_rows):
+        X[n_filled : n_filled + len(rows)] = model.backend.to_host(rows)
+        n_filled += len(rows)
     weights = None if w is None else w[scale_rows]
-    fitted = find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
-    evaluate_sigma = SigmaEvaluator(model.op, fitted)
-    sigma, filled = np.empty((len(interval_rows), abs_residuals.shape[1])), 0
-    for rows in _prepared(model, source, interval_rows):
-        sigma[filled : filled + len(rows)] = evaluate_sigma(rows)
-        filled += len(rows)
+    residual_scale = find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
+    evaluate_sigma = SigmaEvaluator(model.op, residual_scale)
+    sigma, n_filled = np.empty((len(interval_rows), abs_residuals.shape[1])), 0
+    for rows in _transformed_parts(model, source, interval_rows):
+        sigma[n_filled : n_filled + len(rows)] = evaluate_sigma(rows)
+        n_filled += len(rows)
     weights = None if w is None else w[interval_rows]
-    return calibration.with_normalised(fitted, abs_residuals[interval_rows], sigma, weights)
+    return calibration.with_normalised(residual_scale, abs_residuals[interval_rows], sigma, weights)
 
 
-def _prepared(
+def _transformed_parts(
     model: KernelModel, source: BaseSource, row_positions: npt.NDArray[np.int64]
 ) -> Iterator[Array]:
     """Yield the chosen rows, transformed, in parts (k, d) on the device.
 
-    row_positions : ascending positions of rows in the order of reading.
+    row_positions : ascending positions of rows in the order of reading
     """
-    first = 0
+    start = 0  # position of the first row of the block
     for block in source.blocks():
-        in_block = (
-            row_positions[(row_positions >= first) & (row_positions < first + len(block.row_ids))]
-            - first
-        )
+        end = start + len(block.row_ids)
+        low, high = np.searchsorted(row_positions, (start, end))
+        in_block = row_positions[low:high] - start
         for part in tiles(len(in_block), EVALUATED_ROWS):
             yield model.transformed_rows(block.take(in_block[part]))
-        first += len(block.row_ids)
+        start = end

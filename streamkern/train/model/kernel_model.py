@@ -47,7 +47,7 @@ from streamkern.train.model.model_facts import ShownFacts, model_facts
 from streamkern.train.model.residual_scales import SigmaEvaluator
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
-from streamkern.train.resolve.training_data import check_evaluable, targets
+from streamkern.train.resolve.training_data import check_evaluable, targets_text
 
 
 @dataclass(repr=False)
@@ -55,7 +55,7 @@ class KernelModel(ShownFacts):
     """Centers, weights, and the transforms from a stored row to features.
 
     op : products with kernel matrices
-    Z : p prepared centers on the device, right side only
+    Z : (p,) prepared centers on the device, right side only
     weights : (p, c) on the device, in the dtype of `op`
     classes : names of the c classes, sorted; None for numeric targets
     row_shape : shape of a stored row, (d,) or (h, w, channels)
@@ -250,8 +250,8 @@ class KernelModel(ShownFacts):
         """
         source = self.align_source(source, with_targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
-            data_targets = targets(source.classes, source.n_outputs)
-            model_targets = targets(self.classes, self.n_targets)
+            data_targets = targets_text(source.classes, source.n_outputs)
+            model_targets = targets_text(self.classes, self.n_targets)
             problem = f"the data has {data_targets}, the model was trained on {model_targets}"
             raise ConfigError(problem, "use data with the same targets")
         figures = EvaluationMetrics(self.backend, self.n_outputs, bool(self.classes), self.loss)
@@ -368,7 +368,7 @@ class KernelModel(ShownFacts):
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             parts = self.predicted_tiles(aligned, start, std=std, spread=normalised)
-            return ((first, rows, output_format(F)) for first, rows, F in parts)
+            return ((position, rows, output_format(F)) for position, rows, F in parts)
 
         return write_predictions(
             output_format.applied_to(table), compute, url, order=order, values=values or proba,

@@ -18,7 +18,7 @@ from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.store.facts import names_after_colon, row_shape_text
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.target_scale import transform_text
-from streamkern.train.resolve.training_data import targets
+from streamkern.train.resolve.training_data import targets_text
 
 MAX_FACT_CHARACTERS = 100
 """Largest length of the text of a fact in a terminal."""
@@ -55,7 +55,8 @@ def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _fact(name: str, value: object) -> str:
+def _fact_text(name: str, value: object) -> str:
+    """Return a fact as text; a text stands for itself, without its name."""
     name = name.replace("_", " ")
     if isinstance(value, int):
         return f"{value} {name}"
@@ -77,8 +78,8 @@ def facts_as_text(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if "target_transform" in facts:
         facts["target_transform"] = transform_text(facts["target_transform"])
     if "learned_metric" in facts:
-        entry_facts = facts["learned_metric"]
-        facts["learned_metric"] = ", ".join(_fact(*each) for each in entry_facts.items())
+        metric_facts = facts["learned_metric"].items()
+        facts["learned_metric"] = ", ".join(_fact_text(name, x) for name, x in metric_facts)
     if "metric" in facts:
         facts |= _metric_as_text(facts.pop("metric"))
     return {key: value for key, value in facts.items() if key not in _HIDDEN_KERNEL_ENTRIES}
@@ -112,7 +113,7 @@ def model_facts(model: Any) -> dict[str, Any]:
     sparse = sparse_features(model.file_form)
     return {
         **model.origin,
-        "targets": targets(model.classes, model.n_outputs),
+        "targets": targets_text(model.classes, model.n_outputs),
         "features": row_shape_text(model.row_shape, sparse)
         + names_after_colon(model.columns or ()),
         "kernel": repr(model.op.kernel),

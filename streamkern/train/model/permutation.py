@@ -62,8 +62,9 @@ def column_groups(
 ) -> tuple[tuple[str, slice], ...]:
     """Return the name of each column, with the slice of features that encode it.
 
-    encoder : as in `StoreSpec`; None if every column is a feature.
+    encoder : as in `StoreSpec`; None if every column is a feature
     columns : names of the features, used without an encoder; None: "x0", "x1", ...
+    n_features : number of features, d
     """
     if encoder is not None:
         return Encoder.from_json(encoder, "the model").groups
@@ -81,10 +82,10 @@ def permutation_importances(
 ) -> PermutationImportances:
     """Return the importance of each column for the score of a model on rows with targets.
 
-    source : rows with targets that the model was not trained on.
-    n_rows : largest number of these rows that are evaluated, drawn at random.
-    n_repeats : number of shuffles of each column.
-    seed : seed of the draw and of the shuffles.
+    source : rows with targets that the model was not trained on
+    n_rows : largest number of these rows that are evaluated, drawn at random
+    n_repeats : number of shuffles of each column
+    seed : seed of the draw and of the shuffles
 
     Raises
     ------
@@ -105,27 +106,28 @@ def permutation_importances(
     rows = _random_rows(model, source, n_rows, seed)
     X = np.asarray(rows.X).reshape(len(rows.X), -1)
     groups = column_groups(model.encoder, model.columns, X.shape[1])
+    # Column j holds, for each row, the row that group j is taken from; at first its own.
     source_rows = np.tile(np.arange(len(X))[:, None], len(groups))
 
-    figure, score_of_values = _score(model)
+    figure, score_of_values = _make_score(model)
 
     def score(
-        shuffled: _Shuffled, source_rows: npt.NDArray[np.int64], y: npt.NDArray[Any]
+        column_shuffle: _ColumnShuffle, source_rows: npt.NDArray[np.int64], y: npt.NDArray[Any]
     ) -> float:
-        return score_of_values(y, model.values(shuffled.rows(source_rows)), rows.w)
+        return score_of_values(y, model.values(column_shuffle.rows(source_rows)), rows.w)
 
-    unshuffled = _Shuffled(X, tuple(features for _, features in groups))
+    column_shuffle = _ColumnShuffle(X, tuple(features for _, features in groups))
     y = rows.y
     importances = on_demand("sklearn.inspection").permutation_importance(
-        unshuffled, source_rows, y, scoring=score, n_repeats=n_repeats, random_state=seed
+        column_shuffle, source_rows, y, scoring=score, n_repeats=n_repeats, random_state=seed
     )
     return PermutationImportances(
-        tuple(name for name, _ in groups), figure, score(unshuffled, source_rows, y), len(X),
+        tuple(name for name, _ in groups), figure, score(column_shuffle, source_rows, y), len(X),
         importances.importances_mean, importances.importances_std,
     )  # fmt: skip
 
 
-def _score(model: KernelModel) -> tuple[str, Callable[[Floats, Floats, Any], float]]:
+def _make_score(model: KernelModel) -> tuple[str, Callable[[Floats, Floats, Any], float]]:
     """Return the name of the score of a model, and the score of (y, values, sample weights)."""
     metrics = on_demand("sklearn.metrics")
     quantiles = None if model.loss is None else model.loss.quantiles
@@ -150,7 +152,7 @@ def _score(model: KernelModel) -> tuple[str, Callable[[Floats, Floats, Any], flo
     return ("r2", r2) if quantiles is None else ("d2_pinball", d2_pinball)
 
 
-class _Shuffled:
+class _ColumnShuffle:
     """Rows whose columns come from other rows; scikit-learn shuffles the indices of these rows."""
 
     def __init__(self, X: npt.NDArray[Any], groups: tuple[slice, ...]) -> None:

@@ -42,7 +42,7 @@ class SigmaEvaluator:
     def __call__(self, X: Array) -> Floats:
         """Return sigma (k, c) on the host, as float64, in 2 k q (d + c) FLOPs.
 
-        X : (k, d) on the device, scaled.
+        X : (k, d) on the device, scaled
         """
         if not len(self.scale.points):
             return np.ones((len(X), len(self.scale.low)))
@@ -70,9 +70,10 @@ def find_residual_scale(
     may depend on other features than the targets do, and a wide kernel finds a slowly varying scale
     from fewer rows.
 
-    X : (q, d) on the host, scaled.
-    abs_residuals : (q, c) absolute residuals, in the units of the targets.
-    w : (q,) sample weights; None: all are 1.
+    op : kernel products of the model
+    X : (q, d) on the host, scaled
+    abs_residuals : (q, c) absolute residuals, in the units of the targets
+    w : (q,) sample weights; None: all are 1
     """
     bandwidths = [] if op.kernel.explicit else [0.0]  # 0: the model's kernel
     if (X[:1] == X).all():  # equal rows show no differences
@@ -88,9 +89,9 @@ def find_residual_scale(
 def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> KernelOperator:
     """Return the operator of a Laplace kernel, or of the model's kernel if the bandwidth is 0.
 
-    Its precision is float64 if that of the model is, otherwise "exact": points are not rounded.
+    Its precision is float64 if the model's precision is, otherwise "exact": points are not rounded.
 
-    X : (q, d) points of the scale; the operator shifts all points by their mean.
+    X : (q, d) points of the scale; the operator shifts all points by their mean
     """
     kernel = Laplace(bandwidth) if bandwidth else op.kernel
     kernel = of_sparse_rows(kernel) if op.kernel.sparse else kernel

@@ -52,6 +52,8 @@ SQUEEZED_NOTE = "nine tenths of the values of feature"
 class TrainingFit(NamedTuple):
     """Fit of a model to some of its training rows.
 
+    The names of the fields are keys of the run log.
+
     rows : number of rows that were evaluated
     mse : mean squared error over rows and outputs, on the scale on which targets are learned
     explained : 1 - (error / error of a constant): R^2 over all outputs for the squared error; with
@@ -72,10 +74,10 @@ class TrainingFit(NamedTuple):
     alone: float = 0.0
     finds: bool = False
 
-    def warning(self, given: Sequence[str] = ()) -> str | None:
+    def warning(self, fixed_settings: Sequence[str] = ()) -> str | None:
         """Return a warning if the model is worthless, else None.
 
-        given : names of the settings that are not "auto", for the remedy
+        fixed_settings : names of the settings that are not "auto", for the remedy
         """
         if self.finds:
             return None
@@ -91,7 +93,8 @@ class TrainingFit(NamedTuple):
             )
         else:
             return None
-        remedy = f'leave {" and ".join(given)} at "auto", ' if given else ""
+        names = " and ".join(fixed_settings)
+        remedy = f'leave {names} at "auto", ' if names else ""
         return (
             f"{NOTHING_NOTE}: {problem}; {remedy}add features that are related to the targets, "
             "or use the mean"
@@ -144,7 +147,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     depend on the differences between other rows. Features that share one scale, as pixels do, are
     not checked.
     """
-    features = _separately_scaled(model)
+    features = _separately_scaled_features(model)
     if not len(features):
         return None
     with model.backend.active():
@@ -155,19 +158,19 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     squeezed = np.flatnonzero((width > 0) & (width < MIN_SPAN_SD) & varies)
     if not len(squeezed):
         return None
-    worst = int(squeezed[np.argmin(width[squeezed])])
-    feature = int(features[worst])
+    narrowest = int(squeezed[np.argmin(width[squeezed])])
+    feature = int(features[narrowest])
     name = feature if model.columns is None else repr(model.columns[feature])
-    others = f" ({len(squeezed)} features are like it)" if len(squeezed) > 1 else ""
+    count_text = f" ({len(squeezed)} features are like it)" if len(squeezed) > 1 else ""
     return (
-        f"{SQUEEZED_NOTE} {name} lie within {width[worst]:.1g} of its standard deviation, which "
-        f"a few large values make, so that the model hardly sees how the others differ{others}; "
-        "give NaN in a data frame, or ingest with na_values, for values that stand for missing "
-        "ones"
+        f"{SQUEEZED_NOTE} {name} lie within {width[narrowest]:.1g} of its standard deviation, "
+        "which a few large values make, so that the model hardly sees how the others differ"
+        f"{count_text}; give NaN in a data frame, or ingest with na_values, for values that stand "
+        "for missing ones"
     )
 
 
-def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
+def _separately_scaled_features(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that are scaled by their own standard deviation."""
     if scores_among(model.fixed_transforms) or patches_among(model.fixed_transforms):
         return np.empty(0, np.int64)
@@ -202,7 +205,7 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     if model.loss is not None and not model.loss.for_classes:  # a quantile is not a mean
         constant = np.broadcast_to(model.loss.predict(np, model.targets.mean.copy()), Y.shape)
         mean_errors, errors = (w * model.loss.values(np, f, Y) for f in (constant, F))
-    excess = errors - mean_errors
+    excess = errors - mean_errors  # of each row
     standard_error = excess.std() / np.sqrt(len(excess))
     spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
     return TrainingFit(
@@ -240,12 +243,17 @@ def _isolated_share(model: KernelModel, block: RowBlock) -> float:
     """
     kernel, backend = model.op.kernel, model.backend
     rows = block.X.reshape(len(block.X), -1)
-    repeated = len(np.unique(rows, axis=0)) < ISOLATED_SHARE * len(rows)
-    if kernel.geometry not in ("distance", "l1") or repeated or len(model.Z) != len(model.weights):
+    has_repeats = len(np.unique(rows, axis=0)) < ISOLATED_SHARE * len(rows)
+    if (
+        kernel.geometry not in ("distance", "l1")
+        or has_repeats
+        or len(model.Z) != len(model.weights)
+    ):
         return 0.0
     with backend.active(), backend.single_threaded_blas():
         X, ones = model.transformed_rows(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
         kernel_sums = model.op.product(model.op.points(X, left=True), model.Z, ones)
         sums = backend.to_host(kernel_sums).reshape(-1)
-    only_equal_center = np.abs(sums - 1) < ISOLATED_KERNEL_SUM  # only a center equal to the row
-    return float(np.mean((sums < ISOLATED_KERNEL_SUM) | only_equal_center))
+    # The sum is 1 if the only center near the row is equal to it.
+    has_equal_center_only = np.abs(sums - 1) < ISOLATED_KERNEL_SUM
+    return float(np.mean((sums < ISOLATED_KERNEL_SUM) | has_equal_center_only))

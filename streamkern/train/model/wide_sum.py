@@ -54,14 +54,16 @@ def may_be_wide(settings: Mapping[str, Any]) -> bool:
     return bool(settings.get("run", {}).get("precision") == "auto")
 
 
-def wide_sum(narrow: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
+def wide_sum(float32_sum: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
     """Return the same function in float64. centers : (p, d) on the host, scaled."""
-    op = KernelOperator(narrow.op.kernel, narrow.op.backend, "float64", narrow.op.origin)
+    op = KernelOperator(
+        float32_sum.op.kernel, float32_sum.op.backend, "float64", float32_sum.op.origin
+    )
     Z = op.points(op.backend.asarray(centers, np.float64), right=True)
-    return KernelSum(op, Z, op.backend.asarray(narrow.weights, np.float64))
+    return KernelSum(op, Z, op.backend.asarray(float32_sum.weights, np.float64))
 
 
-def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
+def rounding_shows(float32_sum: KernelSum, centers: npt.NDArray[Any]) -> bool:
     """Return whether the rounding errors of float32 are visible in predictions.
 
     Sums in float32 and in float64 are compared at up to 128 points between centers, which takes
@@ -69,10 +71,10 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
     rounds in its own way: the result depends on the model alone, so that a row has the same
     prediction after `fit` and after `load`, which may compile the kernel.
 
-    narrow : the function in float32.
-    centers : (p, d) on the host, scaled.
+    float32_sum : the function in float32
+    centers : (p, d) on the host, scaled
     """
-    op = narrow.op
+    op = float32_sum.op
     is_feature_map = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
     if (
         op.precision != "exact"
@@ -83,12 +85,12 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
         return False
     on_host = KernelOperator(op.kernel, Backend(), op.precision, op.origin)
     Z = on_host.points(np.asarray(centers, op.dtype), right=True)
-    narrow = KernelSum(on_host, Z, op.backend.to_host(narrow.weights))
+    float32_sum = KernelSum(on_host, Z, op.backend.to_host(float32_sum.weights))
     with np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
         probes = np.asarray(_probes(centers, op.categorical_columns), op.dtype)
-        F, rounded = wide_sum(narrow, centers)(probes), narrow(probes)
-        spread = np.square(F - F.mean(axis=0)).mean()
-        return bool(np.square(F - rounded).mean() > MAX_RELATIVE_ROUNDING**2 * spread)
+        F, rounded_F = wide_sum(float32_sum, centers)(probes), float32_sum(probes)
+        variance = np.square(F - F.mean(axis=0)).mean()
+        return bool(np.square(F - rounded_F).mean() > MAX_RELATIVE_ROUNDING**2 * variance)
 
 
 def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[Any]:
@@ -99,8 +101,9 @@ def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[An
     centers : (p, d) on the host, scaled.
     categorical : indices of the categorical features, which keep the values of the first center.
     """
-    first = np.linspace(0, len(centers) - 2, min(_MAX_PROBES, len(centers) - 1)).astype(np.int64)
-    share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR_CENTER)[:, None]
-    points: npt.NDArray[Any] = centers[first] + share * (centers[first + 1] - centers[first])
-    points[:, categorical] = centers[first][:, categorical]
+    n_probes = min(_MAX_PROBES, len(centers) - 1)
+    k = np.linspace(0, len(centers) - 2, n_probes).astype(np.int64)  # the first of two centers
+    position = np.where(np.arange(n_probes) % 2, 0.5, _NEAR_CENTER)[:, None]
+    points: npt.NDArray[Any] = centers[k] + position * (centers[k + 1] - centers[k])
+    points[:, categorical] = centers[k][:, categorical]
     return points

@@ -53,22 +53,25 @@ class GenerationEnd:
     """End of a generation.
 
     result : result of rank 0, if no rank was lost
-    lost : description of the loss, or None
+    loss : description of the loss, or None
     n_restarting : number of workers that restart by themselves
-    all_gone : False if a rank may still be running, because its machine does not answer
+    all_ended : False if a rank may still be running, because its machine does not answer
     """
 
     result: Any = None
-    lost: str | None = None
+    loss: str | None = None
     n_restarting: int = 0
-    all_gone: bool = True
+    all_ended: bool = True
 
 
 class Generation:
     """The ranks of one attempt, each on its own worker.
 
+    cluster : cluster of the workers
     number : number of the generation
     workers : worker of each rank
+    job : work of the ranks
+    stop : request by which a signal ends the run
     on_event : called with the events of `run_ranks`
     earlier_ranks_s : see `RankSpec`
     progress : progress from which the work continues, once rank 0 has reported it
@@ -84,7 +87,7 @@ class Generation:
         self._stop, self._on_event = stop, on_event
         self._stop_wait_s = _SAVE_WAIT_S if job.saves else _CAUSE_WAIT_S  # after a request to stop
         self._futures: list[Any] = []
-        self._ended: dict[int, BaseException | None] = {}  # rank -> its error
+        self._end_errors: dict[int, BaseException | None] = {}  # error of each rank that has ended
         self._sent_at = self._listed_at = self._failed_at = self._stop_sent_at = 0.0
         self._active = set[int]()  # ranks whose processes belong to this generation
         self._messages = deque[dict[str, Any]]()
@@ -94,9 +97,9 @@ class Generation:
         """Run to the end. Raises the error of a rank, unless it is the loss of another rank."""
         cluster = self._cluster
         processes = cluster.processes(self._workers)
-        silent = [worker.address for worker in self._workers if not processes.get(worker.nanny)]
-        if silent:
-            no_reply = f"the nanny of {silent[0]} does not answer"
+        without_reply = [w.address for w in self._workers if not processes.get(w.nanny)]
+        if without_reply:
+            no_reply = f"the nanny of {without_reply[0]} does not answer"
             self._on_event("lost", why=no_reply, stopping=bool(self._stop.requested))
             return self._kill_all(processes, no_reply)
         begin_s = max(0.0, _FIRST_MESSAGE_S - self._cluster.timeout_s)
@@ -112,7 +115,7 @@ class Generation:
         except ClusterError:  # the scheduler is gone
             raise
         except BaseException:
-            if not self._preparation_failed():
+            if not self._has_failed_preparation():
                 with contextlib.suppress(Exception):
                     self._kill_all(processes, "")
             raise
@@ -166,7 +169,7 @@ class Generation:
             self._message_ranks()
             self._record_ends()
             self._pass_on_messages()  # messages of a rank arrive before its end
-            if len(self._ended) == len(self._workers) and not self._errors():
+            if len(self._end_errors) == len(self._workers) and not self._errors():
                 return None
             missing_rank = self._missing_rank()
             loss = self._reported_loss() or missing_rank
@@ -187,12 +190,13 @@ class Generation:
     def _record_ends(self) -> None:
         """Record which ranks have ended, and their errors."""
         for rank, future in enumerate(self._futures):
-            if rank not in self._ended and future.done():
+            if rank not in self._end_errors and future.done():
                 finished = future.status == "finished"
-                self._ended[rank] = None if finished else _error_of(future)
+                self._end_errors[rank] = None if finished else _error_of(future)
 
     def _errors(self) -> dict[int, BaseException]:
-        return {r: error for r, error in sorted(self._ended.items()) if error is not None}
+        """Return the errors of the ranks that have ended with one, by rank."""
+        return {r: error for r, error in sorted(self._end_errors.items()) if error is not None}
 
     def _missing_rank(self) -> str | None:
         """Return a description of a rank that is gone or silent before its end, or None.
@@ -204,7 +208,7 @@ class Generation:
         if now - self._listed_at >= _LIST_INTERVAL_S:
             self._present, self._listed_at = set(self._cluster.workers()), now
         for rank, worker in enumerate(self._workers):
-            if rank in self._ended:
+            if rank in self._end_errors:
                 continue
             if worker.address not in self._present:
                 return f"rank {rank} at {worker.address} is gone"
@@ -229,8 +233,8 @@ class Generation:
             return None
         self._failed_at = self._failed_at or now
         causes = {r: error for r, error in errors.items() if not isinstance(error, RankLostError)}
-        stopped = all(isinstance(error, TrainingInterrupted) for error in causes.values())
-        wait_s = self._stop_wait_s if causes and stopped else _CAUSE_WAIT_S
+        only_stops = all(isinstance(error, TrainingInterrupted) for error in causes.values())
+        wait_s = self._stop_wait_s if causes and only_stops else _CAUSE_WAIT_S
         if 0 not in causes and now - self._failed_at < wait_s:
             return None
         for error in causes.values():
@@ -238,23 +242,24 @@ class Generation:
         rank, error = next(iter(errors.items()))
         return f"rank {rank}: {error}"
 
-    def _preparation_failed(self) -> bool:
+    def _has_failed_preparation(self) -> bool:
         """Return whether the rank of a preparation has ended with a StreamkernError.
 
         It holds no resources then, and its process need not be killed.
         """
-        prepared = len(self._workers) == 1 and not self._job.saves
-        return prepared and isinstance(self._ended.get(0), StreamkernError)
+        is_preparation = len(self._workers) == 1 and not self._job.saves
+        return is_preparation and isinstance(self._end_errors.get(0), StreamkernError)
 
     def _release_futures(self) -> None:
         """Release the futures, so that Dask does not restart the tasks of lost workers."""
         for future in self._futures:
             future.release()
 
-    def _kill_all(self, processes: dict[str, int], lost: str) -> GenerationEnd:
+    def _kill_all(self, processes: dict[str, int], loss: str) -> GenerationEnd:
         """Kill all processes of this generation after a loss, and wait until they are gone.
 
         processes : process ids of the workers, by the address of the nanny
+        loss : description of the loss
         """
         self._release_futures()
         our_nannies = {self._workers[rank].nanny for rank in self._active}
@@ -264,7 +269,7 @@ class Generation:
         while our_addresses & set(self._cluster.workers()) and time.monotonic() < give_up:
             time.sleep(_CHECK_INTERVAL_S / 2)
         n_restarting = len(replied) + len(processes.keys() - our_nannies)
-        return GenerationEnd(lost=lost, n_restarting=n_restarting, all_gone=our_nannies <= replied)
+        return GenerationEnd(loss=loss, n_restarting=n_restarting, all_ended=our_nannies <= replied)
 
 
 def _error_of(future: Any) -> BaseException:
@@ -277,5 +282,7 @@ def _error_of(future: Any) -> BaseException:
         )
     if isinstance(error, RankFailed | RemoteError):
         return error.error()
-    of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")
-    return RankLostError(f"{type(error).__name__}: {error}") if of_dask else error
+    is_from_dask = type(error).__module__.startswith("distributed.")
+    if is_from_dask or isinstance(error, CancelledError):
+        return RankLostError(f"{type(error).__name__}: {error}")
+    return error

@@ -17,8 +17,8 @@ from streamkern.train.placement.task import (
     Job,
     ProgressFunction,
     RankWork,
-    of_another_run,
-    worker_run,
+    busy_worker_error,
+    run_of_worker,
 )
 
 MAX_FRUITLESS_GENERATIONS = 3
@@ -50,14 +50,15 @@ def run_ranks(
     Parameters
     ----------
     client : a `distributed.Client` of workers with nannies and without limits on memory.
-    work, prepare, read_progress : functions of modules that workers can import. `prepare` runs
-        first, on a single rank. `read_progress` returns the progress from which a generation
-        continues.
+    work : function that does the work of a rank; like `prepare` and `read_progress`, it belongs to
+        a module that workers can import.
     settings : argument of these functions; plain values.
     ranks : largest number of ranks, one per worker; None: as many as there are workers. Workers
         that join are used from the next generation on.
     min_ranks : smallest number of ranks with which the work is started.
-    multiple : the number of ranks is a multiple of this; it divides `ranks`.
+    multiple : the number of ranks is a multiple of this number, which divides `ranks`.
+    prepare : runs first, on a single rank.
+    read_progress : returns the progress from which a generation continues.
     timeout_s : seconds without a message after which a rank counts as lost; also the longest wait
         for workers.
     driver_timeout_s : seconds for which ranks continue without a message from this process.
@@ -99,9 +100,9 @@ class RetryBudget:
     """Counter of lost generations in a row that made no progress."""
 
     def __init__(self) -> None:
-        self._furthest, self._fruitless = -2, 0  # -1 is before the first checkpoint
+        self._furthest, self._n_fruitless = -2, 0  # -1 is before the first checkpoint
 
-    def fruitless(self, start_progress: int | None) -> int:
+    def count_fruitless(self, start_progress: int | None) -> int:
         """Count a lost generation; return the number in a row that certainly made no progress.
 
         The progress of the lost generation itself is known only when the next one starts.
@@ -109,10 +110,10 @@ class RetryBudget:
         start_progress : progress from which the lost generation started; None if it was lost before
         """
         if start_progress is not None and start_progress > self._furthest:
-            self._furthest, self._fruitless = start_progress, 0
+            self._furthest, self._n_fruitless = start_progress, 0
         else:
-            self._fruitless += 1
-        return self._fruitless
+            self._n_fruitless += 1
+        return self._n_fruitless
 
 
 class _Driver:
@@ -132,44 +133,47 @@ class _Driver:
     def run(self, job: Job, max_ranks: int | None, multiple: int = 1) -> Any:
         """Run the job on at most `max_ranks` ranks, a multiple of `multiple`."""
         retries, min_workers = RetryBudget(), min(self._min_ranks, max_ranks or self._min_ranks)
-        target, state = max_ranks or min_workers, "there"
+        n_wanted = max_ranks or min_workers
+        state = "there"
         while True:
-            workers = self._workers(min_workers, target, state)[: max_ranks or None]
+            workers = self._workers(min_workers, n_wanted, state)[: max_ranks or None]
             workers = workers[: len(workers) // multiple * multiple]
             self._number += 1
             addresses = [worker.address for worker in workers]
-            n, limit = len(workers), max_ranks or len(workers)
-            self._notify("ranks", ranks=n, wanted=limit, workers=addresses)
+            wanted_ranks = max_ranks or len(workers)
+            self._notify("ranks", ranks=len(workers), wanted=wanted_ranks, workers=addresses)
             generation = Generation(
                 self._cluster, self._number, workers, job, self._stop, self._notify,
                 max(0.0, self._ranks_alive_until - time.monotonic()),
             )  # fmt: skip
             generation_end = generation.run()
-            if generation_end.lost is None:
+            if generation_end.loss is None:
                 return generation_end.result
-            if not generation_end.all_gone:
+            if not generation_end.all_ended:
                 alive_s = self._cluster.driver_timeout_s + self._cluster.timeout_s
                 self._ranks_alive_until = time.monotonic() + alive_s
             self._check_stop()
-            fruitless = retries.fruitless(generation.progress)
-            if fruitless == MAX_FRUITLESS_GENERATIONS:
+            n_fruitless = retries.count_fruitless(generation.progress)
+            if n_fruitless == MAX_FRUITLESS_GENERATIONS:
                 raise _resumable_error(
-                    f"{fruitless} times in a row ranks were lost before they got further, the last "
-                    f"time {generation_end.lost}; see to the cause, then {_RESUME}"
+                    f"{n_fruitless} times in a row ranks were lost before they got further, the "
+                    f"last time {generation_end.loss}; see to the cause, then {_RESUME}"
                 )
-            target, state = self._n_expected_workers(generation_end, workers, max_ranks), "left"
+            n_wanted = self._n_expected_workers(generation_end, workers, max_ranks)
+            state = "left"
 
     def _n_expected_workers(
         self, generation_end: GenerationEnd, workers: list[WorkerInfo], max_ranks: int | None
     ) -> int:
         """Return the number of workers to wait for: the ones that restart, and unused ones."""
-        used = {worker.nanny for worker in workers}
-        unused = [worker for worker in self._cluster.workers().values() if worker.nanny not in used]
+        nannies = {worker.nanny for worker in workers}
+        present = self._cluster.workers().values()
+        unused = [worker for worker in present if worker.nanny not in nannies]
         n_expected = generation_end.n_restarting + len(unused)
         return n_expected if max_ranks is None else min(n_expected, max_ranks)
 
-    def _workers(self, min_workers: int, target: int, state: str) -> list[WorkerInfo]:
-        """Wait for `target` workers that accept tasks, or for `min_workers` after the time limit.
+    def _workers(self, min_workers: int, n_wanted: int, state: str) -> list[WorkerInfo]:
+        """Wait for workers that accept tasks: `n_wanted` or, after the time limit, `min_workers`.
 
         state : word for the message, "there" or "left"
         """
@@ -179,12 +183,12 @@ class _Driver:
             workers = self._cluster.workers().values()
             available = [worker for worker in workers if worker.takes_tasks]
             timed_out = time.monotonic() > give_up
-            n_needed = min_workers if timed_out else max(target, min_workers)
+            n_needed = min_workers if timed_out else max(n_wanted, min_workers)
             if len(available) >= n_needed:
                 responsive = self._cluster.processes(available)  # Dask notices a lost machine late
                 available = [worker for worker in available if worker.nanny in responsive]
                 timed_out = time.monotonic() > give_up
-                n_needed = min_workers if timed_out else max(target, min_workers)
+                n_needed = min_workers if timed_out else max(n_wanted, min_workers)
             if len(available) >= n_needed:
                 self._check_free([worker.address for worker in available])
                 return available
@@ -200,9 +204,9 @@ class _Driver:
     def _check_free(self, addresses: list[str]) -> None:
         """Raise TrainingInterrupted if a worker is a rank of another driver, whose end a task would
         have to wait for."""
-        for address, name in self._cluster.run_on_each(worker_run, addresses).items():
+        for address, name in self._cluster.run_on_each(run_of_worker, addresses).items():
             if name not in ("", self._cluster.name):
-                raise of_another_run(address)
+                raise busy_worker_error(address)
 
     def _check_stop(self) -> None:
         if self._stop.requested:

@@ -62,7 +62,7 @@ class RankSpec:
     generation : number of the generation
     rank : number of this rank
     addresses : addresses of the workers of all ranks
-    neighbours : number of ranks on the same host
+    n_host_ranks : number of ranks on the same host
     timeout_s : longest time in seconds for which the rank may be silent
     driver_timeout_s : seconds without a message from the driver after which the rank saves and ends
     earlier_ranks_s : seconds for which a rank of an earlier generation that could not be killed may
@@ -75,7 +75,7 @@ class RankSpec:
     generation: int
     rank: int
     addresses: tuple[str, ...]
-    neighbours: int
+    n_host_ranks: int
     timeout_s: float
     driver_timeout_s: float
     earlier_ranks_s: float
@@ -100,7 +100,7 @@ class RankSpec:
     @property
     def threads(self) -> int:
         """Number of threads that the rank may use, on its machine."""
-        return max(1, available_cpus() // self.neighbours)
+        return max(1, available_cpus() // self.n_host_ranks)
 
 
 RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
@@ -113,6 +113,7 @@ ProgressFunction = Callable[[dict[str, Any]], int]
 class Job:
     """Work of the ranks. The functions are pickled by name, so they must belong to modules.
 
+    work : does the work of one rank
     settings : argument of the functions, plain values
     read_progress : called on rank 0 before the work
     saves : whether the work saves when it is asked to stop; the driver then waits for it
@@ -143,7 +144,7 @@ def start_tracker(size: int) -> dict[str, Any]:
     return {**tracker.worker_args(), "dmlc_timeout": _COLLECTIVE_TIMEOUT_S}
 
 
-def worker_run(dask_worker: Any) -> str:
+def run_of_worker(dask_worker: Any) -> str:
     """Return the name of the run of which a worker is a rank, or "".
 
     As a function with the argument `dask_worker`, it runs even if the worker's threads are busy.
@@ -151,7 +152,7 @@ def worker_run(dask_worker: Any) -> str:
     return _runs[0] if _runs else ""
 
 
-def of_another_run(address: str) -> TrainingInterrupted:
+def busy_worker_error(address: str) -> TrainingInterrupted:
     """Return the error for a worker that is a rank of another driver's run."""
     return TrainingInterrupted(
         f"the Dask worker at {address} is a rank of another run, or of this one by a driver that "
@@ -169,14 +170,14 @@ def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     """Do the work of one rank, as a Dask task. Return the result on rank 0, and None on others.
 
     Raises RankLostError if the task runs on the wrong worker, or belongs to an older generation,
-    and RankFailed or Raised for other errors.
+    and RankFailed or RemoteError for other errors.
     """
     worker = on_demand("distributed").get_worker()
     with _runs_lock:
         if spec.name in _runs:
             raise RankLostError(f"an earlier rank has not ended yet at {worker.address}")
         if _runs:
-            error = of_another_run(worker.address)
+            error = busy_worker_error(worker.address)
             raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
         _runs.append(spec.name)
     try:
@@ -201,7 +202,7 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
                 replace(spec, send_message=heartbeat.send_message), tracker, stop, heartbeat
             )
         except BaseException as error:
-            failure = _picklable(error, spec)
+            failure = _as_picklable(error, spec)
     if failure is not None:
         raise failure  # outside `except`, so that the original error is not sent as its context
     return result if spec.rank == 0 else None
@@ -267,7 +268,7 @@ class RankTraceback(Exception):
     """Traceback of a rank as text, the cause of the error that the rank raised."""
 
 
-def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
+def _as_picklable(error: BaseException, spec: RankSpec) -> BaseException:
     """Return an error that can be pickled in place of `error`: `RankFailed` or `RemoteError`."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
@@ -296,8 +297,8 @@ class _Heartbeat:
     def __init__(self, worker: Any, spec: RankSpec, stop: StopRequest) -> None:
         self.progress: int | None = None
         self._worker, self._spec, self._stop = worker, spec, stop
-        self._ended = threading.Event()
-        self._last_message_at, self._beat = time.monotonic(), None
+        self._end_event = threading.Event()
+        self._last_message_at, self._last_beat = time.monotonic(), None
         self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
 
     def __enter__(self) -> _Heartbeat:
@@ -305,7 +306,7 @@ class _Heartbeat:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._ended.set()
+        self._end_event.set()
         self._thread.join()
 
     def report(self) -> None:
@@ -326,8 +327,9 @@ class _Heartbeat:
         return message is not None and message["generation"] == self._spec.generation
 
     def _run(self) -> None:
-        while not self._ended.wait(self._spec.report_interval_s):
-            with contextlib.suppress(Exception):  # a worker that closes
+        """Report and read messages until the rank ends."""
+        while not self._end_event.wait(self._spec.report_interval_s):
+            with contextlib.suppress(Exception):  # the worker may be closing
                 self.report()
             self._act_on_driver_message()
 
@@ -349,8 +351,8 @@ class _Heartbeat:
         message, spec = self._driver_message(), self._spec
         if message is not None and message["generation"] != spec.generation:
             os._exit(EXIT_TRY_AGAIN)  # this process was suspended, and has been replaced
-        if message is not None and message["beat"] != self._beat:
-            self._last_message_at, self._beat = time.monotonic(), message["beat"]
+        if message is not None and message["beat"] != self._last_beat:
+            self._last_message_at, self._last_beat = time.monotonic(), message["beat"]
         silent_s = time.monotonic() - self._last_message_at
         stop_reason = message["stop"] if message is not None else None
         if self._worker.status.name not in ("running", "paused"):  # the worker ends its process

@@ -6,8 +6,8 @@ trained on, do not score epochs, and are used for no choice of the setup. See `c
 
 If there are too few rows, "auto" sets none aside, and the calibration uses leave-one-out
 predictions: each row is predicted by all others except copies of itself. If all rows are centers of
-solver "direct", `KernelRidgeSolver.left_out` computes them, and otherwise `each_left_out`, for
-solvers that come close to the least-squares minimum. There are none
+solver "direct", `KernelRidgeSolver.left_out` computes them. For other solvers that come close to
+the least-squares minimum, `leave_one_out_predictions` does. There are none
 
 - for sgd and EigenPro, which may be far from the minimum.
 - for rows that change from epoch to epoch, and for stored copies that differ, such as those of
@@ -118,14 +118,16 @@ def calibration_split(
         same rows have to be chosen as centers.
     """
     is_auto, n_rows, why_none = config.run.calibrate == "auto", _n_without_copies(source), reason
-    left_out = is_auto and reason is None and source.classes is not None
-    left_out = left_out and not _has_copies(source, n_rows)
+    allows_left_out = is_auto and reason is None and source.classes is not None
+    allows_left_out = allows_left_out and not _has_copies(source, n_rows)
     if is_auto and (keeps_calibration_rows or reason is None):
         reason = _why_too_few(source, n_rows)
     elif reason is None and not config.run.calibrate:
         reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
     if reason is not None:
-        return CalibrationSplit(source, None, why_none or reason, allows_leave_one_out=left_out)
+        return CalibrationSplit(
+            source, None, why_none or reason, allows_leave_one_out=allows_left_out
+        )
 
     def split(share: float) -> tuple[BaseSource, BaseSource]:
         share = min(share, MAX_CALIBRATION_ROWS / n_rows)
@@ -143,11 +145,13 @@ def calibration_split(
             return CalibrationSplit(source, None, reason)
         reason = 'as calibrate="auto" found too few different rows to set aside'
         reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
-        return CalibrationSplit(source, None, why_none or reason, allows_leave_one_out=left_out)
+        return CalibrationSplit(
+            source, None, why_none or reason, allows_leave_one_out=allows_left_out
+        )
     if is_auto and _min_rows(config) > _n_without_copies(training):
         reason = 'because the settings need so many rows that calibrate="auto" sets none aside'
         reason = f"{reason}; lower n_centers and the like"
-        return CalibrationSplit(source, None, reason, allows_leave_one_out=left_out)
+        return CalibrationSplit(source, None, reason, allows_leave_one_out=allows_left_out)
     if why_none is not None:
         return CalibrationSplit(training, None, why_none, leaves_rows_unused=True)
     return CalibrationSplit(training, calibration)
@@ -163,13 +167,13 @@ def _has_copies(source: BaseSource, n: int) -> bool:
 
 def _n_without_copies(source: BaseSource) -> int:
     """Return the number of rows without their copies."""
-    stored = stored_rows(source)
-    return stored.n_origins or stored.n_rows
+    stored_source = stored_rows(source)
+    return stored_source.n_origins or stored_source.n_rows
 
 
 def _why_too_few(source: BaseSource, n: int) -> str | None:
     """Return why calibrate="auto" trains on all `n` rows; None if it sets some rows aside."""
-    stored, classes, reason = stored_rows(source), source.classes, None
+    stored_source, classes, reason = stored_rows(source), source.classes, None
     if classes is None:
         reason = "for numeric targets"
     elif n < MIN_CALIBRATED_ROWS:
@@ -182,10 +186,10 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
         reason = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
         reason = "if rows have sample weights, since few rows may have most of the weight"
-    elif stored.totals is not None:
-        rows = stored.totals * (n / stored.n_rows)
-        if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
-            rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
+    elif stored_source.totals is not None:
+        counts = stored_source.totals * (n / stored_source.n_rows)  # rows of each class
+        if counts[counts > 0].min() < MIN_ROWS_RAREST_CLASS:
+            rarest = classes[int(np.argmin(np.where(counts > 0, counts, np.inf)))]
             reason = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
     if reason is None:
         return None
@@ -194,8 +198,8 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
 
 def _min_rows(config: RunConfig) -> int:
     """Return the smallest number of rows that the user's settings require."""
-    setting = (
+    settings = (
         config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
         config.data.batch_size,
     )  # fmt: skip
-    return max((count for count in setting if isinstance(count, int)), default=0)
+    return max((count for count in settings if isinstance(count, int)), default=0)

@@ -20,7 +20,7 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
     """Raise an error if the loss, or the transform of the targets, cannot be used in this run.
 
     Raises ConfigError if the loss does not suit the targets; if the solver does not support it in
-    such a run; if a loss of the user violates a rule of `check_own_loss`; or if a log scale is set
+    such a run; if a user-defined loss violates a rule of `check_own_loss`; or if a log scale is set
     for classes. Raises DataError if the loss has a log link and the targets are too small for it.
 
     complete : whether no other rows will follow, as they may in `partial_fit`
@@ -44,17 +44,20 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
 
 def _check_kind(loss: str | Loss, data: Data) -> None:
     """Raise ConfigError if the loss is for classes and the targets are values, or vice versa."""
-    classes, for_classes = data.source.classes is not None, loss_class(loss).for_classes
-    if for_classes != classes:
-        losses = [SQUARES, *(k.name for k in LOSS_CLASSES.values() if k.for_classes == classes)]
-        rows, found, wanted = "values", "classes", "values"
+    has_classes, for_classes = data.source.classes is not None, loss_class(loss).for_classes
+    if for_classes != has_classes:
+        suitable = [kind for kind in LOSS_CLASSES.values() if kind.for_classes == has_classes]
+        losses = [SQUARES, *(kind.name for kind in suitable)]
+        suitable_rows, actual_targets, required_targets = "values", "classes", "values"
         if for_classes:
-            rows, found = "rows of one class each", "values, or several labels for a row"
-            wanted = "classes"
+            suitable_rows = "rows of one class each"
+            actual_targets = "values, or several labels for a row"
+            required_targets = "classes"
         raise ConfigError(
-            f"{mention('model.loss', loss)} is for {rows}, but the targets are {found}",
+            f"{mention('model.loss', loss)} is for {suitable_rows}, but the targets are "
+            f"{actual_targets}",
             f"give one of {', '.join(losses)} as {mention('model.loss')}, or targets that are "
-            f"{wanted}",
+            f"{required_targets}",
         )
 
 
@@ -98,8 +101,8 @@ def _check_log_link(config: RunConfig, data: Data, *, sets_unit: bool) -> None:
 
     Targets in memory and their means are checked here, and targets of stores when they are read.
 
-    sets_unit : whether the mean becomes the unit of the loss, and must be positive. Not with
-        initial weights; in the first block of `partial_fit`, the setup checks it.
+    sets_unit : whether the mean becomes the unit of the loss, so that it must be positive. With
+        initial weights it does not; in the first block of `partial_fit`, the setup checks it.
     """
     loss = make_loss(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):

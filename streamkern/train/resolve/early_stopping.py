@@ -50,7 +50,7 @@ class EarlyStopping:
         self.scores: list[float] = []
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """True if rows are set aside for validation."""
         return self._patience is not None
 
@@ -59,13 +59,13 @@ class EarlyStopping:
 
         This is so if a signal or an error came before its evaluation.
         """
-        return self.active and len(self.scores) < n_epochs
+        return self.is_active and len(self.scores) < n_epochs
 
-    def add_score(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
+    def add_score(self, figures: Mapping[str, float], keep_weights: Callable[[], object]) -> None:
         """Record the score of the epoch that has ended.
 
         figures : figures on the validation rows
-        keep : called if the score is the best so far, before it is recorded; saves the weights
+        keep_weights : called if the score is the best so far, before it is recorded
         """
         if self._loss_figure is not None:
             score = -figures[f"{VALIDATION_PREFIX}_{self._loss_figure}"]
@@ -74,11 +74,11 @@ class EarlyStopping:
             score = figures[f"{VALIDATION_PREFIX}_{name}"]
         score = score if math.isfinite(score) else -math.inf
         if _best_epoch([*self.scores, score]) == len(self.scores):
-            keep()
+            keep_weights()
         self.scores.append(score)
 
     @property
-    def at_best(self) -> bool:
+    def newest_is_best(self) -> bool:
         """True if the newest score is above all scores before it."""
         return bool(self.scores) and _best_epoch(self.scores) == len(self.scores) - 1
 
@@ -86,13 +86,13 @@ class EarlyStopping:
         """Return why no further epoch is needed, or None."""
         if self._patience is None or not self.scores:
             return None
-        best = max(_best_epoch(self.scores), 0)
-        epochs_since = len(self.scores) - 1 - best
+        best_epoch = max(_best_epoch(self.scores), 0)
+        epochs_since = len(self.scores) - 1 - best_epoch
         if epochs_since < self._patience:
             return None
         return (
             f"the score on the validation rows has not improved for {epochs_since} epochs; the "
-            f"model keeps the weights of epoch {best + 1}"
+            f"model keeps the weights of epoch {best_epoch + 1}"
         )
 
 

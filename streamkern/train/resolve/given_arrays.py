@@ -154,8 +154,8 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
     """Return the number of centers p, from settings and metadata.
 
     `may_take_all_rows` may decide to take all rows instead. If model.n_centers is larger than the
-    number of rows that have a weight (as far as it is known), this number is returned, with a
-    warning.
+    number of rows that have a weight, the smaller number is returned, with a warning. If it is not
+    known which rows have a weight, all rows count.
 
     complete : whether no other rows will follow. If others may, too few rows raise ConfigError,
         because no centers are drawn from later rows.
@@ -165,7 +165,7 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
         return FOURIER_FEATURES if model.n_features == "auto" else model.n_features
     if model.centers == "all" or find(config.solver.name, model.features).in_place:
         return n_rows
-    if model.centers not in SELECTORS:
+    if model.centers not in SELECTORS:  # an array
         array = open_centers(config, data.source.columns, data.source.encoder)
         check_row_shape(
             f"{mention('model.centers')} has", array.shape[1:], "the data has rows of shape",
@@ -173,12 +173,14 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
         )  # fmt: skip
         check_count(model.n_centers, array.shape[0], "model.centers")
         return int(array.shape[0])
+    # A selector chooses among the rows that have a weight.
     SELECTORS[model.centers].check(data.base)
     n_rows = data.base.n_counted or n_rows
     if model.n_centers == "auto":
         return min(n_rows, EFFORT_LEVELS[model.effort].n_centers)
     if model.n_centers <= n_rows:
         return model.n_centers
+    # More centers are asked for than there are rows.
     if not complete:
         raise ConfigError(
             f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "

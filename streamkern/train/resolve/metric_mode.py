@@ -92,7 +92,8 @@ def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | 
 
 def _why_no_table(data: Data) -> str | None:
     """Return why no metric is learned for these rows; None if one is learned."""
-    source, n_rows = data.source, data.base.n_origins or data.base.n_rows
+    source = data.source
+    n_rows = data.base.n_origins or data.base.n_rows  # copies count once
     if data.sparse:
         return "the rows are sparse"
     if len(source.row_shape) != 1 or source.dtype == np.uint8 or data.pixels:
@@ -117,6 +118,7 @@ def kernel_in_metric(
 
     Raises ConfigError if the given metric cannot be used with these rows.
     """
+    # Without a metric.
     kernel = get_kernel(config.model.kernels[0])
     if metric_mode.mode == "none" and inputs.metric is None:
         return data.kernel_of(kernel), None
@@ -131,7 +133,7 @@ def kernel_in_metric(
             f"{mention('run.precision', 'integer')} needs integers",
             "leave one of them out",
         )
-    if not metric_mode.learns:
+    if not metric_mode.learns:  # the metric is given
         array = inputs.metric
         if array is None:
             array = open_metric(config, data.d)
@@ -143,10 +145,10 @@ def kernel_in_metric(
             )
         kernel = kernel.with_metric(array)
         return kernel, kernel.metric
+    # A broadcast number has the shape of the metric that will be learned, and takes no memory.
+    shape = (data.d,) if metric_mode.kind == "diagonal" else (data.d, data.d)
     kernel = copy.copy(kernel)
-    kernel.metric = np.broadcast_to(
-        np.float64(1), (data.d,) if metric_mode.mode == "learn-diagonal" else (data.d, data.d)
-    )
+    kernel.metric = np.broadcast_to(np.float64(1), shape)
     return kernel, None
 
 

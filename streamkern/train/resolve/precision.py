@@ -45,9 +45,11 @@ def resolve_precision(
         or kernel.sparse
     ):  # fmt: skip
         check_precision("exact" if requested == "auto" else requested, kernel)
+        if requested != "auto":
+            return requested, None
         reads_values = bool(kernel.categorical) or kernel.sparse
-        high = kernel.geometry == "distance" and not reads_values and backend.tensor_cores
-        return (("high" if high else "exact") if requested == "auto" else requested), None
+        allows_high = kernel.geometry == "distance" and not reads_values
+        return "high" if allows_high and backend.tensor_cores else "exact", None
     if requested not in ("auto", "integer"):
         return requested, None
     if requested == "auto" and not backend.tensor_cores:

@@ -63,14 +63,21 @@ PLANNED_KERNELS = 16
 class ResolvedRun:
     """A run whose data are open and whose sizes are known, before its rows are read.
 
-    config, inputs : settings, with the epochs as a number, and objects in place of settings
-    problem, buffers : numbers that sizes and costs follow from, and planned memory
-    reason, sizes_reason : why method and sizes were chosen; None if there is nothing to report
+    config : settings, with the epochs as a number
+    inputs : objects in place of settings
+    data : the opened training rows
+    problem : numbers that sizes and costs follow from
+    method, sizes : the solver's method, and its sizes
+    buffers : planned memory
+    reason : why the method was chosen
+    sizes_reason : why the sizes were chosen; None if there is nothing to report
     budget_bytes : memory budget of the device on which the run computes
+    backend : backend of the run
+    precision : resolved run.precision
     grid : grid of the features, if the precision is "integer"; else None
     metric_mode : whether a metric is learned, given or not used, and why
     metric : given metric, scales (d,) or a matrix (d, r); None if none is given by itself
-    kept_bytes : bytes of the stores that the loader keeps decoded, see `keep_stores`
+    kept_bytes : bytes of the stores that the reader keeps decoded, see `keep_stores`
     """
 
     config: RunConfig
@@ -163,8 +170,8 @@ def _open(
 
     no_memory : why no calibration rows can be set aside, or None
     """
-    warm_start, continued = inputs.warm_start, inputs.continued_run
-    has_initial_weights = bool(warm_start or continued or config.solver.warm_start is not None)
+    warm_start, parent = inputs.warm_start, inputs.continued_run
+    has_initial_weights = bool(warm_start or parent or config.solver.warm_start is not None)
     check_early_stopping(config, complete=complete, has_initial_weights=has_initial_weights)
     why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
     check_columns(config.run.n_ranks, config.run.center_ranks)
@@ -174,7 +181,7 @@ def _open(
     elif scores is None and warm_start is not None:  # its weights need the same features
         scores = any(t.get("mode") == "quantiles" for t in warm_start.setup.meta["scaling"])
     data = open_data(
-        config, inputs.source, continued, why_none or no_memory,
+        config, inputs.source, parent, why_none or no_memory,
         keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
     )  # fmt: skip
     if data.calibration_rows is None and not data.leaves_rows_unused:
@@ -182,17 +189,17 @@ def _open(
     check_loss(config, data, complete=complete, has_initial_weights=has_initial_weights)
     mode = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
     config = with_epochs(config, data.source.n_rows)
-    opened = _Opened(config, inputs, data, fixed_sizes, complete)
+    opened_run = _OpenedRun(config, inputs, data, fixed_sizes, complete)
     try:
-        return opened.run_in(mode)
+        return opened_run.run_in(mode)
     except MemoryBudgetError:
         if mode is not CHOSEN_TO_LEARN:
             raise
-    return opened.run_in(NO_MEMORY_FOR_METRIC)
+    return opened_run.run_in(NO_MEMORY_FOR_METRIC)
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _OpenedRun:
     """A run whose data are open, with the arguments of `open_run`."""
 
     config: RunConfig
@@ -205,9 +212,10 @@ class _Opened:
         """Resolve the run with a metric mode: find the number of centers, and the precision."""
         if self.inputs.centers is not None:
             return self._run_of(mode, len(self.inputs.centers))
-        fixed, features = self.fixed_sizes, self.config.model.features
-        allowed = fixed is None or find(fixed.solver, features).takes_rows(fixed)
-        if self.complete and allowed and may_take_all_rows(self.config, self.data):
+        sizes, features = self.fixed_sizes, self.config.model.features
+        # A run that was started keeps its choice.
+        is_allowed = sizes is None or find(sizes.solver, features).takes_rows(sizes)
+        if self.complete and is_allowed and may_take_all_rows(self.config, self.data):
             with contextlib.suppress(MemoryBudgetError):
                 run = self._run_of(mode, self.data.base.n_rows)
                 if run.in_order:
@@ -276,6 +284,7 @@ class _Opened:
         self, mode: MetricMode, p: int, backend: Backend, precision: str, kernel: Kernel,
         widened: bool,
     ) -> ProblemShape:  # fmt: skip
+        """Return the shape of the problem with p centers, for a metric mode."""
         config, inputs, data = self.config, self.inputs, self.data
         on_cluster = inputs.client is not None
         problem = problem_shape(config, data, p, backend, precision, on_cluster, kernel)
@@ -284,7 +293,7 @@ class _Opened:
         partitions_centers = problem.center_ranks > 1 and problem.features != "fourier"
         return replace(
             problem, complete=self.complete, widened=widened,
-            rows_are_centers=self.complete and _are_centers(config, inputs, data, problem),
+            rows_are_centers=self.complete and _rows_are_centers(config, inputs, data, problem),
             metric_rows=metric_rows if mode.learns else 0,
             reads_stripes=partitions_centers and inputs.continued_run is not None,
         )  # fmt: skip
@@ -309,7 +318,7 @@ class _Opened:
         return method, sizes, method.count(problem, sizes), ("as when the run was started", None)
 
     def _kept_bytes(self, problem: ProblemShape, buffers: Buffers, budget_bytes: int) -> int:
-        """Return the bytes of decoded stores that the loader keeps; 0 if a cluster reads rows."""
+        """Return the bytes of decoded stores that the reader keeps; 0 if a cluster reads rows."""
         if self.inputs.client is not None or self.config.data.dask is not None:
             return 0
         if problem.staging > 0:
@@ -356,7 +365,9 @@ def _n_kernel_values(config: RunConfig, data: Data, p: int) -> int:
     return n * n_epochs * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
 
 
-def _are_centers(config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape) -> bool:
+def _rows_are_centers(
+    config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape
+) -> bool:
     """Return whether the centers are all rows, and the rows do not change between epochs."""
     origin = centers_from(config, inputs)
     are_rows = config.model.features == "kernel" and origin in ("random", "all")

@@ -36,8 +36,8 @@ class RunInputs:
     facts : JSON values of the caller, which are saved with the setup
     continues : path of the run directory that this run continues
     continued_run : the run in `continues`, with its centers, weights and scaling, once it is loaded
-    patches : patch features with which the run was started, or that rank 0 has drawn; None: they
-        are drawn if the settings ask for them
+    patches : patch features with which the run was started, or that rank 0 has drawn; if they are
+        None and the settings ask for them, they are drawn
     ranks : communicator of the ranks that train together
     rank_addresses : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
         cluster
@@ -69,15 +69,15 @@ class RunInputs:
         The replaced settings have neutral values. Raises ConfigError if the settings contradict the
         arrays.
         """
-        replaced = {}
+        neutral_values = {}
         if self.centers is not None:
             config.model.check_takes_centers()
             check_count(config.model.n_centers, len(self.centers), "centers")
-            replaced["model.centers"] = "random"
+            neutral_values["model.centers"] = "random"
         if self.metric is not None:
             config.model.check_takes_metric()
-            replaced["model.metric"] = "none"
-        return config.with_overrides(replaced) if replaced else config
+            neutral_values["model.metric"] = "none"
+        return config.with_overrides(neutral_values) if neutral_values else config
 
     def recorded_settings(self, config: RunConfig) -> dict[str, dict[str, Any]]:
         """Return the settings that a resume must repeat, by table; without replaced ones."""

@@ -74,7 +74,7 @@ def with_scores(
     scaling_text: str,
     source: BaseSource,
     config: RunConfig,
-    decided: bool | None,
+    use_scores: bool | None,
 ) -> tuple[Scale | None, str]:
     """Return the scaling and its description, with quantile scores if they are used.
 
@@ -82,16 +82,16 @@ def with_scores(
 
     scale, scaling_text : scaling and description from `find_scale`; `scale` is None if the rows are
         already scaled, for example by the encoder of a table
-    decided : whether scores are used if the settings leave it open; None: the rows decide
+    use_scores : whether scores are used if the settings leave it open; None: the rows decide
 
     Raises ConfigError if data.scale = "quantiles" cannot be used.
     """
-    required = config.data.scale == "quantiles"
+    is_required = config.data.scale == "quantiles"
     if scores_among(source.feed_transforms):
         return scale, scaling_text
-    if not required and (decided is False or not _is_open(scale, source, config)):
+    if not is_required and (use_scores is False or not _is_open(scale, source, config)):
         return scale, scaling_text
-    if required and len(source.row_shape) != 1:
+    if is_required and len(source.row_shape) != 1:
         raise ConfigError(
             f"{mention('data.scale', 'quantiles')} is for rows that are vectors, and these have "
             f"the shape {source.row_shape}",
@@ -100,30 +100,28 @@ def with_scores(
     try:
         X, y = _weighted_sample(source, config)
     except DataError:
-        if required:
+        if is_required:
             raise
         return scale, scaling_text  # invalid rows do not prevent a plan; a run reports them later
     d = source.row_shape[0]
     unscored = scale or Scale("feature", np.zeros(d), np.ones(d))
     X = (X - unscored.mean) / unscored.scale
     scores = QuantileScores.of_sample(X)
-    if scores is None or (not required and d + len(scores) > MAX_FULL_METRIC_FEATURES):
+    if scores is None or (not is_required and d + len(scores) > MAX_FULL_METRIC_FEATURES):
         return scale, scaling_text
-    if not required and decided is None and not _are_better(scores, X, y, source, config):
+    if not is_required and use_scores is None and not _are_better(scores, X, y, source, config):
         return scale, scaling_text
-    with_quantiles = replace(unscored, mode="quantiles", scores=scores)
-    return (
-        with_quantiles,
-        f"{scaling_text}; quantile scores of {len(scores)} of {d} features beside them",
-    )
+    text = f"{scaling_text}; quantile scores of {len(scores)} of {d} features beside them"
+    return replace(unscored, mode="quantiles", scores=scores), text
 
 
 def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool:
     """Return whether the settings and the kind of the rows leave it open to use scores."""
-    scaled = source.encoder is not None if scale is None else scale.mode == "feature"
+    # The encoder of a table has scaled each feature, too.
+    are_scaled = source.encoder is not None if scale is None else scale.mode == "feature"
     return (
         config.data.scale == "auto"
-        and scaled
+        and are_scaled
         and len(source.row_shape) == 1
         and not any(is_deterministic(t) for t in source.feed_transforms)
         and leaves_kernel_open(config)
@@ -164,15 +162,15 @@ def _are_better(
 def _gain(scores: QuantileScores, X: HostArray, Y: Floats) -> float:
     """Return the decrease of the mean squared error by the scores, in its standard errors."""
     Y = Y[:MAX_PREDICTED_ROWS]
-    deviation = Y.std() or 1.0
+    deviation = Y.std() or 1.0  # targets may be constant
     backend = get_backend("cpu", 1, "none")
     with backend, backend.active():
         rows = SampleRows(X[:MAX_PREDICTED_ROWS], (Y - Y.mean(axis=0)) / deviation)
         rows = merge_equal_rows(backend, rows)
-        added = np.empty((len(rows.X), len(scores)))
-        scores.write_scores(np, rows.X, added)
+        score_columns = np.empty((len(rows.X), len(scores)))
+        scores.write_scores(np, rows.X, score_columns)
         plain_errors = _errors(backend, rows)
-        score_errors = _errors(backend, rows._replace(X=np.column_stack([rows.X, added])))
+        score_errors = _errors(backend, rows._replace(X=np.column_stack([rows.X, score_columns])))
     return mean_difference_in_se(plain_errors, score_errors)
 
 
@@ -180,15 +178,15 @@ def _errors(backend: Backend, rows: SampleRows) -> Floats:
     """Return the squared leave-one-out errors of the rows, (n,), with the best bandwidth."""
     width = median_bandwidth(rows.X)
     results: dict[float, tuple[Noise, KernelOperator]] = {}
-    last: Noise | None = None
+    last_noise: Noise | None = None
 
     def error(factor: float) -> float:
-        nonlocal last
+        nonlocal last_noise
         kernel: Kernel = get_kernel("laplace", factor * width)
         op = KernelOperator(kernel, backend, "float64", rows.X.mean(axis=0))
-        last = find_noise(op, None, rows, last)
-        results[factor] = last, op
-        return last.error
+        last_noise = find_noise(op, None, rows, last_noise)
+        results[factor] = last_noise, op
+        return last_noise.error
 
     errors = geometric_search(error, 0, *WIDTH_EXPONENTS, base=2.0, stride=1)
     noise, op = results[2.0 ** min(errors, key=lambda exponent: errors[exponent])]

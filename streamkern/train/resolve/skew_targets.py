@@ -22,16 +22,23 @@ def leaves_transform_open(config: RunConfig) -> bool:
     these are meant for the targets as given.
     """
     model = config.model
-    is_open = model.target_transform == "auto" and model.loss == SQUARES
-    return is_open and model.fit_intercept and leaves_kernel_open(config)
+    return (
+        model.target_transform == "auto"
+        and model.loss == SQUARES
+        and model.fit_intercept
+        and leaves_kernel_open(config)
+    )
 
 
 def leaves_kernel_open(config: RunConfig) -> bool:
     """Return whether the settings leave kernel, bandwidth and metric to the setup."""
     model = config.model
-    is_open = model.kernel == "auto" and model.bandwidth == "auto"
-    is_open = is_open and model.metric in ("auto", "none", "learn")
-    return is_open and config.run.precision != "integer"
+    return (
+        model.kernel == "auto"
+        and model.bandwidth == "auto"
+        and model.metric in ("auto", "none", "learn")
+        and config.run.precision != "integer"
+    )
 
 
 def is_skew(y: HostArray) -> bool:

@@ -130,7 +130,7 @@ class Data:
 
 
 def open_data(
-    config: RunConfig, source: Source | None = None, continued: ParentRun | None = None,
+    config: RunConfig, source: Source | None = None, parent: ParentRun | None = None,
     why_none: str | None = None, *, keeps_calibration_rows: bool = False,
     scores: bool | None = None, patches: PatchFeatures | None = None,
 ) -> Data:  # fmt: skip
@@ -140,8 +140,8 @@ def open_data(
     stored, or if quantile scores are considered.
 
     source : replaces data.train and data.transforms
-    continued : parent run that this run continues, which determines the scaling and the order of
-        the columns; else None
+    parent : run that this run continues, which determines the scaling and the order of the columns;
+        else None
     why_none : why no rows can be set aside for calibration, or None
     keeps_calibration_rows : whether the rows that an earlier run set aside are set aside again, see
         `calibration_split`
@@ -151,16 +151,18 @@ def open_data(
 
     Raises ConfigError or DataError if the data cannot be used with the settings.
     """
+    # The rows, with the transforms that the settings ask for.
     settings, cache = config.data, None
     if settings.cache is not None:
         cache = Cache(settings.cache, settings.cache_size)
     if source is None:
-        source = _stored_source(config, continued, cache)
-    elif continued is not None:
-        source = _in_its_columns(source, continued)
+        source = _stored_source(config, parent, cache)
+    elif parent is not None:
+        source = _in_its_columns(source, parent)
     source = as_source(source)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y", "give rows with targets")
+    # Rows that are set aside, and the sampling of classes.
     validation_rows, run = None, config.run
     if run.early_stopping:
         source, validation_rows = split_rows(source, run.validation_fraction, run.random_state)
@@ -176,8 +178,9 @@ def open_data(
                 "leave host_transform out: a deterministic transform is part of the model, which "
                 "applies it on the device",
             )
+    # The scaling: chosen for these rows, or taken over from the parent run.
     pixels = False
-    if continued is None:
+    if parent is None:
         scale, text = find_scale(
             source, settings.scale, config.run.random_state, settings.class_weight
         )
@@ -187,11 +190,11 @@ def open_data(
             source = AugmentedSource(source, 1, [scale])
         source, text = with_patches(source, text, config.model, run.random_state, patches)
     else:
-        continued.check_scale(settings.scale)
+        parent.check_scale(settings.scale)
         fixed_transforms = [t for t in source.feed_transforms if is_deterministic(t)]
-        unused = continued.with_fitted_transforms(fixed_transforms)[1]
+        unused = parent.with_fitted_transforms(fixed_transforms)[1]
         source = AugmentedSource(source, 1, unused) if unused else source
-        text = continued.scaling_text
+        text = parent.scaling_text
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
     if is_packed(source.row_shape):
@@ -223,9 +226,7 @@ def _check_sparse(config: RunConfig, source: BaseSource) -> None:
             )
 
 
-def _stored_source(
-    config: RunConfig, continued: ParentRun | None, cache: Cache | None
-) -> BaseSource:
+def _stored_source(config: RunConfig, parent: ParentRun | None, cache: Cache | None) -> BaseSource:
     """Return the stores that the settings name, with copies and transforms."""
     settings = config.data
     if settings.train is None:
@@ -238,21 +239,21 @@ def _stored_source(
         w=settings.sample_weight, foreign=settings.foreign, cache=cache,
         storage_options=storage_options_for(config, *settings.train_urls),
     )  # fmt: skip
-    if continued is not None:
-        source = _in_its_columns(source, continued)
+    if parent is not None:
+        source = _in_its_columns(source, parent)
     if settings.copies > 1 or settings.transforms:
         transforms = list(from_config(settings.transform_tables))
-        if continued is not None:
-            transforms, _ = continued.with_fitted_transforms(transforms)
+        if parent is not None:
+            transforms, _ = parent.with_fitted_transforms(transforms)
         source = AugmentedSource(source, settings.copies, transforms)
     return as_source(source)
 
 
-def _in_its_columns(source: Source, continued: ParentRun) -> BaseSource:
+def _in_its_columns(source: Source, parent: ParentRun) -> BaseSource:
     """Return the source with columns and classes in the order of the parent run."""
-    names = continued.columns, continued.target_columns
-    aligned = align_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
-    return align_classes(aligned, continued.classes, continued.label_dtype, "data.train")
+    names = parent.columns, parent.target_columns
+    aligned = align_columns(as_source(source), names[0], "data.train", names[1], parent.encoder)
+    return align_classes(aligned, parent.classes, parent.label_dtype, "data.train")
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
@@ -299,8 +300,8 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     check_evaluable(rows, train, "data.test")
     if rows.n_outputs != train.n_outputs or rows.classes != train.classes:
         raise ConfigError(
-            f"{mention('data.test')} has {targets(rows.classes, rows.n_outputs)}, but "
-            f"{mention('data.train')} has {targets(train.classes, train.n_outputs)}",
+            f"{mention('data.test')} has {targets_text(rows.classes, rows.n_outputs)}, but "
+            f"{mention('data.train')} has {targets_text(train.classes, train.n_outputs)}",
             "use data with the same targets",
         )
     check_targets(config, rows, f" of {mention('data.test')}")
@@ -330,11 +331,12 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
     if content_kind(test) != "file":
         return
     store = f"{PurePath(test).name.partition('.')[0]}.zarr"
-    like = "" if source.encoder is None or not train else f" --like {redact(train[0])}"
-    names = "".join(f" --y {name}" for name in source.target_columns or ())
+    like_option = "" if source.encoder is None or not train else f" --like {redact(train[0])}"
+    y_options = "".join(f" --y {name}" for name in source.target_columns or ())
     raise ConfigError(
         f"{mention('data.test', test)} is a file, not a zarr store",
-        f"make a store from it with streamkern ingest {shlex.quote(test)} {store}{like}{names}",
+        f"make a store from it with streamkern ingest {shlex.quote(test)} {store}"
+        f"{like_option}{y_options}",
     )
 
 
@@ -378,16 +380,16 @@ def checked_classes(data: Data) -> list[str]:
     if source.classes is None or source.totals is None:
         return []
     weight_totals = source.totals if factors is None else source.totals * factors
-    all_rows = data.validation_rows is None and data.calibration_rows is None
-    rows_text = "rows" if all_rows else "rows that are not set aside"
+    uses_all_rows = data.validation_rows is None and data.calibration_rows is None
+    rows_text = "rows" if uses_all_rows else "rows that are not set aside"
     notes = class_notes(source.classes, weight_totals, rows_text if factors is None else "weight")
     if np.count_nonzero(weight_totals) < 2:
         raise DataError(notes[0])
     return notes if factors is None else []
 
 
-def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
-    """Return the targets in words, such as "3 values" or "2 classes (a, b)"."""
+def targets_text(classes: Sequence[str] | None, n_outputs: int) -> str:
+    """Return the targets as text, such as "3 values" or "2 classes (a, b)"."""
     if classes is None:
         return f"{n_outputs} values"
     return f"{n_outputs} classes ({some(classes)})"

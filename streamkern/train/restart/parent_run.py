@@ -157,38 +157,40 @@ class ParentRun(RunSnapshot):
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
             raise ConfigError(
-                f"{self._mentioned} was trained in another metric than {mention('model.metric')}",
+                f"{self._setting} was trained in another metric than {mention('model.metric')}",
                 f"leave {mention('model.metric')} out to use the metric of the weights, or leave "
                 "warm_start out",
             )
-        check_same_rows(source, self, "this run has", f"{self._mentioned} was trained on")
+        check_same_rows(source, self, "this run has", f"{self._setting} was trained on")
         check_encoder(source.encoder, self.encoder, "the data of this run")
+        # The number of outputs and the classes.
         assert self.alpha is not None
         classes = None if source.classes is None else tuple(source.classes)
         levels = config.model.quantile
         n_outputs = len(levels) if isinstance(levels, tuple) else source.n_outputs
         if self.alpha.shape[1] != n_outputs or self.classes != classes:
             raise ConfigError(
-                f"{self._mentioned} was trained on other targets than this run",
+                f"{self._setting} was trained on other targets than this run",
                 "use data with the same targets, or leave warm_start out",
             )
-        own_targets, names = self.target_columns, source.target_columns
+        # Several targets must have the same order; one may have another name.
+        own_names, new_names = self.target_columns, source.target_columns
         if (
-            own_targets is not None
-            and names is not None
-            and len(own_targets) > 1
-            and own_targets != tuple(names)
+            own_names is not None
+            and new_names is not None
+            and len(own_names) > 1
+            and own_names != tuple(new_names)
         ):
             raise ConfigError(
-                f"{self._mentioned} was trained on the targets "
-                f"{some(own_targets)}, but this run has {some(names)}",
+                f"{self._setting} was trained on the targets "
+                f"{some(own_names)}, but this run has {some(new_names)}",
                 "use data with the same targets in the same order, or leave warm_start out",
             )
-        with_intercept = self.setup.meta["fit_intercept"]
-        if with_intercept != config.model.fit_intercept:
+        has_intercept = self.setup.meta["fit_intercept"]
+        if has_intercept != config.model.fit_intercept:
             raise ConfigError(
-                f"{self._mentioned} was trained with "
-                f"{mention('model.fit_intercept=')}{str(with_intercept).lower()}",
+                f"{self._setting} was trained with "
+                f"{mention('model.fit_intercept=')}{str(has_intercept).lower()}",
                 f"give this run the same {mention('model.fit_intercept')}",
             )
 
@@ -199,14 +201,14 @@ class ParentRun(RunSnapshot):
         new_name = loss_name(config.model.loss)
         if own_loss is None and isinstance(config.model.quantile, tuple):
             raise ConfigError(
-                f"{self._mentioned} minimised squares with one output for each target, so the "
+                f"{self._setting} minimised squares with one output for each target, so the "
                 f"several quantiles of {mention('model.quantile', list(config.model.quantile))} "
                 "cannot start from it",
                 "give a single quantile, or leave warm_start out",
             )
         if own_loss is None and new_name != SQUARES and loss_class(config.model.loss).log_link:
             raise ConfigError(
-                f"{self._mentioned} minimised squares, whose weights predict values, but "
+                f"{self._setting} minimised squares, whose weights predict values, but "
                 f"{mention('model.loss', new_name)} predicts their logarithms",
                 f"train it with {mention('model.loss', new_name)}, or leave warm_start out",
             )
@@ -214,7 +216,7 @@ class ParentRun(RunSnapshot):
             return
         if own_name != new_name:
             raise ConfigError(
-                f"{self._mentioned} was trained with {mention('model.loss', own_name)}, but this "
+                f"{self._setting} was trained with {mention('model.loss', own_name)}, but this "
                 f"run has {mention('model.loss', new_name)}: only weights of squares can be the "
                 "start of another loss",
                 "give both runs the same loss, or leave warm_start out",
@@ -225,7 +227,7 @@ class ParentRun(RunSnapshot):
             own_value = own_loss.parameters()[parameter]
             if value is not None and value != own_value:  # None: it is found from the data
                 raise ConfigError(
-                    f"{self._mentioned} was trained with "
+                    f"{self._setting} was trained with "
                     f"{mention(f'model.{parameter}', own_value)}, "
                     f"but this run has {mention(f'model.{parameter}', value)}",
                     f"give both runs the same {parameter}, or leave warm_start out",
@@ -236,7 +238,7 @@ class ParentRun(RunSnapshot):
         setting, on_log_scale = config.model.target_transform, self.targets.gain is not None
         if on_log_scale and config.model.loss != SQUARES:
             raise ConfigError(
-                f"{self._mentioned} was trained on a log scale of the targets, from which only "
+                f"{self._setting} was trained on a log scale of the targets, from which only "
                 f"squares can be continued, but this run has "
                 f"{mention('model.loss', loss_name(config.model.loss))}",
                 f"train it with {mention('model.target_transform', 'none')}, or leave warm_start "
@@ -245,7 +247,7 @@ class ParentRun(RunSnapshot):
         if setting != "auto" and (setting == "log") != on_log_scale:
             scale = "on a log scale" if on_log_scale else "on the scale"
             raise ConfigError(
-                f"{self._mentioned} was trained {scale} of the targets, but this run has "
+                f"{self._setting} was trained {scale} of the targets, but this run has "
                 f"{mention('model.target_transform', setting)}",
                 "leave it out to use the scale of the weights, or leave warm_start out",
             )
@@ -256,7 +258,7 @@ class ParentRun(RunSnapshot):
         earlier_age: float = self.setup.meta["setup"].get("loss_age", 0.0)
         return earlier_age + self.samples / len(self.centers)
 
-    def check_continued(self, ancestry: Mapping[str, Any]) -> None:
+    def check_step_unchanged(self, ancestry: Mapping[str, Any]) -> None:
         """Raise ConfigError unless the weights have the step that `ancestry` records.
 
         ancestry : record of the new run, see `ParentRun.ancestry`
@@ -296,10 +298,11 @@ class ParentRun(RunSnapshot):
             or len(requested) != len(own_bandwidths)
         ):
             return None
-        with_open_as_1 = [
+        # Compare the kernels with bandwidth 1 in place of each open one.
+        compared_bandwidths = [
             1.0 if a == "auto" else b for a, b in zip(requested, own_bandwidths, strict=True)
         ]
-        own_notation = with_bandwidths(self.kernel, with_open_as_1)
+        own_notation = with_bandwidths(self.kernel, compared_bandwidths)
         own_kernel = get_kernel(own_notation, metric=self.metric).with_metric(None)
         if own_kernel.describe() != get_kernel(model.kernel, 1.0).describe():
             return None
@@ -314,7 +317,7 @@ class ParentRun(RunSnapshot):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
-    def has(self, centers: StoredCenters) -> bool:
+    def has_centers(self, centers: StoredCenters) -> bool:
         """Return whether the manifests show that these are the centers of the weights, in the same
         order."""
         return isinstance(self.centers, StoredCenters) and self.centers.sha256 == centers.sha256
@@ -332,14 +335,14 @@ class ParentRun(RunSnapshot):
         order: npt.NDArray[np.int64] | None
         dtype = min(self.centers.dtype, centers.dtype, key=lambda kind: kind.itemsize)
         if not isinstance(centers, StoredCenters):
-            order = _positions(self._keys(dtype), center_digests(centers, dtype))
-        elif self.has(centers):
+            order = _match_digests(self._digests(dtype), center_digests(centers, dtype))
+        elif self.has_centers(centers):
             order = self.order
         else:
-            order = _positions(self._keys(dtype), centers.keys(dtype))
+            order = _match_digests(self._digests(dtype), centers.digests(dtype))
         if order is None:
             raise ConfigError(
-                f"{self._mentioned} has other centers than this run, but the centers must be the "
+                f"{self._setting} has other centers than this run, but the centers must be the "
                 "same after scaling",
                 "give both runs the same centers, transforms and scale, and "
                 f"{mention('run.calibrate')}, which determines the rows that can be centers; "
@@ -348,40 +351,42 @@ class ParentRun(RunSnapshot):
             )
         if self.digest != meta["warm_start"]:
             raise ConfigError(
-                f"{self._mentioned} has been replaced, or trained on, since the setup of this run",
+                f"{self._setting} has been replaced, or trained on, since the setup of this run",
                 "start this run again in another run_dir",
             )
         assert self.alpha is not None
         return np.asarray(self.alpha[order])
 
     @property
-    def _mentioned(self) -> str:
+    def _setting(self) -> str:
         """The setting that names this run, for messages; `location` is True for a fitted model."""
         return mention(f"solver.warm_start={self.location}")
 
-    def _keys(self, dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
+    def _digests(self, dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of the centers, in the order of `alpha`."""
         if isinstance(self.centers, StoredCenters):
-            return np.asarray(self.centers.keys(dtype)[np.argsort(self.order)])
+            return np.asarray(self.centers.digests(dtype)[np.argsort(self.order)])
         return center_digests(self.centers, dtype)
 
 
-def _positions(
-    keys: npt.NDArray[np.uint8], other_keys: npt.NDArray[np.uint8]
+def _match_digests(
+    digests: npt.NDArray[np.uint8], other_digests: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int64] | None:
-    """Return the index among `keys` of each row of `other_keys`; None unless both have the same
-    rows."""
-    if keys.shape != other_keys.shape:
+    """Return the index among `digests` of each row of `other_digests`; None unless both have the
+    same rows."""
+    if digests.shape != other_digests.shape:
         return None
-    void_keys, other_void_keys = (
-        np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1) for A in (keys, other_keys)
+    # One entry of a void dtype for each row, which can be sorted and compared.
+    entries, other_entries = (
+        np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1)
+        for A in (digests, other_digests)
     )
     # A stable sort keeps the order of equal centers, which does not depend on the number of ranks.
     sort_order, other_sort_order = (
-        np.argsort(row_keys, kind="stable") for row_keys in (void_keys, other_void_keys)
+        np.argsort(row_entries, kind="stable") for row_entries in (entries, other_entries)
     )
-    if not np.array_equal(void_keys[sort_order], other_void_keys[other_sort_order]):
+    if not np.array_equal(entries[sort_order], other_entries[other_sort_order]):
         return None
-    order = np.empty(len(keys), np.int64)
+    order = np.empty(len(digests), np.int64)
     order[other_sort_order] = sort_order
     return order

@@ -88,8 +88,8 @@ def recorded_sizes(record: Mapping[str, Any]) -> Sizes:
 
 def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
     """Return the sizes from a recorded table. features : setting model.features"""
-    kind: Any = find(saved["solver"], features).sizes
-    sizes: Sizes = TypeAdapter(kind).validate_python(saved)
+    sizes_class: Any = find(saved["solver"], features).sizes
+    sizes: Sizes = TypeAdapter(sizes_class).validate_python(saved)
     return sizes
 
 
@@ -157,9 +157,9 @@ class RunSnapshot:
         load_solver : whether the arrays of the solver are loaded, about p^2 numbers
         """
         target = CentersTarget()
-        setup_factory = (
-            on_host if load_solver else _model_array_factory(on_host if load_centers else target)
-        )
+        setup_factory: TargetFactory = on_host
+        if not load_solver:
+            setup_factory = _model_array_factory(on_host if load_centers else target)
         with RunDirectory(location, writable=False, storage_options=storage_options) as run:
             setup, saved = run.load_setup(setup_factory), None
             if load_weights:
@@ -212,7 +212,7 @@ class RunSnapshot:
         """Return this object; raise CheckpointError if the metadata lack an entry that a property
         needs."""
         with checkpoint_errors(self.location):
-            for name in _PROPERTIES:
+            for name in _CHECKED_PROPERTIES:
                 getattr(self, name)
         return self
 
@@ -249,7 +249,7 @@ class RunSnapshot:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that was minimised; None for squares, and for an unknown class of the user."""
+        """The loss that was minimised; None for squares, and for an unknown user-defined class."""
         return loss_for_figures(self.setup.meta)
 
     @property
@@ -295,7 +295,7 @@ class RunSnapshot:
         return self.setup.meta.get("encoder")
 
 
-_PROPERTIES = (
+_CHECKED_PROPERTIES = (
     "order", "kernel", "metric", "targets", "loss", "fixed_transforms", "row_shape", "classes",
     "columns", "target_columns", "facts", "encoder",
 )  # fmt: skip

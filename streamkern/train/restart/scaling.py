@@ -83,6 +83,7 @@ def find_scale(
     ConfigError
         `requested` contradicts a scale that is among the transforms, or the rows are sparse.
     """
+    # A scale among the transforms takes the place of data.scale.
     scales = [t for t in source.feed_transforms if isinstance(t, Scale)]
     if scales:
         if requested not in ("auto", *(t.mode for t in scales)):
@@ -104,18 +105,19 @@ def find_scale(
         return None, "features of sparse rows are not scaled"
     if requested in ("auto", "quantiles") and source.encoder is not None:
         return None, "as the encoder of the table has scaled every feature"
+    # The rows are scaled by their statistics.
     requested = "feature" if requested == "quantiles" else requested
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     factors = None
     if class_weight is not None and class_weight != "balanced":
         factors = weight_factors(source, class_weight)
     moments, n_sampled = _moments(source, fixed, seed, factors)
-    mode, reason = (requested, "")
+    mode, reason = requested, ""
     if requested == "auto":
         mode, reason = automatic_mode(source.row_shape, source.dtype, moments)
     scale = Scale(mode).bind(_KnownMoments(source.row_shape, source.dtype, moments))
-    sampled = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
-    return scale, f"{_MODE_TEXTS[mode]}{reason}{sampled}"
+    sample_text = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
+    return scale, f"{_MODE_TEXTS[mode]}{reason}{sample_text}"
 
 
 def automatic_mode(
@@ -132,12 +134,12 @@ def automatic_mode(
         return "global", " (images)"
     if dtype == np.uint8:
         return "global", " (rows of uint8 are taken for pixels)"
-    if _like_pixels(*moments[2:]):
+    if _look_like_pixels(*moments[2:]):
         return "global", " (taken for pixels: what varies least is nearly always 0)"
     return "feature", ""
 
 
-def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
+def _look_like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     """Return whether the moments suggest that all features share a unit, as pixels do.
 
     This is the case if three conditions hold:
@@ -173,18 +175,17 @@ def _moments(
     source = without_copies(source)
     if isinstance(source, MixtureSource):
         part_moments = [_moments(part, fixed, seed, factors) for part in source.parts]
-        return mixed_moments([m for m, _ in part_moments], source.shares), sum(
-            n for _, n in part_moments
-        )
-    every_class = factors is None or bool(factors.all())
-    if every_class and not fixed and not source.statistics_read:
+        n_rows = sum(n for _, n in part_moments)
+        return mixed_moments([moments for moments, _ in part_moments], source.shares), n_rows
+    counts_all_classes = factors is None or bool(factors.all())
+    if counts_all_classes and not fixed and not source.statistics_read:
         moments = source.statistics()
         if moments[0] is not None and moments[2] is not None:
             return moments, 0
-    return _sampled(source, fixed, seed, None if every_class else factors)
+    return _sample_moments(source, fixed, seed, None if counts_all_classes else factors)
 
 
-def _sampled(
+def _sample_moments(
     source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
 ) -> tuple[Moments, int]:
     """Return statistics of a sample of rows, and the number of its rows; see `_moments`."""
@@ -197,12 +198,8 @@ def _sampled(
         w = weigh_rows(block.y, w, (factors > 0).astype(np.float64))
     running.add(X, block.y, w)
     statistics = running.result()
-    return (
-        statistics.global_mean,
-        statistics.global_scale,
-        statistics.mean,
-        statistics.scale,
-    ), len(X)
+    global_moments = statistics.global_mean, statistics.global_scale
+    return (*global_moments, statistics.mean, statistics.scale), len(X)
 
 
 def transformed_sample(
@@ -227,7 +224,7 @@ def save_scaling(
 ) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
     """Return the fixed transforms as arrays and JSON values.
 
-    Of a function of the user, only the name is saved.
+    A user-defined function is saved as its name only.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     meta: list[dict[str, Any]] = []
@@ -254,12 +251,12 @@ def load_scaling(
 ) -> tuple[Transform, ...]:
     """Return the transforms that `save_scaling` saved.
 
-    Raises ConfigError if one of them is a function of the user.
+    Raises ConfigError if one of them is a user-defined function.
     """
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
         if entry["kind"] == "patches":
-            fixed.append(restore_patches(_arrays_below(arrays, f"scaling.{i}."), entry))
+            fixed.append(restore_patches(_arrays_with_prefix(arrays, f"scaling.{i}."), entry))
             continue
         if entry["kind"] != "scale":
             raise ConfigError(
@@ -269,7 +266,7 @@ def load_scaling(
             )
         if entry["mode"] != "none":
             mean, spread = (arrays[f"scaling.{i}.{name}"] for name in ("mean", "scale"))
-            score_arrays = _arrays_below(arrays, f"scaling.{i}.scores.")
+            score_arrays = _arrays_with_prefix(arrays, f"scaling.{i}.scores.")
             scores = QuantileScores(**score_arrays) if score_arrays else None
             fixed.append(Scale(entry["mode"], mean, spread, scores))
     return tuple(fixed)
@@ -283,10 +280,10 @@ def saved_patches(
     if "patches" not in kinds:
         return None
     i = kinds.index("patches")
-    return restore_patches(_arrays_below(arrays, f"scaling.{i}."), meta[i])
+    return restore_patches(_arrays_with_prefix(arrays, f"scaling.{i}."), meta[i])
 
 
-def _arrays_below(
+def _arrays_with_prefix(
     arrays: Mapping[str, npt.NDArray[Any]], prefix: str
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays whose names begin with a prefix, by the rest of their names."""
@@ -343,12 +340,11 @@ def target_moments(
 
 
 def changes_targets(source: BaseSource) -> bool:
-    """Return whether a transform may change the targets. Only functions of the user may."""
+    """Return whether a transform may change the targets. Only user-defined functions may."""
     kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
-    own_kinds = tuple(kind for kind in kinds if isinstance(kind, type))
-    return not all(
-        isinstance(t, own_kinds) for t in (*host_transforms(source), *source.feed_transforms)
-    )
+    built_in_classes = tuple(kind for kind in kinds if isinstance(kind, type))
+    transforms = (*host_transforms(source), *source.feed_transforms)
+    return not all(isinstance(transform, built_in_classes) for transform in transforms)
 
 
 def known_moments(
@@ -356,7 +352,7 @@ def known_moments(
 ) -> ColumnMoments | None:
     """Return the moments of the targets if the source records them, else None.
 
-    Those of classes follow from the total weight of each class.
+    The moments of classes follow from the total weight of each class.
     """
     if source.classes is None:
         return source.target_moments()

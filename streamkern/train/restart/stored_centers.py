@@ -28,22 +28,26 @@ def center_digests(Z: HostArray, dtype: np.dtype[Any] | None = None) -> npt.NDAr
 
     dtype : dtype to which the rows are rounded first; None to keep theirs
     """
-    keys = (
+    digests = (
         hashlib.blake2b(row, digest_size=CENTER_DIGEST_BYTES).digest()
         for row in np.ascontiguousarray(Z, dtype)
     )
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_DIGEST_BYTES)
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(Z), CENTER_DIGEST_BYTES)
 
 
 class CentersTarget:
     """Target for loading a setup (`TargetFactory`) that reads the centers only.
 
-    The argument `rows` selects the centers to read. Digests of all centers are computed in the
-    dtype `digest_dtype`, or not at all if it is None.
+    Parameters
+    ----------
+    rows : the q centers to read
+    digest_dtype : dtype in which digests of all centers are computed; None to compute none
 
+    Attributes
+    ----------
     shape, dtype : shape (p, d) and dtype of all centers, once the setup is loaded
     rows : (q, d), the centers that were read
-    keys : (p, 16) `center_digests` of all centers, or empty
+    digests : (p, 16) `center_digests` of all centers, or empty
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class CentersTarget:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         n_rows = self._rows.stop - self._rows.start
         self.rows = np.empty((n_rows, *shape[1:]), dtype)
-        self.keys = np.empty(
+        self.digests = np.empty(
             (shape[0] * (self._digest_dtype is not None), CENTER_DIGEST_BYTES), np.uint8
         )
         return self if n_rows or self._digest_dtype is not None else None
@@ -83,8 +87,8 @@ class CentersTarget:
             start = self._rows.start
             self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
         if self._digest_dtype is not None:
-            keys = center_digests(host, self._digest_dtype)
-            self.keys[part.start : part.start + len(host)] = keys
+            digests = center_digests(host, self._digest_dtype)
+            self.digests[part.start : part.start + len(host)] = digests
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +98,8 @@ class StoredCenters:
     location, storage_options : run directory
     shape, dtype : shape (p, d) and dtype of all centers
     sha256 : digest of the entries of the centers' files in the manifest, which identifies them
-    recorded : digest in the record of this run if it took the centers over from a parent run; the
-        record has the digest of the files in the parent's directory
+    recorded_sha256 : digest in the record of this run if it took the centers over from a parent
+        run; the record has the digest of the files in the parent's directory
     """
 
     location: str | os.PathLike[str]
@@ -103,7 +107,7 @@ class StoredCenters:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     sha256: str
-    recorded: str | None = None
+    recorded_sha256: str | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -115,12 +119,13 @@ class StoredCenters:
         """
         return self._read(CentersTarget(rows)).rows
 
-    def keys(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[np.uint8]:
+    def digests(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of all centers, reading one chunk at a time.
 
         Raises ConfigError if the run has other centers now.
         """
-        return self._read(CentersTarget(digest_dtype=self.dtype if dtype is None else dtype)).keys
+        digest_dtype = self.dtype if dtype is None else dtype
+        return self._read(CentersTarget(digest_dtype=digest_dtype)).digests
 
     def _read(self, target: CentersTarget) -> CentersTarget:
         """Load the setup with a target; raise ConfigError if its centers have changed."""

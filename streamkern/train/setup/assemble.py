@@ -135,7 +135,7 @@ def compute_setup(
     warm : run whose weights and target scale this run starts from; None for a new model
     metric : metric that is already known, with its kernel if that is known too; None to choose both
     """
-    dtype, search_dtype = map(_floating, (run.precision, run.search_precision))
+    dtype, search_dtype = _dtype_of(run.precision), _dtype_of(run.search_precision)
     loss, targets, facts = setup_targets(run, search_dtype, warm, report)
     few_rows, learned = choose_kernel_and_metric(run, search_dtype, loss, targets, report, metric)
     centers = choose_centers(run, dtype, report, learned.kernel, learned.metric)
@@ -145,15 +145,15 @@ def compute_setup(
         dtype, centers = search_dtype, centers._replace(Z=centers.Z.astype(search_dtype))
         op, points = _operator_and_points(run, centers, run.search_precision)
     fit: LossFit | None = None
-    squares: SquareTargets | None = few_rows.bounded
-    if few_rows.bounded is not None:
-        facts["outliers"] = few_rows.bounded.share
+    squares: SquareTargets | None = few_rows.bounded_targets
+    if few_rows.bounded_targets is not None:
+        facts["outliers"] = few_rows.bounded_targets.share
     if loss is not None:
         fit = fit_loss(run, loss, op, points, targets, few_rows, noise, warm)
         options = fit.with_ridge(options, n_eff, report)
-        if fit.first is not None:
-            targets, noise, squares = fit.first.targets, fit.noise, fit.first
-    del few_rows
+        if fit.first_model is not None:
+            targets, noise, squares = fit.first_model.targets, fit.noise, fit.first_model
+    del few_rows  # and the rows that it caches
     partitioned = run.problem.center_ranks > 1
     if partitioned and squares is not None:  # replacing targets would take the centers of all ranks
         centers = centers._replace(rows=None)
@@ -162,10 +162,12 @@ def compute_setup(
         centers = centers._replace(Z=scatter_all(run, centers.Z)[0])
         points = op.points(run.backend.asarray(centers.Z), right=True)
     run.backend.release()
-    known = center_targets(run, dtype, targets, centers.rows, centers.Z, squares)
+    known_targets = center_targets(run, dtype, targets, centers.rows, centers.Z, squares)
     seed, ranks = run.config.run.random_state, run.inputs.ranks
-    n_worth = n_eff if fit is None else None
-    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, n_worth, ranks)
+    work = Work(
+        op, points, run.problem, run.sizes, options, seed, known_targets, noise,
+        n_eff if fit is None else None, ranks,
+    )  # fmt: skip
     sample_rows = np.empty(0, np.int64)
 
     def samples() -> tuple[SampleRows, SampleRows]:
@@ -177,7 +179,7 @@ def compute_setup(
 
     setup = run.method.compute(work, _broadcast(work, centers, fit, samples), report)
     if fit is not None:
-        targets = fit.turn_start(setup)
+        targets = fit.apply_to(setup)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n_eff is not None:
@@ -232,7 +234,7 @@ def _float32_suffices(
     return not method.rounding_shows(run.problem, ridge, values)
 
 
-def _floating(precision: str) -> np.dtype[np.floating]:
+def _dtype_of(precision: str) -> np.dtype[np.floating]:
     return np.dtype(np.float64 if precision == "float64" else np.float32)
 
 
@@ -249,14 +251,15 @@ def _estimate_noise(
     method, options, n_eff, ridges = run.method, run.config.solver, None, None
     if not method.estimates_noise(run.problem):
         return NO_NOISE, n_eff, options, ridges
-    with_each, rows = method.ridge_each and run.problem.several_targets, read_rows()
+    rows = read_rows()
+    each_output = method.ridge_each and run.problem.several_targets
     estimates_ridge = method.estimates_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
     if not (estimates_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n_eff, options, ridges
     noise_rows = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
-    noise = find_noise(op, points, noise_rows, each=with_each)
+    noise = find_noise(op, points, noise_rows, each=each_output)
     noise = or_the_mean(op, points, noise_rows, noise)
     if len(rows.X) > NOISE_ROWS:
         noise = noise_of_more_rows(op, points, rows, noise)
@@ -284,8 +287,8 @@ def _meta(
     if kernel.categorical:
         names = data.feature_names
         setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
-    described = {"labels": source.label_dtype, "weight_column": source.weight_column}
-    source_facts = {name: value for name, value in described.items() if value is not None}
+    source_facts = {"labels": source.label_dtype, "weight_column": source.weight_column}
+    source_facts = {name: x for name, x in source_facts.items() if x is not None}  # many lack them
     return {
         "kernel": kernel.describe(),
         "sizes": run.sizes.as_record(),
@@ -321,7 +324,7 @@ def reassemble(run: ResolvedRun, arrays: dict[str, HostArray], meta: dict[str, A
 
     Raises KeyError if an entry of `meta` is missing.
     """
-    # Entries missing from runs made with 0.1.0.
+    # Entries that runs of version 0.1.0 lack.
     defaults: dict[str, Any] = {
         "facts": {}, "encoder": None, "file_form": None, "uncalibrated": None, "left_out": False,
         "loss": SQUARES, "center_left_out": False,
@@ -350,7 +353,7 @@ def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
             own_centers = {"Z": continued.stored_centers.read(ranks.stripe(p))}
         else:
             own_centers = {"Z": receive_shard(p, ranks)}
-        mean(own_centers["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup
+        mean(own_centers["Z"], run.problem.p, ranks)  # rank 0 sends the result with the setup
     arrays, meta = receive_setup(ranks)
     arrays |= own_centers
     op = operator(run.backend, arrays, meta, run.config.model.kernel)
@@ -372,7 +375,7 @@ def operator(
     """Return the kernel operator that a run was set up with.
 
     kernel : kernel of the settings. A `Kernel` object is used, because the metadata cannot describe
-        the functions of a kernel of the user; names and tables are ignored.
+        the functions of a user-defined kernel; names and tables are ignored.
 
     Raises ConfigError if the kernel differs from the kernel of the training.
     """

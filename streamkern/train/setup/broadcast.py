@@ -33,7 +33,7 @@ CenterPart = tuple[Ints, HostArray]
 def broadcast_setup(
     work: Work[Any], arrays: HostArrays, meta: Mapping[str, Any], samples: Samples
 ) -> Samples:
-    """Return `samples` of rank 0, wrapped to broadcast the samples and the work when it is called.
+    """Return a function that calls `samples` on rank 0, and broadcasts the result and the work.
 
     arrays, meta : arrays and JSON values from which other ranks make the kernel operator; "Z", the
         centers, is among the arrays unless each rank has its stripe
@@ -42,19 +42,21 @@ def broadcast_setup(
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
-        (sample, probe), to_host, known = samples(), work.op.backend.to_host, work.known
+        (sample, probe), known_targets = samples(), work.known
         fields = {"sample": sample._asdict(), "probe": probe._asdict()}
-        if known is not None:
-            fields["known"] = {name: getattr(known, name) for name in ("counts", "weights", "Y")}
+        if known_targets is not None:
+            names = ("counts", "weights", "Y")
+            fields["known"] = {name: getattr(known_targets, name) for name in names}
         arrays_sent = dict(arrays)
         for group, values in fields.items():
             for name, array in values.items():
                 if array is not None and not np.isscalar(array):
-                    arrays_sent[f"{group}.{name}"] = np.asarray(to_host(array))
+                    arrays_sent[f"{group}.{name}"] = np.asarray(work.op.backend.to_host(array))
         meta_sent = dict(meta) | {
             "fresh": [sample.fresh, probe.fresh], "noise": asdict(replace(work.noise, tried=[])),
             "worth": work.worth, "ridge": work.options.ridge,
-            "known": None if known is None else [known.n_rows, known.is_complete],
+            "known": None if known_targets is None
+            else [known_targets.n_rows, known_targets.is_complete],
         }  # fmt: skip
         meta_sent["arrays"] = {
             name: [array.shape, array.dtype.str] for name, array in arrays_sent.items()
@@ -85,7 +87,7 @@ def rank_solver_work(
 ) -> tuple[Work[Any], Samples]:
     """Return the work of a rank and its samples, from the results of `receive_setup`.
 
-    The sample rows are removed from `arrays` when the samples are called.
+    The sample rows are removed from `arrays` when the function of the samples is called.
     """
     asarray = run.backend.asarray
     Z = op.points(asarray(arrays["Z"]), right=True)
@@ -128,13 +130,13 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArr
                 yield ranks.broadcast(indices[rows].copy()), ranks.broadcast(part)
         ranks.broadcast_scalars([0, 0, 0])
 
-    return _own_stripe(broadcast_parts(), p, ranks)
+    return _collect_stripe(broadcast_parts(), p, ranks)
 
 
 def receive_shard(p: int, ranks: Communicator) -> HostArray:
     """Receive the centers that rank 0 broadcasts, and return the stripe of this rank, (q, d)."""
 
-    def received_parts() -> Iterator[CenterPart]:
+    def receive_parts() -> Iterator[CenterPart]:
         while True:
             m, d, itemsize = (int(size) for size in ranks.broadcast_scalars([0, 0, 0]))
             if not m:
@@ -142,17 +144,17 @@ def receive_shard(p: int, ranks: Communicator) -> HostArray:
             X = np.empty((m, d), f"f{itemsize}")
             yield ranks.broadcast(np.empty(m, np.int64)), ranks.broadcast(X)
 
-    return _own_stripe(received_parts(), p, ranks)
+    return _collect_stripe(receive_parts(), p, ranks)
 
 
-def _own_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
+def _collect_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
     """Return the stripe of this rank, (q, d), from parts of all centers."""
-    own, stripe = ranks.stripe(p), None
+    own_range, stripe = ranks.stripe(p), None
     for indices, X in parts:
         if stripe is None:
-            stripe = np.empty((own.stop - own.start, X.shape[1]), X.dtype)
-        in_stripe = (indices >= own.start) & (indices < own.stop)
-        stripe[indices[in_stripe] - own.start] = X[in_stripe]
+            stripe = np.empty((own_range.stop - own_range.start, X.shape[1]), X.dtype)
+        in_stripe = (indices >= own_range.start) & (indices < own_range.stop)
+        stripe[indices[in_stripe] - own_range.start] = X[in_stripe]
     assert stripe is not None, "there are no centers"
     return stripe
 

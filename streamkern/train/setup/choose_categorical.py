@@ -94,7 +94,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         return kernel
     median_squared = median_distances(run, host, kernel.metric)("distance") ** 2
 
-    def fitted(kernel: Kernel, start: Noise | None) -> _Fit | None:
+    def fit_kernel(kernel: Kernel, start: Noise | None) -> _Fit | None:
         noise = find_noise(operator(kernel), None, rows, start, run.method.min_penalty)
         return _Fit(kernel, noise) if noise.tried and math.isfinite(noise.error) else None
 
@@ -106,24 +106,25 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
 
     def highest_score(fit: _Fit) -> tuple[float, int]:
         values = left_out_values(operator(fit.kernel), None, rows, fit.noise)
-        residuals = run.backend.to_host(rows.Y) - values
+        residuals = values - run.backend.to_host(rows.Y)
         if rows.root is not None:
             residuals *= run.backend.to_host(rows.root)[:, None]
         return max((group_score(residuals, group), j) for j, group in groups.items())
 
-    current = fitted(kernel, None)
+    # Each turn of the loop tries one feature, and removes it from the candidates in `groups`.
+    current = fit_kernel(kernel, None)
     while current is not None and groups and len(current.kernel.categorical) < MAX_CATEGORICAL:
-        best, column = highest_score(current)
-        if best < MIN_SCORE:
+        score, column = highest_score(current)
+        if score < MIN_SCORE:
             break
-        candidate = _with_categorical(current, column, groups.pop(column), median_squared, fitted)
-        fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
+        candidate = _with_categorical(
+            current, column, groups.pop(column), median_squared, fit_kernel
+        )
+        fields: dict[str, Any] = {"feature": column, "score": score, "taken": False}
         if candidate is not None:
-            before, after = errors(current), errors(candidate)
-            gain, error_ratio = (
-                mean_difference_in_se(before, after),
-                float(after.mean() / before.mean()),
-            )
+            old_errors, new_errors = errors(current), errors(candidate)
+            gain = mean_difference_in_se(old_errors, new_errors)
+            error_ratio = float(new_errors.mean() / old_errors.mean())
             improves = gain >= CATEGORICAL_GAIN_SE and error_ratio <= 1 - CATEGORICAL_GAIN
             fields |= {"taken": improves, "standard_errors": gain, "error": error_ratio}
             current = candidate if improves else current
@@ -136,16 +137,17 @@ def _with_categorical(
     column: int,
     group: Ints,
     median_squared: float,
-    fitted: Callable[[Kernel, Noise | None], _Fit | None],
+    fit_kernel: Callable[[Kernel, Noise | None], _Fit | None],
 ) -> _Fit | None:
     """Return the best fit in which the feature is categorical, or None if no fit is finite.
 
     Unequal values increase the squared distances. The bandwidth is increased by the mean of this
     increase, so that about the same rows stay near each other.
 
-    column : index of the feature.
-    group : (n,) number of the group of each row.
-    median_squared : squared median distance, which weights are relative to.
+    column : index of the feature
+    group : (n,) number of the group of each row
+    median_squared : squared median distance, which weights are relative to
+    fit_kernel : returns the fit of a kernel from a noise to start with; None if it is not finite
     """
     n, kernel, fits = len(group), current.kernel, dict[float, _Fit]()
     unequal_share = 1 - float((np.bincount(group) ** 2).sum()) / n**2  # share of pairs of rows
@@ -154,10 +156,8 @@ def _with_categorical(
     def error(factor: float) -> float:
         nonlocal last_noise
         wider = kernel.with_bandwidth(kernel.bandwidth * math.sqrt(1 + factor * unequal_share))
-        fit = fitted(
-            wider.with_categorical([*kernel.categorical, (column, factor * median_squared)]),
-            last_noise,
-        )
+        categorical = [*kernel.categorical, (column, factor * median_squared)]
+        fit = fit_kernel(wider.with_categorical(categorical), last_noise)
         if fit is None:
             return math.inf
         fits[factor], last_noise = fit, fit.noise
@@ -193,9 +193,9 @@ def groups_by_feature(X: HostArray) -> dict[int, Ints]:
     A candidate has enough distinct and enough repeated values. If several features group the rows
     in the same way, only the first of them is a candidate.
 
-    X : (n, d).
+    X : (n, d)
     """
-    candidates, seen = dict[int, Ints](), set[bytes]()
+    candidates, known_groupings = dict[int, Ints](), set[bytes]()
     for j in range(X.shape[1]):
         _, first_row, group, counts = np.unique(
             X[:, j], return_index=True, return_inverse=True, return_counts=True
@@ -203,18 +203,22 @@ def groups_by_feature(X: HostArray) -> dict[int, Ints]:
         n_repeated = counts[counts > 1].sum()
         if len(counts) < MIN_DISTINCT_VALUES or n_repeated < MIN_REPEATED_SHARE * len(X):
             continue
-        by_first = first_row[group].astype(np.int64)
-        if by_first.tobytes() not in seen:
-            seen.add(by_first.tobytes())
+        # The first row of each row's group is the same for equal groupings.
+        grouping = first_row[group].astype(np.int64).tobytes()
+        if grouping not in known_groupings:
+            known_groupings.add(grouping)
             candidates[j] = group
     return candidates
 
 
 def group_score(residuals: Floats, group: Ints) -> float:
-    """Return T in standard deviations, see the module.
+    """Return T of the module docstring in standard deviations.
 
-    residuals : (n, c). With several outputs, r_i r_j is the inner product of two rows.
-    group : (n,) number of the group of each row.
+    With several outputs, r_i r_j is the inner product of two rows of residuals. Its variance is
+    smaller by the mean squared cosine between rows (`alignment`).
+
+    residuals : (n, c)
+    group : (n,) number of the group of each row
     """
     squares = (residuals**2).sum(axis=1)
     sums = np.stack([np.bincount(group, r) for r in residuals.T])

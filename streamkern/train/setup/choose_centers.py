@@ -83,7 +83,7 @@ def choose_centers(
     metric : scales (d,) or matrix (d, r); None for no metric
     """
     if run.inputs.continued_run is not None:
-        return _read_continued(run, run.inputs.continued_run, dtype, report)
+        return _read_parent_centers(run, run.inputs.continued_run, dtype, report)
     report("setup", {"doing": "centers"})
     start = time.perf_counter()
     if run.problem.features == "fourier":
@@ -96,15 +96,15 @@ def choose_centers(
     return centers
 
 
-def _read_continued(
-    run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
+def _read_parent_centers(
+    run: ResolvedRun, parent_run: ParentRun, dtype: np.dtype[Any], report: Report
 ) -> ChosenCenters:  # fmt: skip
     """Return the centers of the run that is continued; each rank reads its stripe."""
-    p, ranks, in_stripes = run.problem.p, run.inputs.ranks, run.problem.reads_stripes
-    rows = ranks.stripe(p) if in_stripes else slice(0, p)
-    Z, order, kernel = continued.centers_and_kernel(dtype, run.problem.features, rows)
+    p, ranks, reads_stripes = run.problem.p, run.inputs.ranks, run.problem.reads_stripes
+    rows = ranks.stripe(p) if reads_stripes else slice(0, p)
+    Z, order, kernel = parent_run.centers_and_kernel(dtype, run.problem.features, rows)
     report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
-    shift = mean(Z, p, ranks).astype(dtype) if in_stripes else _mean(Z)
+    shift = mean(Z, p, ranks).astype(dtype) if reads_stripes else _mean(Z)
     return ChosenCenters(Z, order, kernel, None, shift)
 
 
@@ -123,7 +123,7 @@ def _select(
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if selection is None:
         block = block.take(order)
-    rows = _known_center_rows(run, block, are_rows=method not in ("given", "file"))
+    rows = _find_center_rows(run, block, are_rows=method not in ("given", "file"))
     X = run.backend.to_host(transform_rows(run, block, dtype)[0])
     del block
     if kernel is None:
@@ -150,16 +150,16 @@ def _select_in_stripes(
 ) -> tuple[ChosenCenters, dict[str, Any]]:
     """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
     base, p, method = run.data.base, run.problem.p, run.centers_from
-    seed, chosen, n_read = run.config.run.random_state, np.arange(p), p
+    seed, row_ids, n_read = run.config.run.random_state, np.arange(p), p
     if method != "all":
-        chosen, n_read = SELECTORS[method].choose(base, p, seed)
+        row_ids, n_read = SELECTORS[method].choose(base, p, seed)
     order = random_rows.random_order(p, seed)
     storage_index = np.argsort(order)  # index in storage order of each selected row
     bandwidth_rows = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
     streamed_indices, blocks = list[Ints](), list[RowBlock]()
 
     def parts() -> Iterator[CenterPart]:
-        for selected, block in rows_by_unit(base, chosen, seed):
+        for selected, block in rows_by_unit(base, row_ids, seed):
             X = run.backend.to_host(transform_rows(run, block, dtype)[0])
             storage_indices = storage_index[selected]
             for_bandwidth = storage_indices < len(bandwidth_rows)
@@ -171,7 +171,7 @@ def _select_in_stripes(
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
     in_storage_order = concatenate_blocks(blocks).take(np.argsort(np.concatenate(streamed_indices)))
-    rows = _known_center_rows(run, in_storage_order, are_rows=True)
+    rows = _find_center_rows(run, in_storage_order, are_rows=True)
     kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
@@ -220,7 +220,8 @@ def _draw_frequencies(
 ) -> tuple[ChosenCenters, dict[str, Any]]:
     """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
-    n_read, kernel = 0, known_kernel or run.config.model.kernel
+    n_read = 0
+    kernel = known_kernel or run.config.model.kernel
     if not isinstance(kernel, Kernel) or kernel.is_open:
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transform_rows(run, block, dtype)
@@ -241,9 +242,9 @@ def _batches(
         base, batch_size=min(batch_size, base.n_rows), seed=run.config.run.random_state,
         block_bytes=sizes.loader_block_bytes, in_flight_bytes=sizes.loader_in_flight_bytes,
         threads=run.config.data.prefetch_threads,
-    ) as loader:  # fmt: skip
+    ) as reader:  # fmt: skip
         n_epochs = -(-n_left // base.n_rows)
-        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + n_epochs):
+        for batch in reader.epochs(SETUP_EPOCH, SETUP_EPOCH + n_epochs):
             X = run.backend.to_host(transform_rows(run, batch, dtype)[0])
             yield X[:n_left]
             n_left -= len(X)
@@ -251,7 +252,7 @@ def _batches(
                 return
 
 
-def _known_center_rows(
+def _find_center_rows(
     run: ResolvedRun, block: RowBlock, *, are_rows: bool
 ) -> CenterRows | None:  # fmt: skip
     """Return the rows of the training data that are centers; None if they are not known, or if the

@@ -11,7 +11,8 @@ smaller than `Method.min_penalty` allows.
 
 The run has more rows than are examined here. It needs a narrower kernel, and with a wide smooth
 kernel its rows cannot be distinguished in float32. Of the bandwidths with about the least error,
-the one nearest to the median distance is therefore chosen, and of such kernels the roughest.
+the one nearest to the median distance is therefore chosen, and of the kernels with about the least
+error, the roughest.
 
 A few rows with large errors may dominate the mean squared error, and the smoothest kernels fit them
 most closely. The first fit, mostly Laplace with the median distance, is therefore kept unless the
@@ -63,8 +64,8 @@ KERNEL_GAIN_SE, PREDICTABLE_GAIN_SE = 2.0, 1.0
 """Standard errors by which squared errors must fall for a kernel to replace the first one tried;
 the second value applies to predictable rows, see `PREDICTABLE_SE`."""
 PREDICTABLE_SE = 2.5
-"""If the absolute errors are by this many standard errors below those of f = 0, the rows count as
-predictable."""
+"""Rows count as predictable if their absolute errors are by this many standard errors below the
+errors of f = 0."""
 
 
 class FoundKernel(NamedTuple):
@@ -132,7 +133,7 @@ def find_kernel(
         best_fits.append(search.find_bandwidth(notation, best_fits[-1], report)[0])
     best = roughest_equivalent(best_fits)
     if best is first_fit or not (best.noise.tried and first_fit.noise.tried):
-        return best
+        return best  # there is nothing to compare, or no error was finite
     errors, zero_errors, _ = row_errors(search.operator(best.kernel), None, rows, best.noise)
     first_errors, *_ = row_errors(search.operator(first_fit.kernel), None, rows, first_fit.noise)
     return best if is_better(errors, first_errors, zero_errors) else first_fit
@@ -141,8 +142,9 @@ def find_kernel(
 class _KernelSearch:
     """The search for a bandwidth on the examined rows, with one metric.
 
-    host : (n, d) the features of `rows` on the host
-    rows, metric, categorical : as in `find_kernel`
+    rows : the examined rows
+    host : (n, d) their features on the host
+    metric, categorical : as in `find_kernel`
     """
 
     def __init__(
@@ -173,19 +175,17 @@ class _KernelSearch:
             fits[factor] = self._fit(notation, factor, noise)
             return fits[factor].noise.error
 
-        exponent_range = (
-            (MIN_BANDWIDTH_LOG2, max_bandwidth_log2(run))
-            if must_choose_bandwidth(run, notation)
-            else (0, 0)
-        )
+        exponent_range = (0, 0)
+        if must_choose_bandwidth(run, notation):
+            exponent_range = (MIN_BANDWIDTH_LOG2, max_bandwidth_log2(run))
         # Without a start, the optimum may be far from factor 1: try every second exponent first.
         start_exponent, stride = (0, 2) if start is None else (start.factor_log2, 1)
         errors = geometric_search(error, start_exponent, *exponent_range, base=2.0, stride=stride)
         best_fit = fits[2.0 ** nearest_equivalent(errors)]
-        tried = [(2.0**k, value) for k, value in errors.items() if math.isfinite(value)]
+        finite_errors = [(2.0**k, value) for k, value in errors.items() if math.isfinite(value)]
         fields = {
             "kernel": best_fit.kernel.describe(), "factor": 2.0**best_fit.factor_log2,
-            "tried": tried, "kernels": len(candidate_kernels(run)),
+            "tried": finite_errors, "kernels": len(candidate_kernels(run)),
         }  # fmt: skip
         report("bandwidth", fields)
         return best_fit, next(iter(fits.values()))
@@ -209,10 +209,8 @@ def is_better(errors: Floats, first_errors: Floats, zero_errors: Floats) -> bool
     errors, first_errors, zero_errors : (n,) squared errors of the same rows: with the kernel, with
         the first kernel, and of f = 0
     """
-    rows_are_predictable = (
-        mean_difference_in_se(np.sqrt(zero_errors), np.sqrt(errors)) >= PREDICTABLE_SE
-    )
-    min_gain = PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
+    predictability = mean_difference_in_se(np.sqrt(zero_errors), np.sqrt(errors))
+    min_gain = PREDICTABLE_GAIN_SE if predictability >= PREDICTABLE_SE else KERNEL_GAIN_SE
     return mean_difference_in_se(first_errors, errors) >= min_gain
 
 
@@ -277,7 +275,7 @@ def bandwidth_function(
 ) -> Callable[[str], float]:
     """Return a function from the geometry of a kernel to its bandwidth.
 
-    It is the bandwidth of the settings or, if they leave it open, that of `median_distances`.
+    It is the bandwidth of the settings or, if they leave it open, the median distance.
     """
     bandwidth = run.config.model.bandwidth
     if isinstance(bandwidth, str):

@@ -44,7 +44,11 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import candidate_kernels, find_kernel
-from streamkern.train.setup.held_out_models import Fitted, HeldOut, gain_in_standard_errors
+from streamkern.train.setup.held_out_models import (
+    HeldOutModel,
+    HeldOutProblem,
+    gain_in_standard_errors,
+)
 from streamkern.train.setup.metric_rounds import (
     COMPARISON_ROUNDS,
     GRADIENT_FLOPS,
@@ -67,7 +71,7 @@ MAX_COMPARED_ROWS = 8192
 metric was learned are among them, as they are in the run."""
 EXTRAPOLATED_RATIO = 1.6
 """Ratio of the run's centers to the rows of these models above which a gain must also hold when the
-errors are extrapolated to the run (`_with_more_rows`). The extrapolation is too cautious at smaller
+errors are extrapolated to the run (`_extrapolate`). The extrapolation is too cautious at smaller
 ratios, since it assumes that the error falls to zero and not to the noise."""
 SEARCH_TRIALS = 3
 """Typical number of bandwidths, and of ridges, that a search tries."""
@@ -117,32 +121,38 @@ def metric_flops(run: ResolvedRun) -> int:
     n_others, n_round = rows - n_pool - n_held_out, min(ROUND_ROWS, n_pool)
     n_rerun = min(METRIC_FIT_ROWS, n_pool)
 
-    def search(n: int, widths: int, factors: int) -> int:
-        """Return the FLOPs of `widths` kernel matrices and `factors` Cholesky factors of n rows."""
-        return 2 * d * widths * n * (n + n_held_out) + factors * (
-            n**3 // 3 + 2 * n * c * (n + n_held_out)
-        )
+    def search_flops(n: int, n_bandwidths: int, n_ridges: int) -> int:
+        """Return the FLOPs of kernel matrices of n rows, and of a fit for each ridge."""
+        matrix_flops = 2 * d * n * (n + n_held_out)
+        fit_flops = n**3 // 3 + 2 * n * c * (n + n_held_out)
+        return n_bandwidths * matrix_flops + n_ridges * fit_flops
 
-    def gradients(n: int) -> int:
+    def gradient_flops(n: int) -> int:
         """Return the FLOPs of the gradients of a model with n centers."""
         row_flops = 2 * n * c * (d + 1)
         n_rows = max(MIN_GRADIENT_ROWS, int(GRADIENT_FLOPS) // row_flops)
         return row_flops * min(n_others + n_held_out, MAX_GRADIENT_ROWS, n_rows)
 
     n_variants = sum(run.metric_mode.kind in ("", variant.kind) for variant in METRIC_VARIANTS)
-    rounds = (
-        n_variants * COMPARISON_ROUNDS * (search(n_round, 1, SEARCH_TRIALS) + gradients(n_round))
-    )
-    rounds += MAX_ROUNDS * (search(n_rerun, SEARCH_TRIALS, 2 * SEARCH_TRIALS) + gradients(n_rerun))
+    # The rounds of all variants, which keep the bandwidth, and the rounds of the best one.
+    round_flops = search_flops(n_round, 1, SEARCH_TRIALS) + gradient_flops(n_round)
+    rerun_flops = search_flops(n_rerun, SEARCH_TRIALS, 2 * SEARCH_TRIALS)
+    rerun_flops += gradient_flops(n_rerun)
+    rounds = n_variants * COMPARISON_ROUNDS * round_flops + MAX_ROUNDS * rerun_flops
+    # The gradient steps of all stages.
     steps = 0
     if run.metric_mode.kind != "full" or d <= MAX_FULL_METRIC_FEATURES:
         for stage in stages(n_pool):
-            step_flops = stage.fit**3 // 3 + 12 * d * stage.fit * (stage.fit + stage.n_predicted)
-            steps += stage.steps * step_flops
+            n_fit = stage.n_fit
+            step_flops = n_fit**3 // 3 + 12 * d * n_fit * (n_fit + stage.n_predicted)
+            steps += stage.n_steps * step_flops
+    # The comparison of models of many rows, in each candidate metric and without a metric.
     n_fitted = n_compared_rows(rows)
     p = min(METRIC_FIT_ROWS, n_fitted)
     comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held_out) + SEARCH_TRIALS * p**3 // 3
-    comparison += len(candidate_kernels(run)) * search(n_round, SEARCH_TRIALS, SEARCH_TRIALS**2)
+    comparison += len(candidate_kernels(run)) * search_flops(
+        n_round, SEARCH_TRIALS, SEARCH_TRIALS**2
+    )
     n_candidates = 2 + len(stages(n_pool))
     return rounds + steps + n_candidates * comparison
 
@@ -175,7 +185,7 @@ def learn_metric(
 class _Candidate(NamedTuple):
     """A model of a few rows in a metric, and the origin of the metric as JSON values."""
 
-    model: Fitted
+    model: HeldOutModel
     origin: dict[str, Any]
 
 
@@ -198,25 +208,21 @@ class _MetricSearch:
         n_not_pool = len(rows.X) - n_pool
         self.run, self.rows, self.report = run, rows, report
         self.classes = None if run.data.source.classes is None else targets
-        self.held_out_rows, self.other_rows = (
-            rows.part(slice(n_held_out)),
-            rows.part(slice(n_held_out, n_not_pool)),
-        )
-        self.rows_outside_pool, self.pool = (
-            rows.part(slice(n_not_pool)),
-            rows.part(slice(n_not_pool, None)),
-        )
+        self.held_out_rows = rows.part(slice(n_held_out))
+        self.other_rows = rows.part(slice(n_held_out, n_not_pool))
+        self.rows_outside_pool = rows.part(slice(n_not_pool))
+        self.pool = rows.part(slice(n_not_pool, None))
         self.fit_rows = [self.pool.part(slice(n)) for n in (ROUND_ROWS, METRIC_FIT_ROWS)]
-        self.laplace = self._problem(self.fit_rows[0]).in_metric(
+        self.laplace = self._problem(self.fit_rows[0]).with_laplace_kernel(
             None, bandwidth_log2=1, ridge_log10=-2
         )
         kernel = find_categorical(run, self.rows_outside_pool, self.laplace.op.kernel, report)
         self.categorical = kernel.categorical
         self.small_problem = self._problem(self.other_rows.part(slice(min(ROUND_ROWS, n_pool))))
-        self.model_without_metric = self.small_problem.with_its_kernel(self.laplace, None)
+        self.model_without_metric = self.small_problem.with_run_kernel(self.laplace, None)
 
-    def _problem(self, fit: SampleRows, categorical: CategoricalFeatures = ()) -> HeldOut:
-        return HeldOut(self.run, fit, self.held_out_rows, self.classes, categorical)
+    def _problem(self, fit: SampleRows, categorical: CategoricalFeatures = ()) -> HeldOutProblem:
+        return HeldOutProblem(self.run, fit, self.held_out_rows, self.classes, categorical)
 
     def kernel_and_facts(
         self, plain_kernel: Callable[[CategoricalFeatures], Kernel] | None
@@ -226,7 +232,7 @@ class _MetricSearch:
         plain_kernel : see `learn_metric`
         """
         without_metric, candidates = self.model_without_metric, list[_Candidate]()
-        for categorical in dict.fromkeys(((), self.categorical)):  # without and with them
+        for categorical in dict.fromkeys(((), self.categorical)):  # once if there are none
             candidates += self._candidates(categorical)
         if not candidates:
             return without_metric.op.kernel, _metric_facts(without_metric, without_metric, 0.0, {})
@@ -238,14 +244,15 @@ class _MetricSearch:
     def _candidates(self, categorical: CategoricalFeatures) -> list[_Candidate]:
         """Return models in the metrics, of the best round and of the steps, that lower the error.
 
-        Each fits a few rows; its held-out error is below that of `model_without_metric`.
+        Each model fits a few rows, and its held-out error is lower than the error of
+        `model_without_metric`.
 
         categorical : categorical features of the models that the metrics are learned from
         """
         problem, larger_problem = (self._problem(fit, categorical) for fit in self.fit_rows)
         start = self.laplace
         if categorical:
-            start = problem.in_metric(None, start.bandwidth_log2, start.ridge_log10)
+            start = problem.with_laplace_kernel(None, start.bandwidth_log2, start.ridge_log10)
         best, variant = best_round(
             problem, larger_problem, start, self.rows_outside_pool, self.report
         )
@@ -268,7 +275,7 @@ class _MetricSearch:
             if candidate.model.error < self.model_without_metric.error
         ]
 
-    def _candidate(self, start: Fitted, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
+    def _candidate(self, start: HeldOutModel, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
         """Return the model of a few rows in the metric of a kernel.
 
         start : model at whose bandwidth and ridge the search begins
@@ -276,13 +283,13 @@ class _MetricSearch:
         """
         metric = np.asarray(kernel.metric, np.float64)
         categorical = self.small_problem.categorical or kernel.categorical
-        model = self.small_problem.with_its_kernel(start, metric, categorical)
+        model = self.small_problem.with_run_kernel(start, metric, categorical)
         errors = {"error": model.error, "error_without": self.model_without_metric.error}
         self.report("metric", origin | errors)
         return _Candidate(model, origin)
 
     def _compare(
-        self, without_metric: Fitted, candidates: Sequence[_Candidate], *, finds_kernel: bool
+        self, without_metric: HeldOutModel, candidates: Sequence[_Candidate], *, finds_kernel: bool
     ) -> tuple[Kernel, dict[str, Any]]:
         """Return the kernel, in a metric if that is significantly better, and the facts.
 
@@ -297,16 +304,16 @@ class _MetricSearch:
         plain_model = problem.refit(without_metric)
         models = [problem.refit(candidate.model) for candidate in candidates]
         best_index = min(range(len(models)), key=lambda k: models[k].losses.mean())
-        (best, origin), metric_model = candidates[best_index], models[best_index]
+        (small_model, origin), metric_model = candidates[best_index], models[best_index]
         if finds_kernel and metric_model.losses.mean() < plain_model.losses.mean():
-            best, metric_model = self._in_better_kernel(problem, best, metric_model)
+            small_model, metric_model = self._in_better_kernel(problem, small_model, metric_model)
         gain = _robust_gain(plain_model.losses, metric_model.losses)
         n, n_centers = len(problem.fit.X), min(self.run.problem.n_rows, self.run.problem.p)
         if n_centers > EXTRAPOLATED_RATIO * n:  # the run may gain less than these small models
             smaller_problem = self._comparison_problem(stride=2)
             plain_losses, metric_losses = (
-                _with_more_rows(smaller_problem.refit(small), large, n_centers / n).losses
-                for small, large in ((without_metric, plain_model), (best, metric_model))
+                _extrapolate(smaller_problem.refit(small), large, n_centers / n).losses
+                for small, large in ((without_metric, plain_model), (small_model, metric_model))
             )
             gain = min(gain, _robust_gain(plain_losses, metric_losses))
         is_better = gain > METRIC_GAIN_SE
@@ -314,23 +321,23 @@ class _MetricSearch:
         return (metric_model if is_better else plain_model).op.kernel, facts
 
     def _in_better_kernel(
-        self, problem: HeldOut, small: Fitted, model: Fitted
-    ) -> tuple[Fitted, Fitted]:
+        self, problem: HeldOutProblem, small: HeldOutModel, model: HeldOutModel
+    ) -> tuple[HeldOutModel, HeldOutModel]:
         """Return both models in the kernel that `find_kernel` finds, if its loss is lower.
 
         problem : problem of fitting all compared rows
         small, model : models of a few and of all compared rows, in the same metric
         """
         kernel = small.op.kernel
-        found = find_kernel(
+        other_kernel = find_kernel(
             self.run, self.other_rows, self.report, kernel.metric, kernel.categorical
-        )
-        small_in_found = small._replace(op=problem.operator(found.kernel))
-        in_found = problem.refit(small_in_found)
-        is_better = in_found.losses.mean() < model.losses.mean()
-        return (small_in_found, in_found) if is_better else (small, model)
+        ).kernel
+        other_small = small._replace(op=problem.operator(other_kernel))
+        other_model = problem.refit(other_small)
+        is_better = other_model.losses.mean() < model.losses.mean()
+        return (other_small, other_model) if is_better else (small, model)
 
-    def _comparison_problem(self, stride: int) -> HeldOut:
+    def _comparison_problem(self, stride: int) -> HeldOutProblem:
         """Return the problem of fitting every `stride`-th of the rows that are compared."""
         n = n_compared_rows(len(self.rows.X))
         indices = np.linspace(len(self.held_out_rows.X), len(self.rows.X) - 1, n).astype(np.int64)
@@ -338,43 +345,45 @@ class _MetricSearch:
 
 
 def _metric_facts(
-    before: Fitted, after: Fitted, gain: float, origin: dict[str, Any]
+    plain_model: HeldOutModel, metric_model: HeldOutModel, gain: float, origin: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the origin of the metric, errors and gain as JSON values.
 
     Numbers that are not finite become None.
 
+    plain_model, metric_model : models without and with the metric
+    gain : gain of the metric in standard errors
     origin : origin of the metric; empty for no metric
     """
-    errors = {"error": after.error, "error_without": before.error, "standard_errors": gain}
-    if after.log_losses is not None and before.log_losses is not None:
-        errors["log_loss"] = float(after.log_losses.mean())
-        errors["log_loss_without"] = float(before.log_losses.mean())
+    errors = {
+        "error": metric_model.error, "error_without": plain_model.error, "standard_errors": gain,
+    }  # fmt: skip
+    if metric_model.log_losses is not None and plain_model.log_losses is not None:
+        errors["log_loss"] = float(metric_model.log_losses.mean())
+        errors["log_loss_without"] = float(plain_model.log_losses.mean())
     finite = {name: value if math.isfinite(value) else None for name, value in errors.items()}
     return (origin or {"kind": "none"}) | finite
 
 
-def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
+def _extrapolate(smaller_model: HeldOutModel, model: HeldOutModel, ratio: float) -> HeldOutModel:
     """Return a model with its errors extrapolated to `ratio` as many rows by a power law.
 
     A metric helps a model of few rows more than a model of many rows.
 
-    fewer : model of half the rows, from which the exponent follows
+    smaller_model : model of half the rows, from which the exponent follows
     """
 
-    def extrapolate_errors(fewer_errors: Floats, errors: Floats) -> Floats:
-        if not (np.isfinite(fewer_errors).all() and fewer_errors.mean() > 0 and errors.mean() > 0):
+    def extrapolate_errors(small_errors: Floats, errors: Floats) -> Floats:
+        if not (np.isfinite(small_errors).all() and small_errors.mean() > 0 and errors.mean() > 0):
             return errors
-        return np.asarray(
-            errors * ratio ** min(math.log2(errors.mean() / fewer_errors.mean()), 0.0)
-        )
+        exponent = min(math.log2(errors.mean() / small_errors.mean()), 0.0)
+        return np.asarray(errors * ratio**exponent)
 
-    return model._replace(
-        errors=extrapolate_errors(fewer.errors, model.errors),
-        log_losses=None
-        if model.log_losses is None
-        else extrapolate_errors(fewer.losses, model.losses),
-    )
+    log_losses = model.log_losses
+    if log_losses is not None:
+        log_losses = extrapolate_errors(smaller_model.losses, log_losses)
+    errors = extrapolate_errors(smaller_model.errors, model.errors)
+    return model._replace(errors=errors, log_losses=log_losses)
 
 
 def _robust_gain(before: Floats, after: Floats) -> float:

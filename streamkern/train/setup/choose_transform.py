@@ -7,8 +7,9 @@ error. The predictions are converted back to the scale of y, multiplied by the f
 them means (`smearing_factor`), and compared there.
 
 The factor for the run's model differs, because this model has more rows and smaller errors. In
-expectation, the share noise / (noise + variance of f) of a squared left-out residual is noise, and
-remains with more rows. The rest is estimated to fall like 1 / rows.
+expectation, the share noise / (noise + variance of f) of a squared leave-one-out residual is noise,
+and remains with more rows; f is the Gaussian process of the other rows. The rest is estimated to
+fall like 1 / rows.
 
 The log scale is used if the mean squared error falls by the share `LOG_SCALE_GAIN`, and by
 `LOG_SCALE_SE` standard errors of the paired differences. So that these do not depend on a few rows,
@@ -53,7 +54,7 @@ from streamkern.train.restart.scaling import (
     sampled_moments,
     target_moments,
 )
-from streamkern.train.setup.setup_rows import unmerged_rows
+from streamkern.train.setup.setup_rows import read_unmerged_rows
 
 MAX_TRANSFORM_ROWS, SECOND_GAIN_ROWS = 1024, 512
 """Largest number of rows that are compared, and number of rows for a second estimate of the factor
@@ -74,6 +75,8 @@ in standard errors of the difference."""
 ERROR_CAP_QUANTILE, SMALL_UNIT_QUANTILE = 0.98, 0.02
 """Quantile of the squared errors at which they are capped, and quantile of the positive targets
 from which the smallest unit follows."""
+MIN_TOTAL_ERROR = 1e-300
+"""Smallest error by which an error is divided."""
 
 
 class FoundTransform(NamedTuple):
@@ -89,29 +92,31 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
 
     Reads up to `MAX_TRANSFORM_ROWS` rows, with their features.
     """
-    required = run.config.model.target_transform == "log"
-    if not required and not _is_considered(run):
+    is_required = run.config.model.target_transform == "log"
+    if not is_required and not _may_use_log_scale(run):
         return None
     c = run.problem.c
     data, seed = run.data, run.config.run.random_state
     source_args = run.backend, data.source, data.weight_factors, seed, dtype
     scale = TargetScale.from_moments(target_moments(*source_args), False).scale
-    rows = unmerged_rows(run, dtype, TargetScale(np.zeros(c), scale), MAX_TRANSFORM_ROWS)
+    # Rows with targets divided by their standard deviation, for which the scales are compared.
+    rows = read_unmerged_rows(run, dtype, TargetScale(np.zeros(c), scale), MAX_TRANSFORM_ROWS)
     if rows.root is not None:
         has_weight = rows.root > 0
         rows = rows.part(has_weight) if has_weight.any() else rows._replace(root=None)
     y = run.backend.to_host(rows.Y).astype(np.float64)
-    if not required and not is_skew(y[:, 0]):
+    if not is_required and not is_skew(y[:, 0]):
         return None
     with run.backend.single_threaded_blas():
         verdicts = _TargetColumns(run, rows, y, _units(y)).verdicts()
-        if not required and not verdicts[0].is_better:
+        if not is_required and not verdicts[0].is_better:
             return None
         unit, first_rows = np.array([verdict.unit for verdict in verdicts]), slice(SECOND_GAIN_ROWS)
         second_columns = _TargetColumns(run, rows.part(first_rows), y[first_rows], [unit])
         second_verdicts = second_columns.verdicts()
     gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, second_verdicts, strict=True)])
-    deviation, unit = symmetric_log(np, y, unit).std(axis=0), unit * scale
+    deviation = symmetric_log(np, y, unit).std(axis=0)
+    unit = unit * scale  # from here on in the unit of the targets
     max_target = _max_log_targets(run, unit)
     max_target = None if max_target is None else max_target + PREDICTION_MARGIN_SD * deviation
     moments = sampled_moments(*source_args, TargetScale(np.zeros(c), np.ones(c), unit))
@@ -145,7 +150,7 @@ def _arrays(source: BaseSource) -> list[ArraySource]:
     return [array_source for part in source.parts for array_source in _arrays(part)]
 
 
-def _is_considered(run: ResolvedRun) -> bool:
+def _may_use_log_scale(run: ResolvedRun) -> bool:
     """Return whether the setup may choose a log scale, from the settings and the kind of the data.
 
     Reads no row.
@@ -172,12 +177,11 @@ def _units(y: Floats) -> list[Floats]:
     y : (n, c)
     """
     units_by_output = []
-    for target in np.abs(y).T:
-        positive = target[target > 0] if target.any() else np.ones(1)
-        mean = float(target.mean()) or 1.0
-        units_by_output.append(
-            (mean, mean / 8, min(float(np.quantile(positive, SMALL_UNIT_QUANTILE)), mean) / 8)
-        )
+    for size in np.abs(y).T:
+        positive = size[size > 0] if size.any() else np.ones(1)
+        mean = float(size.mean()) or 1.0
+        small = min(float(np.quantile(positive, SMALL_UNIT_QUANTILE)), mean)
+        units_by_output.append((mean, mean / 8, small / 8))
     return [np.array(unit) for unit in zip(*units_by_output, strict=True)]
 
 
@@ -211,8 +215,8 @@ class _TargetColumns:
     y, w : (n, c) targets and (n,) sample weights, before equal rows were merged
     group : (n,) index of the merged row of each row
     mean, scale : (columns,) mean and standard deviation of the columns
-    unexplained : estimated ratio of the explainable mean squared error of the run's model to that
-        of a model of these rows
+    falling_ratio : estimated mean squared error without the noise, for the run's model relative to
+        a model of these rows
     """
 
     def __init__(self, run: ResolvedRun, rows: SampleRows, y: Floats, units: list[Floats]) -> None:
@@ -222,7 +226,7 @@ class _TargetColumns:
         columns = np.concatenate([self.y, *logs], axis=1)
         self.mean, spread = columns.mean(axis=0), columns.std(axis=0)
         self.scale = np.where(spread > 0, spread, 1.0)
-        self.unexplained = min(1.0, len(y) / min(run.problem.p, run.data.base.n_rows))
+        self.falling_ratio = min(1.0, len(y) / min(run.problem.p, run.data.base.n_rows))
         standardised = backend.asarray((columns - self.mean) / self.scale, rows.Y.dtype)
         self.rows = merge_equal_rows(backend, rows._replace(Y=standardised))
         repeats, root = self.rows.repeats, self.rows.root
@@ -247,7 +251,8 @@ class _TargetColumns:
         root = np.ones((len(Y), 1))
         if self.rows.root is not None:
             root = to_host(self.rows.root).astype(np.float64)[:, None]
-        min_errors, best = np.full(Y.shape[1], math.inf), np.zeros((2, *Y.shape))
+        min_errors = np.full(Y.shape[1], math.inf)
+        best = np.zeros((2, *Y.shape))  # values and corrections of least error, for each column
         precision = "float64" if self.run.search_precision == "float64" else "exact"
         for name, width in TRIED_KERNELS:
             kernel = self.run.data.kernel_of(get_kernel(name, width * self._width))
@@ -257,7 +262,7 @@ class _TargetColumns:
                 errors = (residuals**2).mean(axis=0)
                 is_smaller = errors < min_errors
                 min_errors[is_smaller] = errors[is_smaller]
-                shrinkage = np.sqrt(noise + (1 - noise) * self.unexplained)[:, None]
+                shrinkage = np.sqrt(noise + (1 - noise) * self.falling_ratio)[:, None]
                 values, corrections = Y - residuals / root, (1 - shrinkage) * residuals / root
                 best[:, :, is_smaller] = values[:, is_smaller], corrections[:, is_smaller]
         values, corrections = best[:, self.group] * self.scale
@@ -265,15 +270,17 @@ class _TargetColumns:
 
     def verdicts(self) -> list[_LogScaleVerdict]:
         """Return the verdict on the best unit of each output."""
-        enough_rows = len(self.rows.X) >= MIN_ROWS_OF_NOISE
-        values, corrections = self._values() if enough_rows else (np.full(1, np.nan), np.zeros(1))
+        no_gain = [_LogScaleVerdict(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
+        if len(self.rows.X) < MIN_ROWS_OF_NOISE:
+            return no_gain
+        values, corrections = self._values()
         if not np.isfinite(values).all():
-            return [_LogScaleVerdict(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
-        tried = [
+            return no_gain
+        verdicts_by_output = [
             [self._verdict(values, corrections, k, i) for i in range(len(self.units))]
             for k in range(self.c)
         ]
-        return [min(verdicts, key=lambda verdict: verdict.ratio) for verdicts in tried]
+        return [min(verdicts, key=lambda verdict: verdict.ratio) for verdicts in verdicts_by_output]
 
     def _verdict(
         self, values: Floats, corrections: Floats, k: int, unit_index: int
@@ -289,12 +296,11 @@ class _TargetColumns:
         gain = smearing_factor(predictions, noisy_targets, w)
         plain_errors = (values[:, k] - y) ** 2
         log_errors = (smearing_factor(predictions, y, w) * predictions - y) ** 2
-        uncapped = float(w @ log_errors) / max(float(w @ plain_errors), 1e-300)
+        uncapped = float(w @ log_errors) / max(float(w @ plain_errors), MIN_TOTAL_ERROR)
         cap = float(np.quantile(plain_errors, ERROR_CAP_QUANTILE))
-        plain_errors, log_errors = (
-            w * np.minimum(squares, cap) for squares in (plain_errors, log_errors)
-        )
-        ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), 1e-300)
+        plain_errors = w * np.minimum(plain_errors, cap)
+        log_errors = w * np.minimum(log_errors, cap)
+        ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), MIN_TOTAL_ERROR)
         return _LogScaleVerdict(
             unit, gain, ratio, uncapped, mean_difference_in_se(plain_errors, log_errors)
         )
@@ -303,8 +309,8 @@ class _TargetColumns:
 def smearing_factor(values: Floats, y: Floats, w: Floats) -> float:
     """Return the factor by which predictions have to be multiplied to have the mean of the targets.
 
-    It replaces the smearing factor of Duan (1983), which is the mean of the exponentials of the
-    residuals. The factor of least squared error would depend on the few largest rows.
+    It takes the place of the smearing factor of Duan (1983), which is the mean of the exponentials
+    of the residuals. The factor with the least squared error would depend on the few largest rows.
 
     values, y, w : (n,) predictions, targets and sample weights
 
@@ -319,8 +325,8 @@ def left_out_residuals(K: Floats, Y: Floats, root: Floats) -> Iterator[tuple[Flo
     """Yield the leave-one-out residuals (n, k), and the expected share of noise in their squares
     (n,), for each of `TRIED_NOISES`.
 
-    The formulas are those of `precondition.noise`; the residuals are multiplied by the roots of the
-    weights. One eigendecomposition, about 10 n^3 FLOPs, serves all noises.
+    These residuals are targets minus predictions, times the roots of the weights; for the formulas,
+    see `precondition.noise`. One eigendecomposition, about 10 n^3 FLOPs, serves all noises.
 
     K : (n, n) kernel matrix, rows and columns multiplied by the roots of the weights
     Y : (n, k) targets

@@ -57,17 +57,19 @@ TINY_STANDARD_ERROR = 1e-300
 """Smallest standard error by which a gain is divided."""
 
 
-class Fitted(NamedTuple):
+class HeldOutModel(NamedTuple):
     """A model f = K(., points) alpha, and its errors on the n held-out rows.
 
     error : mean of `errors`
     errors : (n,) squared errors, times the sample weights
-    log_losses : (n,) log losses of classes, times the sample weights, of the softmax of slope f
-        with the slope of least loss; None for values, and until `HeldOut.with_losses` sets them
+    log_losses : (n,) log losses of the softmax of slope f, with the slope of least loss, times the
+        sample weights; None for values, and until `HeldOutProblem.with_losses` sets them
     bandwidth_log2 : exponent of two of the bandwidth, relative to the median distance
     ridge_log10 : exponent of ten of the ridge
-    op, points, alpha : kernel operator, centers (p, d) and weights (p, c)
-    values : (n, c), f at the held-out rows; `points`, `alpha` and `values` may be dropped
+    op : kernel operator
+    points : (p, d) centers; None once they are dropped, as `alpha` and `values`
+    alpha : (p, c) weights
+    values : (n, c), f at the held-out rows
     """
 
     error: float
@@ -86,7 +88,7 @@ class Fitted(NamedTuple):
         return self.errors if self.log_losses is None else self.log_losses
 
 
-def chosen_kernel(models: list[Fitted]) -> Fitted:
+def choose_model(models: list[HeldOutModel]) -> HeldOutModel:
     """Return the model whose kernel is chosen, of models with kernels from rough to smooth.
 
     A smoother kernel replaces the one chosen so far if it lowers the error by the share
@@ -109,21 +111,22 @@ def gain_in_standard_errors(before: Floats, after: Floats) -> float:
     return float(gains.mean() / max(gains.std() / math.sqrt(len(gains)), TINY_STANDARD_ERROR))
 
 
-class HeldOut:
+class HeldOutProblem:
     """Rows to fit, and held-out rows on which the models are compared.
 
+    fit, held_out : the rows to fit, of which the first are the centers, and the held-out rows
     classes : mean and scale of the one-hot targets; None for a regression
     categorical : categorical features of all models, unless the kernel of the run has its own
     """
 
     def __init__(
-        self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None,
+        self, run: ResolvedRun, fit: SampleRows, held_out: SampleRows, classes: TargetScale | None,
         categorical: CategoricalFeatures = (),
     ) -> None:  # fmt: skip
         kernel_categorical = get_kernel(run.config.model.kernels[0]).categorical
         self.categorical = kernel_categorical or categorical
-        self.run, self.fit, self.held, self.classes = run, fit, held, classes
-        self.host = run.backend.to_host(fit.X[:METRIC_FIT_ROWS])
+        self.run, self.fit, self.held_out, self.classes = run, fit, held_out, classes
+        self.host_X = run.backend.to_host(fit.X[:METRIC_FIT_ROWS])
 
     @property
     def min_ridge_exponent(self) -> int:
@@ -135,17 +138,18 @@ class HeldOut:
 
     def operator(self, kernel: Kernel) -> KernelOperator:
         """Return the operator of a kernel for these rows."""
-        return search_operator(self.run, kernel, self.host)
+        return search_operator(self.run, kernel, self.host_X)
 
-    def in_metric(
+    def with_laplace_kernel(
         self, metric: Floats | None, bandwidth_log2: int, ridge_log10: int,
         bandwidth_range: tuple[int, int] = HELD_OUT_BANDWIDTHS_LOG2,
-    ) -> Fitted:  # fmt: skip
+    ) -> HeldOutModel:  # fmt: skip
         """Return the model with the Laplace kernel in a metric, see `_with_best_bandwidth`.
 
         metric : scales (d,) or matrix (d, r); None for no metric
+        bandwidth_log2, ridge_log10, bandwidth_range : see `_with_best_bandwidth`
         """
-        median = median_distances(self.run, self.host, metric)("distance")
+        median = median_distances(self.run, self.host_X, metric)("distance")
         laplace = Laplace(1.0, metric=metric).with_categorical(self.categorical)
 
         def kernel_of(exponent: int) -> Kernel:
@@ -155,29 +159,30 @@ class HeldOut:
             kernel_of, bandwidth_log2, ridge_log10, MIN_RIDGE_LOG10, bandwidth_range
         )
 
-    def with_its_kernel(
+    def with_run_kernel(
         self,
-        previous: Fitted,
+        previous: HeldOutModel,
         metric: Floats | None,
         categorical: CategoricalFeatures | None = None,
-    ) -> Fitted:
+    ) -> HeldOutModel:
         """Return the model in a metric with the kernel of the run, or with the best of its kernels.
 
         previous : model at whose bandwidth and ridge the search begins
+        metric : scales (d,) or matrix (d, r); None for no metric
         categorical : categorical features; None for `self.categorical`
         """
         categorical = self.categorical if categorical is None else categorical
         bandwidth = self.run.config.model.bandwidth
-        median = median_distances(self.run, self.host, metric)
+        median = median_distances(self.run, self.host_X, metric)
 
         def kernel_of(notation: Any, exponent: int) -> Kernel:
-            is_set = not isinstance(bandwidth, str)
+            is_set = not isinstance(bandwidth, str)  # otherwise a word such as "auto"
             width = bandwidth if is_set else lambda geometry: 2.0**exponent * median(geometry)
             kernel = get_kernel(notation, width).with_metric(metric)
             is_distance = kernel.geometry == "distance"
             return kernel.with_categorical(categorical) if categorical and is_distance else kernel
 
-        models = list[Fitted]()
+        models = list[HeldOutModel]()
         for notation in candidate_kernels(self.run):
             is_open = must_choose_bandwidth(self.run, notation)
             low, high = (
@@ -188,91 +193,95 @@ class HeldOut:
                 previous.ridge_log10, self.min_ridge_exponent, (low, high),
             )  # fmt: skip
             models.append(previous._replace(points=None, alpha=None))
-        return self.with_losses(chosen_kernel(models))
+        return self.with_losses(choose_model(models))
 
     def _with_best_bandwidth(
         self, kernel_of: Callable[[int], Kernel], bandwidth_log2: int, ridge_log10: int,
         min_ridge: int, bandwidth_range: tuple[int, int],
-    ) -> Fitted:  # fmt: skip
+    ) -> HeldOutModel:  # fmt: skip
         """Return the model with the bandwidth and the ridge of least held-out error.
 
         For the Laplace kernel, doubling the bandwidth has about the effect of halving the ridge.
         The ridge is therefore searched only at the first and at the best bandwidth.
 
         kernel_of : returns the kernel whose bandwidth is 2 to this power, in median distances
-        bandwidth_log2, ridge_log10 : exponents at which the search begins, see `Fitted`
+        bandwidth_log2, ridge_log10 : exponents at which the search begins, see `HeldOutModel`
         min_ridge : exponent of the smallest ridge
         bandwidth_range : smallest and largest exponent of the bandwidth
         """
 
-        def fitted(log2: int, start_ridge: int, *, finds_ridge: bool = True) -> Fitted:
+        def fit_at(log2: int, start_ridge: int, *, finds_ridge: bool = True) -> HeldOutModel:
             ridges = (min_ridge, MAX_RIDGE_LOG10) if finds_ridge else (start_ridge, start_ridge)
             return self.with_kernel(kernel_of(log2), start_ridge, *ridges)._replace(
                 bandwidth_log2=log2
             )
 
-        best = fitted(bandwidth_log2, max(ridge_log10, min_ridge))
+        best = fit_at(bandwidth_log2, max(ridge_log10, min_ridge))
         is_laplace = isinstance(best.op.kernel, Laplace)
 
         def error(factor: float) -> float:
             nonlocal best
             exponent, model = round(math.log2(factor)), best
             if exponent != bandwidth_log2:
-                model = fitted(exponent, best.ridge_log10, finds_ridge=not is_laplace)
+                model = fit_at(exponent, best.ridge_log10, finds_ridge=not is_laplace)
             if model.error < best.error:
                 best = model
             return model.error
 
         geometric_search(error, bandwidth_log2, *bandwidth_range, base=2.0, stride=1)
         if is_laplace and best.bandwidth_log2 != bandwidth_log2:
-            best = fitted(best.bandwidth_log2, best.ridge_log10)
+            best = fit_at(best.bandwidth_log2, best.ridge_log10)
         return best
 
     def with_kernel(
         self, kernel: Kernel, start_ridge: int, min_ridge: int, max_ridge: int = MAX_RIDGE_LOG10
-    ) -> Fitted:
+    ) -> HeldOutModel:
         """Return the model with the ridge of least held-out error.
 
         start_ridge : exponent of ten at which the search begins
         min_ridge, max_ridge : smallest and largest exponent of ten
         """
-        op, held = self.operator(kernel), self.held
+        op, held_out = self.operator(kernel), self.held_out
         points = op.points(self.fit.X[:METRIC_FIT_ROWS], right=True)
         rows_are_centers = len(self.fit.X) <= METRIC_FIT_ROWS
-        G, B = (self._matrix if rows_are_centers else self._sums)(op, points)
-        norm = None if rows_are_centers else op.gram(points).astype(np.float64)
-        K_held = op.matrix(op.points(held.X, left=True), points)
-        infinite = np.full(len(held.X), np.inf)
-        best = Fitted(math.inf, infinite, None, 0, start_ridge, op, points, B)
+        if rows_are_centers:
+            (G, B), norm = self._kernel_equations(op, points), None
+        else:
+            G, B = self._normal_equations(op, points)
+            norm = op.gram(points).astype(np.float64)
+        K_held_out = op.matrix(op.points(held_out.X, left=True), points)
+        infinite = np.full(len(held_out.X), np.inf)
+        best = HeldOutModel(math.inf, infinite, None, 0, start_ridge, op, points, B)
 
         @cache
-        def held_values(dtype: Any) -> Array:
-            return K_held.astype(dtype, copy=False)
+        def kernel_values(dtype: Any) -> Array:
+            return K_held_out.astype(dtype, copy=False)
 
         def error(ridge: float) -> float:
             nonlocal best
-            alpha = self._solution(G, B, norm, ridge, op.dtype)
+            alpha = self._solve(G, B, norm, ridge, op.dtype)
             if alpha is None:
                 return math.inf
-            F = held_values(alpha.dtype) @ alpha
-            squares = self._squares(F)
+            F = kernel_values(alpha.dtype) @ alpha
+            squares = self._squared_errors(F)
             value = float(squares.mean())
             if value < best.error:
                 exponent = round(math.log10(ridge))
-                best = Fitted(value, squares, None, 0, exponent, op, points, alpha, F)
+                best = HeldOutModel(value, squares, None, 0, exponent, op, points, alpha, F)
             return value if math.isfinite(value) else math.inf
 
         geometric_search(error, start_ridge, min_ridge, max_ridge, stride=1)
         return best
 
-    def _solution(
+    def _solve(
         self, G: Array, B: Array, norm: Array | None, ridge: float, dtype: np.dtype[Any]
     ) -> Array | None:
         """Return the weights of the centers, (p, c); None if the equations have no Cholesky factor.
 
-        The equations are (G + ridge I) x = B if all rows are centers, see `_matrix`, and else
-        (G + ridge norm) alpha = B, see `_sums`.
+        The equations are (G + ridge I) x = B if all rows are centers, where alpha is x times the
+        roots of the sample weights, and else (G + ridge norm) alpha = B.
 
+        G, B : results of `_kernel_equations` or `_normal_equations`
         norm : (p, p) kernel matrix of the centers; None if all rows are centers
         dtype : precision of the kernel values
         """
@@ -298,16 +307,16 @@ class HeldOut:
             alpha *= self.fit.root[:, None]
         return alpha
 
-    def refit(self, model: Fitted) -> Fitted:
+    def refit(self, model: HeldOutModel) -> HeldOutModel:
         """Return the model of these rows in the kernel of another model, with its losses.
 
-        Its ridge is searched from that of the other model.
+        The search for its ridge starts at the ridge of the other model.
         """
         min_ridge = self.min_ridge_exponent
         start_ridge = max(model.ridge_log10, min_ridge)
         return self.with_losses(self.with_kernel(model.op.kernel, start_ridge, min_ridge))
 
-    def with_losses(self, model: Fitted) -> Fitted:
+    def with_losses(self, model: HeldOutModel) -> HeldOutModel:
         """Return a model of these rows with the log losses of classes, and without its arrays."""
         losses = None
         if self.classes is not None and model.values is not None:
@@ -317,7 +326,7 @@ class HeldOut:
             losses = model.errors
         return model._replace(log_losses=losses, points=None, alpha=None, values=None)
 
-    def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
+    def _kernel_equations(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """Return W^1/2 K W^1/2 (n, n) and W^1/2 Y (n, c), with the sample weights W."""
         fit = self.fit
         K, Y = op.gram(points), fit.Y.astype(np.float64)
@@ -327,7 +336,7 @@ class HeldOut:
             Y *= fit.root[:, None]
         return K, Y
 
-    def _sums(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
+    def _normal_equations(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """Return K^T W K (p, p) and K^T W Y (p, c), summed over all rows in float64."""
         fit, backend = self.fit, self.run.backend
         p = len(points)
@@ -343,25 +352,24 @@ class HeldOut:
         backend.mirror_lower(G)
         return G, B
 
-    def _squares(self, F: Array) -> Floats:
+    def _squared_errors(self, F: Array) -> Floats:
         """Return the weighted squared errors of values F (m, c) at the held-out rows."""
-        held = self.held
-        squares = ((F.astype(np.float64) - held.Y) ** 2).sum(axis=1)
-        if held.root is not None:
-            squares *= held.root**2
+        squares = ((F.astype(np.float64) - self.held_out.Y) ** 2).sum(axis=1)
+        if self.held_out.root is not None:
+            squares *= self.held_out.root**2
         return np.asarray(self.run.backend.to_host(squares))
 
     def _log_losses(self, F: Array) -> Floats:
         """Return the weighted log losses of values F (m, c) at the held-out rows."""
         assert self.classes is not None
-        held, backend = self.held, self.run.backend
+        held_out, backend = self.held_out, self.run.backend
         outputs, one_hot = (
             backend.to_host(self.classes.in_target_units(backend.xp, values, np.float64))
-            for values in (F, held.Y)
+            for values in (F, held_out.Y)
         )
         w = np.ones(len(outputs))
-        if held.root is not None:
-            w = backend.to_host(held.root).astype(np.float64) ** 2
+        if held_out.root is not None:
+            w = backend.to_host(held_out.root).astype(np.float64) ** 2
         labels = one_hot.argmax(axis=1)
         log_probabilities = temperature(outputs, labels, w).log(outputs)
         losses: Floats = -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]

@@ -6,10 +6,10 @@ metric.
 For a robust loss, both are chosen again without outliers if the first choice shows any, see
 `outliers`. For a loss with a log link they are chosen twice as well. The least squares of
 log(1 + y / unit) give all rows the same weight. In the loss, a row has the curvature h, which is
-exp(z) for counts: the error of a large count says more about exp(z) than that of a small one. The
-first choice is therefore for the logarithms, and the second one for the least squares of the Newton
-step from a first model in the first kernel, with the weights h (`log_link_start.FirstModel`). The
-second kernel is used if its cross-validated loss on a few rows is lower by `LOG_LINK_GAIN_SE`.
+exp(z) for counts: large counts have a smaller relative error, and say more about z. The first
+choice is therefore for the logarithms, and the second one for the least squares of the Newton step
+from a first model in the first kernel, with the weights h (`log_link_start.FirstModel`). The second
+kernel is used if its cross-validated loss on a few rows is lower by `LOG_LINK_GAIN_SE`.
 docs/explanation/losses-measured.md has the measurements.
 """
 
@@ -42,10 +42,15 @@ from streamkern.train.setup.choose_kernel import (
 from streamkern.train.setup.choose_metric import LearnedMetric, learn_metric, metric_row_counts
 from streamkern.train.setup.held_out_models import gain_in_standard_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
-from streamkern.train.setup.loss_ridge import NewtonPath, fold_rows, held_out_losses
-from streamkern.train.setup.loss_start import in_unit, left_out
+from streamkern.train.setup.loss_ridge import NewtonPath, fold_rows, losses_by_kappa
+from streamkern.train.setup.loss_start import divide_by_unit, leave_one_out
 from streamkern.train.setup.outliers import OUTLIER_ROWS, find_outliers
-from streamkern.train.setup.setup_rows import FewRows, SquareTargets, few_rows, unmerged_rows
+from streamkern.train.setup.setup_rows import (
+    FewRows,
+    SquareTargets,
+    read_merged_rows,
+    read_unmerged_rows,
+)
 
 LOG_LINK_GAIN_SE = 1.0
 """Smallest gain of the second kernel, in standard errors of the mean held-out loss."""
@@ -53,81 +58,81 @@ LOG_LINK_GAIN_SE = 1.0
 
 def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], loss: Loss | None, targets: TargetScale,
-    report: Report, known: LearnedMetric | None,
+    report: Report, known_metric: LearnedMetric | None,
 ) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the rows that the noise is estimated from, and the metric and kernel of the run.
 
-    The kernel is None if the settings determine it.
+    The kernel in the result is None if the settings determine it.
 
     dtype : dtype of the rows
     loss : loss of the run, a log link with its unit; None for squares
     targets : mean and scale by which the targets are transformed
-    known : the metric and the kernel, if they are already known
+    known_metric : the metric and the kernel, if they are already known
     """
-    choose = partial(_choose, run, dtype, targets, report, known)
-    if known is None and isinstance(loss, LogLink):
+    choose = partial(_choose, run, dtype, targets, report, known_metric)
+    if known_metric is None and isinstance(loss, LogLink):
         return _choose_for_log_link(run, loss, targets, report, choose)
-    if known is not None or loss is None or not loss.robust:
+    if known_metric is not None or loss is None or not loss.robust:
         return choose(None)
-    rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
+    rows = read_unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
     few, learned = choose(bounded)
     if bounded is not None and not (learned.kernel is None and learned.metric is run.metric):
         bounded = find_outliers(run, rows, learned.kernel, learned.metric)
-        few, learned = choose(bounded, again=True)
+        few, learned = choose(bounded, is_repeated=True)
     if bounded is not None:
         limit = bounded.limit * targets.scale
         report("outliers", {"share": bounded.share, "limit": limit.tolist()})
-    return few._replace(bounded=bounded), learned
+    return few._replace(bounded_targets=bounded), learned
 
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    known: LearnedMetric | None, squares: SquareTargets | None, *, again: bool = False,
+    known_metric: LearnedMetric | None, squares: SquareTargets | None, *, is_repeated: bool = False,
 ) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the results of `choose_kernel_and_metric` for given targets and weights.
 
     squares : replaces targets and weights, such as those of outliers; None to keep them
-    again : whether this run has chosen before; the log says so, see `log_reader.processes_in`
+    is_repeated : whether this run has chosen before; the log says so, see
+        `log_reader.processes_in`
     """
-    repeated = {"again": True} if again else {}
+    log_fields = {"again": True} if is_repeated else {}
     n_noise_rows, kernel_is_open = noise_rows(run.problem), must_choose_kernel(run)
-    read = partial(few_rows, run, dtype, targets)
+    read = partial(read_merged_rows, run, dtype, targets)
     read_few = cache(partial(read, n_noise_rows, squares))
     few = FewRows(read_few, read_few if squares is None else cache(partial(read, n_noise_rows)))
 
-    def found_kernel(metric: Floats | None, categorical: CategoricalFeatures) -> Kernel:
-        report("setup", {"doing": "kernel"} | repeated)
+    def find_in_metric(metric: Floats | None, categorical: CategoricalFeatures) -> Kernel:
+        report("setup", {"doing": "kernel"} | log_fields)
         return find_kernel(run, few.read(), report, metric, categorical).kernel
 
-    plain_kernel = cache(partial(found_kernel, None))
-    learned = known or LearnedMetric(run.metric, {})
-    if known is None and run.metric_mode.learns:
-        report("setup", {"doing": "metric", "why": run.metric_mode.reason} | repeated)
+    plain_kernel = cache(partial(find_in_metric, None))
+    learned = known_metric or LearnedMetric(run.metric, {})
+    if known_metric is None and run.metric_mode.learns:
+        report("setup", {"doing": "metric", "why": run.metric_mode.reason} | log_fields)
         rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
             n_pool, n_held_out = metric_row_counts(len(rows.X))
             part = slice(n_held_out, min(n_held_out + n_noise_rows, len(rows.X) - n_pool))
-            few_part = stored_part = _copied_part(rows, part)
+            few_part = stored_part = _copy_part(rows, part)
             if squares is not None:
-                del rows  # before as many are read again
+                del rows  # free them before as many are read again
                 rows = read(run.problem.metric_rows)
-                stored_part = _copied_part(rows, part)
+                stored_part = _copy_part(rows, part)
             if rows.repeats is not None:  # a loss depends on more than the mean of equal rows
                 stored_part = stored_part._replace(repeats=rows.repeats.of(part))
             few = FewRows(lambda: few_part, lambda: stored_part)
     if learned.kernel is None and kernel_is_open:
-        metric, categorical = learned.metric, learned.categorical or ()
-        find = plain_kernel if metric is None else partial(found_kernel, metric)
-        kernel = find(categorical)
-        if known is None and learned.categorical is None:
+        find = plain_kernel if learned.metric is None else partial(find_in_metric, learned.metric)
+        kernel = find(learned.categorical or ())
+        if known_metric is None and learned.categorical is None:
             kernel = find_categorical(run, few.read(), kernel, report)
         learned = learned._replace(kernel=kernel)
     return few, learned
 
 
-def _copied_part(rows: SampleRows, part: slice) -> SampleRows:
+def _copy_part(rows: SampleRows, part: slice) -> SampleRows:
     """Return a part of the rows, copied, so that the others can be freed."""
     root = None if rows.root is None else rows.root[part].copy()
     return SampleRows(rows.X[part].copy(), rows.Y[part].copy(), root)
@@ -141,31 +146,32 @@ def _choose_for_log_link(
 
     loss : loss with its unit
     targets : mean and scale of log(1 + y / unit)
-    choose : `_choose`, for given `squares` and `again`
+    choose : `_choose`, for given `squares` and `is_repeated`
     """
     few, learned = choose(None)
     if not (must_choose_kernel(run) or run.metric_mode.learns):
         return few, learned
-    first = _InKernel(run, loss, targets, few, _kernel(run, few, learned))
-    if not first.tried:
+    first = _CrossValidation(run, loss, targets, few, _kernel(run, few, learned))
+    if not first.losses_by_kappa:
         return few, learned
-    few_of_step, of_step = choose(first.model(), again=True)
-    few_of_step = few_of_step._replace(read=few_of_step.stored)
-    kernel = _kernel(run, few_of_step, of_step)
+    # The second choice, for the least squares of a Newton step.
+    second_few, second_learned = choose(first.fit_model(), is_repeated=True)
+    second_few = second_few._replace(read=second_few.read_stored)
+    kernel = _kernel(run, second_few, second_learned)
     if kernel.describe() == first.kernel.describe():
         return few, learned
-    judges = few
-    if of_step.metric is not None:  # take rows whose own targets neither metric was learned from
-        judges = few_of_step
-        first = _InKernel(run, loss, targets, judges, first.kernel)
-    second = _InKernel(run, loss, targets, judges, kernel)
-    if not (first.tried and second.tried):
+    judging_rows = few
+    if second_learned.metric is not None:  # take rows whose targets neither metric was learned from
+        judging_rows = second_few
+        first = _CrossValidation(run, loss, targets, judging_rows, first.kernel)
+    second = _CrossValidation(run, loss, targets, judging_rows, kernel)
+    if not (first.losses_by_kappa and second.losses_by_kappa):
         return few, learned
     losses = first.held_out_losses(), second.held_out_losses()
     with np.errstate(over="ignore", invalid="ignore"):  # the losses of a bad kernel may be huge
         gain = gain_in_standard_errors(*losses)
     if gain >= LOG_LINK_GAIN_SE:
-        return few_of_step, of_step
+        return second_few, second_learned
     if learned.facts:  # the last metric in the log is the one that is used
         report("metric", {"chosen": learned.facts, "kernel": first.kernel.describe()})
     return few, learned
@@ -174,18 +180,19 @@ def _choose_for_log_link(
 def _kernel(run: ResolvedRun, few: FewRows, learned: LearnedMetric) -> Kernel:
     """Return the kernel of a choice; if the settings give it, this kernel in the metric.
 
-    few : rows of the choice; a bandwidth that the settings leave open is their median distance
+    few : rows of the choice. If the settings leave the bandwidth open, it is the median distance of
+        these rows.
     """
     if learned.kernel is not None:
         return learned.kernel
     return kernel_of_settings(run, run.backend.to_host(few.read().X), learned.metric)
 
 
-class _InKernel:
-    """The loss of a few rows in a kernel, cross-validated.
+class _CrossValidation:
+    """Cross-validation of the loss of a few rows in a kernel.
 
     kernel : the kernel, in its metric
-    tried : values of kappa, from the largest, with their held-out losses
+    losses_by_kappa : pairs of kappa, from the largest, and mean held-out loss
     """
 
     def __init__(
@@ -194,14 +201,14 @@ class _InKernel:
         self._op = search_operator(run, kernel, run.backend.to_host(few.read().X))
         self.kernel, self._few, self._loss = kernel, few, loss
         with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-            _, rows = left_out(self._op, None, targets, few, NO_NOISE)
-            self._outputs, self._rows = in_unit(loss, rows, run.config.model.fit_intercept)
-            self.tried = held_out_losses(loss, self._rows)
+            _, rows = leave_one_out(self._op, None, targets, few, NO_NOISE)
+            self._outputs, self._rows = divide_by_unit(loss, rows, run.config.model.fit_intercept)
+            self.losses_by_kappa = losses_by_kappa(loss, self._rows)
 
     @property
     def kappa(self) -> float:
         """The kappa of the least held-out loss."""
-        return min(self.tried, key=lambda pair: pair[1])[0]
+        return min(self.losses_by_kappa, key=lambda pair: pair[1])[0]
 
     def held_out_losses(self) -> Floats:
         """Return the weighted held-out losses of the rows with this kappa."""
@@ -209,12 +216,14 @@ class _InKernel:
         losses = np.empty(len(rows.Y))
         with self._op.backend.single_threaded_blas():
             for fitted in parts:
-                others = np.setdiff1d(np.arange(len(losses)), fitted)
-                losses[others] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
+                held_out = np.setdiff1d(np.arange(len(losses)), fitted)
+                losses[held_out] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
         return rows.score_w * losses
 
-    def model(self) -> FirstModel:
+    def fit_model(self) -> FirstModel:
         """Return the model of the rows with this kappa."""
-        of_kappa = self._rows, self._outputs, self.kappa
         with self._op.backend.single_threaded_blas():
-            return first_model(self._op, None, self._few.stored(), self._loss, *of_kappa)
+            return first_model(
+                self._op, None, self._few.read_stored(), self._loss, self._rows, self._outputs,
+                self.kappa,
+            )  # fmt: skip

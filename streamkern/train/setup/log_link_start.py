@@ -41,7 +41,7 @@ def log_targets(
 ) -> tuple[LogLink, TargetScale]:
     """Return the loss with its unit, and the mean and scale of log(1 + y / unit).
 
-    The unit is the mean target, unless the loss has that of an earlier run.
+    The unit is the mean target, unless the loss has a unit from an earlier run.
 
     Raises DataError if the mean of an output is not positive.
     """

@@ -107,7 +107,7 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     noise : noise for squares; its other fields are kept
     exact : whether the solver of the run reaches the minimum of the loss
     """
-    losses = held_out_losses(loss, rows, exact=exact)
+    losses = losses_by_kappa(loss, rows, exact=exact)
     least_loss = min((value for _, value in losses), default=math.inf)
     if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
         return noise
@@ -115,7 +115,7 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     return replace(noise, variance=max(equivalent))
 
 
-def held_out_losses(
+def losses_by_kappa(
     loss: Loss, rows: LossRows, *, exact: bool = False
 ) -> list[tuple[float, float]]:
     """Return each kappa, from the largest, with its mean held-out loss.
@@ -156,7 +156,8 @@ class _LossPath:
     """Minima of the loss on some rows for falling kappa, and their loss on the other rows.
 
     fitted : indices of the rows that are fitted
-    K, K_held_out : kernel matrices of the fitted rows, and of the others with them
+    K : (n, n) kernel matrix of the n fitted rows
+    K_held_out : (m, n) kernel matrix of the m other rows with the fitted ones
     alpha : (n, c) weights of the last minimum, from which the next search starts
     """
 
@@ -198,9 +199,8 @@ class _BoundedPath(_LossPath):
         self, loss: Loss, rows: LossRows, fitted: Ints, exact: bool
     ) -> None:  # fmt: skip
         super().__init__(loss, rows, fitted)
-        self.steps, self.min_change = (
-            (MAX_STEPS_TO_MINIMUM, CONVERGED_CHANGE) if exact else (STEPS_PER_KAPPA, 0.0)
-        )
+        self.steps = MAX_STEPS_TO_MINIMUM if exact else STEPS_PER_KAPPA
+        self.min_change = CONVERGED_CHANGE if exact else 0.0
         self.root = np.sqrt(self.rows.w)[:, None]
         self.S, self.U = np.linalg.eigh(self.K * self.root * self.root.T)
         self.S = np.maximum(self.S, 0)[:, None]
@@ -212,19 +212,20 @@ class _BoundedPath(_LossPath):
         The acceleration is restarted when a step opposes the gradient (O'Donoghue and Candes 2015,
         Adaptive Restart for Accelerated Gradient Schemes).
         """
-        b = ahead = self.alpha
-        t = 1.0
+        b = ahead = self.alpha  # `ahead` is the point at which the gradient is evaluated
+        t = 1.0  # the sequence t_k of Nesterov's method
         for _ in range(self.steps):
-            new = ahead - (self.U.T @ self._residual(ahead) + kappa * ahead) / (self.S + kappa)
-            if float(((ahead - new) * self.S * (new - b)).sum()) > 0:
-                t, following = 1.0, new
+            gradient = self.U.T @ self._residual(ahead) + kappa * ahead
+            next_b = ahead - gradient / (self.S + kappa)
+            if float(((ahead - next_b) * self.S * (next_b - b)).sum()) > 0:
+                t, next_ahead = 1.0, next_b
             else:
                 next_t = (1 + math.sqrt(1 + 4 * t * t)) / 2
-                following = new + (t - 1) / next_t * (new - b)
+                next_ahead = next_b + (t - 1) / next_t * (next_b - b)
                 t = next_t
-            change = float(np.linalg.norm(self.S * (new - b)))
-            b, ahead = new, following
-            if change < self.min_change * float(np.linalg.norm(self.S * new)):
+            change = float(np.linalg.norm(self.S * (next_b - b)))
+            b, ahead = next_b, next_ahead
+            if change < self.min_change * float(np.linalg.norm(self.S * b)):
                 break
         self.alpha = b
 
@@ -269,7 +270,7 @@ class NewtonPath(_LossPath):
                 if new_value < objective:
                     break
                 length /= 2
-            else:
+            else:  # no length lowers the objective: it is minimal up to rounding errors
                 break
             alpha, f = alpha + length * direction, f + length * K_direction
             converged = objective - new_value <= CONVERGED_DECREASE * abs(new_value)
@@ -278,18 +279,20 @@ class NewtonPath(_LossPath):
                 break
         self.alpha[:, k] = alpha
 
-    def _predicted(self, k: int, f: Floats) -> Floats:
-        predicted: Floats = self.loss.predict(np, self.rows.mean[k] + self.rows.gain[k] * f)
-        return predicted
+    def _predictions(self, k: int, f: Floats) -> Floats:
+        """Return the predictions (n,) of output k from the values f (n,) of the model."""
+        predictions: Floats = self.loss.predict(np, self.rows.mean[k] + self.rows.gain[k] * f)
+        return predictions
 
     def _objective(self, k: int, alpha: Floats, f: Floats, kappa: float) -> float:
+        """Return the objective of the module docstring for output k, where f = K alpha."""
         rows = self.rows
-        deviances = self.loss.values(np, self._predicted(k, f)[:, None], rows.Y[:, k : k + 1])
+        deviances = self.loss.values(np, self._predictions(k, f)[:, None], rows.Y[:, k : k + 1])
         return float(rows.w @ deviances / 2 / rows.gain[k] ** 2 + kappa / 2 * (alpha @ f))
 
     def _newton_point(self, k: int, f: Floats, kappa: float) -> Floats:
         """Return the minimum (n,) of the quadratic model at f for output k; NaN if singular."""
-        rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
+        rows, F, Y = self.rows, self._predictions(k, f), self.rows.Y[:, k]
         # With the expected curvature alone, a row would move by its slope, which may be large.
         curvature = self.loss.row_curvature(np, F[:, None], Y[:, None])
         root = np.sqrt(rows.w * curvature)
@@ -297,9 +300,9 @@ class NewtonPath(_LossPath):
         root, has_curvature = np.maximum(root, MIN_ROOT), root > MIN_ROOT
         A = self.K * root * root[:, None]
         A[np.diag_indices_from(A)] += kappa
-        right = np.where(has_curvature, root * f - gradient / root, 0)
+        right_side = np.where(has_curvature, root * f - gradient / root, 0)
         try:
-            solved: Floats = root * np.linalg.solve(A, right)
+            alpha: Floats = root * np.linalg.solve(A, right_side)
         except np.linalg.LinAlgError:
             return np.full_like(f, np.nan)
-        return solved
+        return alpha

@@ -47,11 +47,12 @@ class LossFit(NamedTuple):
 
     loss : the loss with its parameters
     targets : mean and gain of the outputs
-    slope : factor of the least-squares start; the start changes the outputs by gain slope f
+    slope : factor of the least-squares start f; the start changes the outputs by gain * slope * f
     noise : noise from which the ridge follows
-    warm : whether the run starts from weights of a least-squares model, which are scaled as well
+    scales_warm_start : whether the run starts from weights of a least-squares model, which are
+        scaled as well
     age : see `ScaledLoss`
-    first : for a log link and a method whose setup learns targets, the model that defines the
+    first_model : for a log link and a method whose setup learns targets, the model that defines the
         weights and targets of the setup; else None
     """
 
@@ -59,9 +60,9 @@ class LossFit(NamedTuple):
     targets: TargetScale
     slope: float
     noise: Noise
-    warm: bool = False
+    scales_warm_start: bool = False
     age: float = 0.0
-    first: FirstModel | None = None
+    first_model: FirstModel | None = None
 
     def with_ridge(self, options: SolverConfig, n: float | None, report: Report) -> SolverConfig:
         """Return the settings with the ridge for n rows. n : None if the settings give the ridge.
@@ -74,16 +75,16 @@ class LossFit(NamedTuple):
         report("loss", {"loss": self.loss.name, "ridge": options.fixed_ridge, **parameters})
         return options
 
-    def turn_start(self, setup: Setup) -> TargetScale:
-        """Scale the least-squares start of a setup for the loss, in place.
+    def apply_to(self, setup: Setup) -> TargetScale:
+        """Scale the least-squares start of a setup in place, and record the parameters of the loss.
 
-        Records the parameters of the loss in the setup. Returns mean and gain of the outputs.
+        Returns mean and gain of the outputs.
         """
         scale_start(setup.arrays, self.slope)
         setup.meta["loss"] = self.loss.parameters()
         if self.age:
             setup.meta["loss_age"] = self.age
-        if self.warm:
+        if self.scales_warm_start:
             setup.meta["warm_slope"] = self.slope
         return self.targets
 
@@ -104,7 +105,7 @@ def fit_loss(
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
-    The start is the least-squares start, shifted or scaled such that the leave-one-out predictions
+    The start is the least-squares start, shifted or scaled so that the leave-one-out predictions
     of the rows have the least loss:
 
     - With an identity link, the mean is shifted, and the gain is the scale of the targets.
@@ -114,39 +115,45 @@ def fit_loss(
     - With a log link, the gain is 1, and a model of the loss is fitted to the rows, see
       `log_link_start`. Weights of another run keep their mean and unit.
 
+    loss : loss of the run
+    op, Z : kernel operator and centers
     targets : mean and scale of the targets that the least squares of the setup fit
     few_rows, noise : rows that the noise was estimated from, with scaled targets, and their noise
     warm : run whose weights this run starts from. If it has a loss, this run takes over its
         parameters, and the mean and gain of its outputs.
     """
     fit_intercept = run.config.model.fit_intercept
-    F, rows = left_out(op, Z, targets, few_rows, noise)
+    F, rows = leave_one_out(op, Z, targets, few_rows, noise)
     Y, w = rows.Y, rows.w
     noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None and not isinstance(loss, LogLink):
+        # The run keeps the loss with the parameters that its initial weights were trained with.
         noise = noise_for(warm.loss, rows.with_outputs(warm.targets), noise)
         return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
-        outputs, rows = in_unit(loss, rows, fit_intercept, None if warm is None else warm.targets)
-        first = None
+        outputs, rows = divide_by_unit(
+            loss, rows, fit_intercept, None if warm is None else warm.targets
+        )
+        newton_model = None
         with run.backend.single_threaded_blas():
             noise = noise_for(loss, rows, noise)
             if run.sizes.n_sample + run.sizes.n_probe > 0:  # the setup draws rows
-                first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
-        return LossFit(loss, outputs, slope, noise, first=first)
-    if loss.identity_link:
+                stored_rows = few_rows.read_stored()
+                newton_model = first_model(op, Z, stored_rows, loss, rows, outputs, noise.variance)
+        return LossFit(loss, outputs, slope, noise, first_model=newton_model)
+    if loss.identity_link:  # outputs are predictions: shift the mean
         errors = F * targets.scale + targets.mean - Y
         loss = loss.fitted(errors, targets.scale)
         if is_own(loss):
             check_own_loss(loss, errors.shape[1], float(errors.std()) or 1.0)
-        shift = _shift(loss, errors, Y, w) if fit_intercept else 0.0
+        shift = _best_shift(loss, errors, Y, w) if fit_intercept else 0.0
         outputs = TargetScale(targets.mean + shift, targets.scale)
-    else:
+    else:  # scale the start, and divide the scale by the gain
         mean = np.zeros_like(targets.mean)
         if fit_intercept:
-            mean = loss.output(_means(run, targets))
-        slope = _slope(loss, F, Y, w, mean)
+            mean = loss.output(_mean_targets(run, targets))
+        slope = _best_slope(loss, F, Y, w, mean)
         gain = 2.0 ** round(math.log2(max(slope, MIN_GAIN)))
         loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
@@ -202,7 +209,7 @@ def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> Tar
     return replace(targets, scale=warm.targets.scale)
 
 
-def _means(run: ResolvedRun, targets: TargetScale) -> Floats:
+def _mean_targets(run: ResolvedRun, targets: TargetScale) -> Floats:
     """Return the mean targets (c,).
 
     For classes, if other rows will follow, the rule of succession is used (one row of each class is
@@ -215,21 +222,21 @@ def _means(run: ResolvedRun, targets: TargetScale) -> Floats:
     return means
 
 
-def _shift(loss: Loss, errors: Floats, Y: Floats, w: Floats) -> Floats:
+def _best_shift(loss: Loss, errors: Floats, Y: Floats, w: Floats) -> Floats:
     """Return the constants (c,) that minimise the loss when they are added to the errors.
 
     errors, Y : (n, c) errors and targets
     w : (n,) weights
     """
     final = loss.at(math.inf)  # as at the end of a run, see `Loss.at`
-    return _roots(
+    return _find_roots(
         lambda shift: w @ final.gradient(np, errors + shift, Y),
         -errors.max(axis=0),
         -errors.min(axis=0),
     )
 
 
-def in_unit(
+def divide_by_unit(
     loss: LogLink, rows: LossRows, fit_intercept: bool, initial_outputs: TargetScale | None = None
 ) -> tuple[TargetScale, LossRows]:
     """Return mean and gain of the outputs of a log link, and rows with targets divided by its unit.
@@ -245,33 +252,33 @@ def in_unit(
     return outputs, rows._replace(Y=rows.Y / unit, mean=mean, gain=outputs.scale)
 
 
-def left_out(
+def leave_one_out(
     op: KernelOperator, Z: Points | None, targets: TargetScale, few_rows: FewRows, noise: Noise
 ) -> tuple[Floats, LossRows]:
     """Return leave-one-out predictions F (n, c) of scaled targets, and the rows.
 
     Rows that were merged because they are equal are separated again, since a loss other than
-    squares depends on more than their mean. F is 0 if the noise could not be estimated because
-    there are too few rows.
+    squares depends on more than their mean target. F is 0 if there are too few rows to estimate the
+    noise.
     """
-    to_host, rows, stored = op.backend.to_host, few_rows.read(), few_rows.stored()
-    scaled = to_host(stored.Y).astype(np.float64)
+    rows, stored_rows, to_host = few_rows.read(), few_rows.read_stored(), op.backend.to_host
+    scaled = to_host(stored_rows.Y).astype(np.float64)
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
     K = to_host(weighted_gram(op, Z, rows.X, None))
     bounded_Y = to_host(rows.Y)
-    if stored.repeats is not None:
-        group, scaled, w = stored.repeats
+    if stored_rows.repeats is not None:
+        group, scaled, w = stored_rows.repeats
         F, K = F[group], K[np.ix_(group, group)]
         bounded_Y = bounded_Y[group] if rows.repeats is None else rows.repeats.Y
-    score_w = w * (bounded_Y == scaled).all(axis=1)
+    score_w = w * (bounded_Y == scaled).all(axis=1)  # 0 for rows whose target was an outlier
     Y = scaled * targets.scale + targets.mean
-    if targets.unit is not None:
+    if targets.unit is not None:  # the setup fits log(1 + y / unit)
         Y = targets.unit * np.expm1(np.maximum(Y, 0))
     return F, LossRows(K, Y, w, score_w if score_w.any() else w, targets.mean, targets.scale)
 
 
-def _slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> float:
+def _best_slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> float:
     """Return the slope with which mean + slope F has the least loss."""
     if not F.any():
         return 1.0
@@ -282,14 +289,15 @@ def _slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> float:
         errors = loss.predict(np, mean + slope * F) - Y
         return np.atleast_1d(w @ (loss.gradient(np, errors, Y) * F).sum(axis=1))
 
-    return float(_roots(rise, np.zeros(1), np.array([MAX_OUTPUT_CHANGE / np.abs(F).max()]))[0])
+    return float(_find_roots(rise, np.zeros(1), np.array([MAX_OUTPUT_CHANGE / np.abs(F).max()]))[0])
 
 
-def _roots(rising: Callable[[Floats], Floats], low: Floats, high: Floats) -> Floats:
+def _find_roots(rising: Callable[[Floats], Floats], low: Floats, high: Floats) -> Floats:
     """Return the roots (k,) of k nondecreasing functions, each between low and high, by
     bisection."""
     for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        below = rising(middle) < 0
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
+        midpoint = (low + high) / 2
+        is_negative = rising(midpoint) < 0
+        low = np.where(is_negative, midpoint, low)
+        high = np.where(is_negative, high, midpoint)
     return (low + high) / 2

@@ -21,8 +21,8 @@ from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import (
     HELD_OUT_BANDWIDTHS_LOG2,
-    Fitted,
-    HeldOut,
+    HeldOutModel,
+    HeldOutProblem,
 )
 
 COMPARISON_ROUNDS, MAX_ROUNDS = 3, 5
@@ -51,16 +51,16 @@ METRIC_VARIANTS = tuple(MetricVariant(kind, s) for kind in METRIC_SHAPES for s i
 
 
 def best_round(
-    problem: HeldOut, larger: HeldOut, without_metric: Fitted, gradient_rows: SampleRows,
-    report: Report,
-) -> tuple[Fitted, dict[str, Any]]:  # fmt: skip
+    problem: HeldOutProblem, larger_problem: HeldOutProblem, without_metric: HeldOutModel,
+    gradient_rows: SampleRows, report: Report,
+) -> tuple[HeldOutModel, dict[str, Any]]:  # fmt: skip
     """Return the best model of the rounds of all requested variants, and its variant as JSON
     values.
 
     The variants are compared by a few rounds, in which the bandwidth of `without_metric`, relative
     to the median distance, is kept. The best variant is rerun on more rows.
 
-    problem, larger : rows to fit, and more rows, with the held-out rows
+    problem, larger_problem : a few rows to fit, and more rows, each with the held-out rows
     without_metric : model of `problem` without a metric
     gradient_rows : rows at which gradients are evaluated
     """
@@ -71,49 +71,48 @@ def best_round(
     one_bandwidth = (without_metric.bandwidth_log2, without_metric.bandwidth_log2)
     gradients = _gradients(without_metric, gradient_rows)
     for variant in variants:
-        model, errors = _rounds(
-            problem,
-            without_metric,
-            variant,
-            gradient_rows,
-            COMPARISON_ROUNDS,
-            one_bandwidth,
+        model, errors = _run_rounds(
+            problem, without_metric, variant, gradient_rows, COMPARISON_ROUNDS, one_bandwidth,
             gradients,
-        )
+        )  # fmt: skip
         report("metric", {**asdict(variant), "errors": errors, "ways": len(variants)})
         if model.error < min_error:
             min_error, best_variant = model.error, variant
     if best_variant is None:
         return without_metric, {}
-    start = larger.in_metric(None, without_metric.bandwidth_log2, without_metric.ridge_log10)
-    bandwidth_range = HELD_OUT_BANDWIDTHS_LOG2
-    best, errors = _rounds(larger, start, best_variant, gradient_rows, MAX_ROUNDS, bandwidth_range)
-    report("metric", {**asdict(best_variant), "rows": len(larger.fit.X), "errors": errors})
+    start = larger_problem.with_laplace_kernel(
+        None, without_metric.bandwidth_log2, without_metric.ridge_log10
+    )
+    best, errors = _run_rounds(
+        larger_problem, start, best_variant, gradient_rows, MAX_ROUNDS, HELD_OUT_BANDWIDTHS_LOG2
+    )
+    n_rows = len(larger_problem.fit.X)
+    report("metric", {**asdict(best_variant), "rows": n_rows, "errors": errors})
     return best, asdict(best_variant)
 
 
-def _rounds(
-    problem: HeldOut, without_metric: Fitted, variant: MetricVariant, rows: SampleRows,
-    count: int, bandwidth_range: tuple[int, int], first_gradients: Floats | None = None,
-) -> tuple[Fitted, list[float]]:  # fmt: skip
+def _run_rounds(
+    problem: HeldOutProblem, without_metric: HeldOutModel, variant: MetricVariant, rows: SampleRows,
+    max_rounds: int, bandwidth_range: tuple[int, int], first_gradients: Floats | None = None,
+) -> tuple[HeldOutModel, list[float]]:  # fmt: skip
     """Return the best model of all rounds, and the held-out errors of `without_metric` and of each
     round.
 
     rows : rows at which gradients are evaluated
-    count : largest number of rounds
+    max_rounds : largest number of rounds
     bandwidth_range : smallest and largest exponent of the bandwidth
     first_gradients : result of `_gradients` for `without_metric`, if it is known
     """
     last = best = without_metric
     errors, best_round_number = [without_metric.error], 0
-    for round_number in range(1, count + 1):
+    for round_number in range(1, max_rounds + 1):
         if not math.isfinite(last.error):
             break
         gradients = first_gradients if round_number == 1 else None
         metric = metric_root(_gradients(last, rows) if gradients is None else gradients, variant)
         if metric is None:
             break
-        last = problem.in_metric(
+        last = problem.with_laplace_kernel(
             metric, last.bandwidth_log2, last.ridge_log10, bandwidth_range=bandwidth_range
         )
         errors.append(last.error)
@@ -124,7 +123,7 @@ def _rounds(
     return best, errors
 
 
-def _gradients(model: Fitted, rows: SampleRows) -> Floats:
+def _gradients(model: HeldOutModel, rows: SampleRows) -> Floats:
     """Return the average gradient outer product (d, d) of a model at some of the rows."""
     assert model.points is not None
     assert model.alpha is not None
@@ -139,15 +138,16 @@ def _gradients(model: Fitted, rows: SampleRows) -> Floats:
 def metric_root(G: Floats, variant: MetricVariant) -> Floats | None:
     """Return A with M = A A^T, where M is G^s scaled to trace d: scales (d,) or a matrix (d, r).
 
-    Of a diagonal variant, M is a power of the diagonal of G. None if G is 0 or not finite.
+    If the variant is diagonal, M is a power of the diagonal of G. Returns None if G is 0 or not
+    finite.
     """
     if not np.isfinite(G).all() or not G.diagonal().sum() > 0:
         return None
     d = len(G)
     if variant.kind == "diagonal":
-        scales = np.maximum(G.diagonal(), 0) ** variant.exponent
-        return np.asarray(np.sqrt(scales * (d / scales.sum())))
-    lam, U = np.linalg.eigh((G + G.T) / 2)
+        diagonal = np.maximum(G.diagonal(), 0) ** variant.exponent
+        return np.asarray(np.sqrt(diagonal * (d / diagonal.sum())))
+    lam, U = np.linalg.eigh((G + G.T) / 2)  # ascending; below, the largest comes first
     lam = np.maximum(lam[::-1], 0) ** variant.exponent
     lam *= d / lam.sum()
     significant = lam > NEGLIGIBLE_FEATURE * lam[0]

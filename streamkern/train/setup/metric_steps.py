@@ -8,12 +8,13 @@ the ridge lam, f = K(., X) a with (K + lam I) a = Y, and
 
     dL/dK = -v a^T,   dL/dK(others, X) = dL/df a^T,   dL/dlam = -v^T a.
 
-With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), entry by entry,
+The kernel is a function phi of the squared distance s = |u - u'|^2 of rows u = A^T x / bandwidth,
+where A is a root of the metric M = A A^T. With W = dL/dK phi'(s), entry by entry,
 
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
 Since each step draws new rows, the noise of a few rows averages out and is not learned. The
-steps are those of Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
+steps follow Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
 averaged along each row of A, that is, over the entries of one feature. Neither a step length for
 each entry nor one for all of A was as good.
 """
@@ -41,7 +42,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import (
     MIN_RIDGE_LOG10,
     MIN_SINGLE_PRECISION_RIDGE,
-    Fitted,
+    HeldOutModel,
 )
 
 GRADIENT_DECAY, SQUARES_DECAY = 0.8, 0.95
@@ -64,17 +65,18 @@ SLOPE_TILE = 128
 class StepStage(NamedTuple):
     """A number of steps with the same sizes.
 
-    fit, n_predicted : number of rows that a step fits, and of rows that it predicts
+    n_fit : number of rows that a step fits
+    n_predicted : number of rows that it predicts
     pool : largest number of rows to draw from
-    steps : number of steps
+    n_steps : number of steps
     length : length of the first steps relative to the root mean square of A's entries; in the
         second half of the stage it falls linearly to zero
     """
 
-    fit: int
+    n_fit: int
     n_predicted: int
     pool: int
-    steps: int
+    n_steps: int
     length: float
 
 
@@ -93,12 +95,12 @@ def stages(pool: int) -> list[StepStage]:
 
 
 def metrics_of_steps(
-    model: Fitted, rows: SampleRows, kind: str, seed: int
+    model: HeldOutModel, rows: SampleRows, kind: str, seed: int
 ) -> Iterator[tuple[Kernel, int]]:
     """Yield, after each stage, the kernel in the metric, scaled to trace d, and the number of steps
     so far.
 
-    Nothing is yielded if the kernel or its metric has no such steps, see `_start`.
+    Yields nothing if these steps do not exist for the kernel or its metric, see `_initial_root`.
 
     model : model without or with a metric, from which the steps start
     rows : rows in random order, to fit and to predict
@@ -106,7 +108,7 @@ def metrics_of_steps(
         `MAX_FULL_METRIC_FEATURES` features; "", a matrix if possible, else scales
     seed : seed of the drawn rows
     """
-    start = _start(model.op.kernel, kind, rows.X.shape[1])
+    start = _initial_root(model.op.kernel, kind, rows.X.shape[1])
     if start is None:
         return
     steps, rng = _Steps(model, start), np.random.default_rng([seed, 0x57E9])
@@ -116,10 +118,10 @@ def metrics_of_steps(
         scale = math.sqrt(len(steps.A) / float((steps.A**2).sum()))
         categorical = [(j, weight * scale**2) for j, weight in steps.kernel.categorical]
         kernel = steps.kernel.with_metric(steps.A * scale)
-        yield kernel.with_categorical(categorical), steps.taken
+        yield kernel.with_categorical(categorical), steps.n_taken
 
 
-def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
+def _initial_root(kernel: Kernel, kind: str, d: int) -> Floats | None:
     """Return A of a kernel's metric, scales (d,) or a matrix (d, r), as the steps start from it.
 
     None for kernels that are no differentiable function of the distance, and for metrics that are
@@ -139,13 +141,13 @@ class _Steps:
 
     A : root of the metric, not scaled to trace d: its scale takes the place of the bandwidth, which
         stays fixed
-    taken : number of steps taken
+    n_taken : number of steps taken
     log_ridge : natural logarithm of lam
     """
 
-    def __init__(self, model: Fitted, A: Floats) -> None:
+    def __init__(self, model: HeldOutModel, A: Floats) -> None:
         op = model.op
-        self.kernel, self.backend, self.A, self.taken = op.kernel, op.backend, A, 0
+        self.kernel, self.backend, self.A, self.n_taken = op.kernel, op.backend, A, 0
         self.shift = None if op.shift is None else op.backend.to_host(op.shift)
         self.log_ridge = math.log(10.0) * model.ridge_log10
         # The equations of nearly equal rows may have a Cholesky factor in float64 only.
@@ -153,38 +155,38 @@ class _Steps:
 
     def run_stage(self, stage: StepStage, rows: SampleRows, rng: np.random.Generator) -> bool:
         """Take the steps of a stage; return False if a derivative is not finite."""
-        n_fit = min(stage.fit, len(rows.X) // 3)
+        n_fit = min(stage.n_fit, len(rows.X) // 3)
         n = min(n_fit + stage.n_predicted, len(rows.X))
         constant = self.backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
         self.A[constant] = 0.0  # the scale of a constant feature cannot be learned
         moments = _AdamMoments(self.A)
-        for t in range(stage.steps):
-            drawn = self.backend.asarray(rng.permutation(len(rows.X))[:n])
-            fit, predicted = rows.part(drawn[:n_fit]), rows.part(drawn[n_fit:])
-            self.taken += 1
-            derivatives = self._slopes(fit, predicted)
-            if derivatives is None:  # singular: a larger ridge
+        for t in range(stage.n_steps):
+            indices = self.backend.asarray(rng.permutation(len(rows.X))[:n])
+            fit, predicted = rows.part(indices[:n_fit]), rows.part(indices[n_fit:])
+            self.n_taken += 1
+            derivatives = self._derivatives(fit, predicted)
+            if derivatives is None:  # the equations are singular: continue with a larger ridge
                 self.log_ridge += math.log(10.0)
                 continue
             g, g_ridge = np.array(self.backend.to_host(derivatives[0])), derivatives[1]
             g[constant] = 0.0
             if not (np.isfinite(g).all() and math.isfinite(g_ridge)):
                 return False
-            length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
+            length = stage.length * min(1.0, 2 - 2 * t / stage.n_steps)
             step_A, step_ridge = moments.directions(g, g_ridge)
             self.A = self.A - length * math.sqrt(float((self.A**2).mean())) * step_A
             log_ridge = self.log_ridge - RIDGE_STEP_RATIO * length * step_ridge
             self.log_ridge = max(log_ridge, MIN_RIDGE_LOG10 * math.log(10.0))
         return True
 
-    def _slopes(self, fit: SampleRows, predicted: SampleRows) -> tuple[Array, float] | None:
-        """Return `slopes` in the first precision in which the equations have a Cholesky factor."""
+    def _derivatives(self, fit: SampleRows, predicted: SampleRows) -> tuple[Array, float] | None:
+        """Return `error_derivatives` in the first precision that allows a Cholesky factor."""
         for precision in self.precisions:
             kernel = self.kernel.with_metric(self.A)
             op = KernelOperator(kernel, self.backend, precision, self.shift)
-            found = slopes(op, fit, predicted, math.exp(self.log_ridge))
-            if found is not None:
-                return found
+            derivatives = error_derivatives(op, fit, predicted, math.exp(self.log_ridge))
+            if derivatives is not None:
+                return derivatives
         return None
 
 
@@ -211,7 +213,7 @@ class _AdamMoments:
         return self.mean / bias_gradient / scale, self.ridge_mean / bias_gradient / ridge_scale
 
 
-def slopes(
+def error_derivatives(
     op: KernelOperator, fit: SampleRows, predicted: SampleRows, ridge: float
 ) -> tuple[Array, float] | None:
     """Return the derivatives of the weighted mean squared error of `predicted` by A and by log lam.
@@ -241,19 +243,20 @@ def slopes(
         return None
 
     def solve(B: Array) -> Array:
+        # Sample weights W scale the equations: (W^1/2 K W^1/2 + lam I) x = W^1/2 B.
         B = root[:, None] * B
         backend.solve_lower(L, B)
         backend.solve_lower(L, B, transposed=True)
         return B
 
-    b = solve(fit.Y.astype(solve_dtype))
-    a = (root[:, None] * b).astype(dtype)
+    scaled_a = solve(fit.Y.astype(solve_dtype))
+    a = (root[:, None] * scaled_a).astype(dtype)
     dL_df = _loss_gradient(xp, K_predicted @ a - predicted.Y, predicted.root).astype(dtype)
-    u = solve((K_predicted.T @ dL_df).astype(solve_dtype))
-    v = (root[:, None] * u).astype(dtype)
+    scaled_v = solve((K_predicted.T @ dL_df).astype(solve_dtype))
+    v = (root[:, None] * scaled_v).astype(dtype)
     dL_dA = _metric_sum(op, W_predicted, dL_df, a, predicted_side, fit_side)
     dL_dA -= _metric_sum(op, W, v, a, fit_side, fit_side)
-    return (2 / op.kernel.bandwidth) * dL_dA, -ridge * float((u * b).sum())
+    return (2 / op.kernel.bandwidth) * dL_dA, -ridge * float((scaled_v * scaled_a).sum())
 
 
 def _loss_gradient(xp: Any, R: Array, root: Array | None) -> Array:
@@ -277,7 +280,7 @@ def _loss_gradient(xp: Any, R: Array, root: Array | None) -> Array:
 class _Side:
     """Rows as one side of a matrix of pairs: x (n, d), shifted, and u = A^T x / bandwidth (n, r).
 
-    The product `left @ right.T` of two sides is s = |u - u'|^2 of all pairs.
+    The product `left_factor @ right_factor.T` of two sides is s = |u - u'|^2 of all pairs.
     """
 
     def __init__(self, op: KernelOperator, rows: SampleRows) -> None:
@@ -289,8 +292,8 @@ class _Side:
         A = xp.asarray(A / op.kernel.bandwidth, op.dtype)
         self.u = self.x * A if A.ndim == 1 else self.x @ A
         ones, squares = xp.ones((len(x), 1), op.dtype), (self.u**2).sum(axis=1)[:, None]
-        self.left = xp.concatenate([self.u, squares, ones], axis=1)
-        self.right = xp.concatenate([-2 * self.u, ones, squares], axis=1)
+        self.left_factor = xp.concatenate([self.u, squares, ones], axis=1)
+        self.right_factor = xp.concatenate([-2 * self.u, ones, squares], axis=1)
         self.with_ones = xp.concatenate([self.u, ones], axis=1)
 
 
@@ -298,12 +301,12 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
     """Return phi(s) and phi'(s) of all pairs. right : None for the pairs of `left` with itself."""
     xp, slope, on_diagonal = op.backend.xp, Slope(op.kernel), right is None
     right_side = left if right is None else right
-    right_columns = right_side.right.T
+    right_columns = right_side.right_factor.T
     shape = (len(left.u), right_columns.shape[1])
     K, W = xp.empty(shape, op.dtype), xp.empty(shape, op.dtype)
 
     def evaluate(part: slice) -> None:
-        s = xp.matmul(left.left[part], right_columns, out=K[part])
+        s = xp.matmul(left.left_factor[part], right_columns, out=K[part])
         xp.abs(s, out=s)  # s may be rounded to below 0; `abs` takes less time than `maximum`
         if op.categorical_weights:
             pairs = left.categorical[part], right_side.categorical

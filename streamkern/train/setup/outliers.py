@@ -67,7 +67,7 @@ class BoundedTargets:
         rows, asarray = model.rows, op.backend.asarray
         self.op, self.share = op, float(is_outlier.mean())
         self.points = op.points(rows.X, right=True)
-        self.alpha = asarray(_weights(op, rows, model.kappa), op.dtype)
+        self.alpha = asarray(_ridge_weights(op, rows, model.kappa), op.dtype)
         self.limit, self.spread = OUTLIER_SD * model.spread, model.spread
 
     def in_rows(self, rows: SampleRows) -> SampleRows:
@@ -79,7 +79,7 @@ class BoundedTargets:
             self.op.product(
                 self.op.points(X[part], left=True), self.points, self.alpha, out=F[part]
             )
-        replaced = _clipped(xp, Y, F, asarray(HUBER_WIDTH * self.spread, F.dtype))
+        replaced = _clip(xp, Y, F, asarray(HUBER_WIDTH * self.spread, F.dtype))
         is_outlier = xp.abs(Y - F) > asarray(self.limit, F.dtype)
         return rows._replace(Y=xp.where(is_outlier, replaced, Y).astype(Y.dtype, copy=False))
 
@@ -119,49 +119,48 @@ def find_outliers(
         width = median_distances(run, host, metric)("distance")
         kernel = run.data.kernel_of(Laplace(width)).with_metric(metric)
     op = search_operator(run, kernel, host)
+    # The limit of an outlier follows from predictions that outliers hardly change.
     Y = to_host(rows.Y).astype(np.float64)
-    with_outliers = _model(op, rows, Y, Y)
-    clipped = with_outliers and _clipped_repeatedly(op, rows, Y)
-    if with_outliers is None or clipped is None:
+    with_outliers = _fit_model(op, rows, Y, Y)
+    if with_outliers is None or (clipped := _fit_clipped(op, rows, Y)) is None:
         return None
     limit = OUTLIER_SD * clipped.spread
     is_outlier = np.abs(clipped.F - Y) > limit
     if not is_outlier.any():
         return None
-    replaced = _clipped(np, Y, clipped.F, HUBER_WIDTH * clipped.spread)
-    without_outliers = _model(op, rows, Y, np.where(is_outlier, replaced, Y))
+    # Outliers are replaced only if the capped errors of the predictions decrease significantly.
+    replaced = _clip(np, Y, clipped.F, HUBER_WIDTH * clipped.spread)
+    without_outliers = _fit_model(op, rows, Y, np.where(is_outlier, replaced, Y))
     if without_outliers is None:
         return None
     errors_before, errors_after = (
         (np.minimum(np.abs(model.F - Y), limit) / limit).sum(axis=1)
         for model in (with_outliers, without_outliers)
     )
-    return (
-        BoundedTargets(op, without_outliers, is_outlier)
-        if mean_difference_in_se(errors_before, errors_after) >= OUTLIERS_GAIN_SE
-        else None
-    )
+    if mean_difference_in_se(errors_before, errors_after) < OUTLIERS_GAIN_SE:
+        return None
+    return BoundedTargets(op, without_outliers, is_outlier)
 
 
-def _clipped(xp: Any, Y: Array, F: Array, limit: Array) -> Array:
+def _clip(xp: Any, Y: Array, F: Array, limit: Array) -> Array:
     """Return targets Y (n, c), moved to at most `limit` (c,) from the predictions F (n, c)."""
     return F + xp.clip(Y - F, -limit, limit)
 
 
-def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: Floats) -> _Model | None:
+def _fit_clipped(op: KernelOperator, rows: SampleRows, Y: Floats) -> _Model | None:
     """Return the model of rows whose targets are clipped about the predictions `CLIPPING_ROUNDS`
     times; None if the noise cannot be estimated."""
     F, model = np.broadcast_to(np.median(Y, axis=0), Y.shape), None
     for _ in range(CLIPPING_ROUNDS):
         limit = CLIPPED_SD * spread(F - Y, np.ones(Y.shape[1]))
-        model = _model(op, rows, Y, _clipped(np, Y, F, limit))
+        model = _fit_model(op, rows, Y, _clip(np, Y, F, limit))
         if model is None:
             return None
         F = model.F
     return model
 
 
-def _model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats) -> _Model | None:
+def _fit_model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats) -> _Model | None:
     """Return the model of rows with the targets `bounded` (n, c), and the spread of its errors with
     respect to the targets Y (n, c); None if the noise cannot be estimated."""
     rows_with_targets = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))
@@ -176,7 +175,7 @@ def _model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats) -> 
     return _Model(merged_rows, kappa, F, spread(F - Y, np.ones(Y.shape[1])))
 
 
-def _weights(op: KernelOperator, rows: SampleRows, kappa: float) -> Array:
+def _ridge_weights(op: KernelOperator, rows: SampleRows, kappa: float) -> Array:
     """Return the weights (n, c) of a kernel ridge regression of rows with the ridge kappa."""
     backend, xp = op.backend, op.backend.xp
     root = xp.ones(len(rows.X)) if rows.root is None else rows.root.astype(np.float64)

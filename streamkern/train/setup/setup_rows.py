@@ -59,21 +59,20 @@ row."""
 
 
 SquareTargets = BoundedTargets | FirstModel
-"""Targets and weights with which least squares approximate a loss; `in_rows` replaces those of
-rows."""
+"""Targets and weights with which least squares approximate a loss; `in_rows` sets them in rows."""
 
 
 class FewRows(NamedTuple):
     """Cached functions that read the rows from which noise and loss parameters are estimated.
 
     read : returns the rows with outliers replaced
-    stored : returns the same rows with their original targets
-    bounded : replaces outliers; None if there are none, or if the loss is not robust
+    read_stored : returns the same rows with their original targets
+    bounded_targets : replaces outliers; None if there are none, or if the loss is not robust
     """
 
     read: Callable[[], SampleRows]
-    stored: Callable[[], SampleRows]
-    bounded: BoundedTargets | None = None
+    read_stored: Callable[[], SampleRows]
+    bounded_targets: BoundedTargets | None = None
 
 
 def draw_samples(
@@ -90,11 +89,11 @@ def draw_samples(
     n_rows = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     # A method may take no sample; one row then provides the shapes.
     block = sample_rows(source, max(1, n_rows), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    if run.in_order:  # no augmentation: the rows are what the stream delivers
+    if run.in_order:  # no augmentation: the stream delivers these rows
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
         order = np.concatenate([ascending, np.arange(sizes.n_sample, n_rows)])
         block = block.take(order)
-    rows = _prepared(run, block, dtype, targets, known_centers)
+    rows = _to_sample_rows(run, block, dtype, targets, known_centers)
     assert rows.center_index is not None
     # If there are too few rows for sample and probe, the probe is all rows (`sizes.sample_sizes`).
     sample_part, probe_part = slice(sizes.n_sample), slice(n_rows - sizes.n_probe, n_rows)
@@ -108,25 +107,25 @@ def draw_samples(
     return sample, probe, block.row_ids[sample_part]
 
 
-def few_rows(
+def read_merged_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, max_rows: int,
     squares: SquareTargets | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
-    See `unmerged_rows`; rows of weight 0 are left out.
+    See `read_unmerged_rows`; rows of weight 0 are left out.
 
     max_rows : largest number of rows, before equal rows are merged
     squares : replaces targets and weights; None to keep them
     """
     if isinstance(squares, FirstModel):
         targets = squares.targets
-    rows = unmerged_rows(run, dtype, targets, max_rows)
+    rows = read_unmerged_rows(run, dtype, targets, max_rows)
     rows = merge_equal_rows(run.backend, rows if squares is None else squares.in_rows(rows))
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 
-def unmerged_rows(
+def read_unmerged_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, max_rows: int
 ) -> SampleRows:  # fmt: skip
     """Return rows of the stream in random order, no two of them made from the same stored row.
@@ -140,7 +139,7 @@ def unmerged_rows(
     n_rows, seed = min(max_rows, source.n_rows), run.config.run.random_state
     block = sample_rows(source, n_rows, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(distinct_origins(row_origins(source, block.row_ids, SETUP_EPOCH), max_rows))
-    rows = _prepared(run, block, dtype, targets, None, rates)
+    rows = _to_sample_rows(run, block, dtype, targets, None, rates)
     if rows.root is not None:
         small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
         rows = rows._replace(root=run.backend.xp.where(rows.root > small, rows.root, 0))
@@ -175,7 +174,7 @@ def center_targets(
     if known_centers is None:
         return None
     seed, center_index = run.config.run.random_state, known_centers.center_index
-    _, Y, w = _through_transforms(run, known_centers.block, dtype, targets, seed, transforms=())
+    _, Y, w = _transform_block(run, known_centers.block, dtype, targets, seed, transforms=())
     if squares is not None:
         xp = run.backend.xp
         X = run.backend.asarray(Z[center_index])
@@ -196,23 +195,18 @@ def n_effective(
     """Return the effective sample size of the run: the number of independent rows that carry as
     much information as all its rows, with their copies."""
     problem, source = run.problem, run.data.source
-    stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
-    copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
+    n_stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
+    copies = _choose_stored_copies(run) if problem.repeats else _draw_copies(run)
     if op.kernel.explicit or copies is None:
         return problem.n_samples
+    blocks = ((read_rows(source, rows, seed, SETUP_EPOCH), seed) for rows, seed in copies)
     rho = intraclass_correlation(
-        op,
-        (
-            _through_transforms(
-                run, read_rows(source, rows, seed, SETUP_EPOCH), dtype, targets, seed
-            )
-            for rows, seed in copies
-        ),
+        op, (_transform_block(run, block, dtype, targets, seed) for block, seed in blocks)
     )
-    return effective_sample_size(stored, problem.n_samples, rho)
+    return effective_sample_size(n_stored, problem.n_samples, rho)
 
 
-def _drawn_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
+def _draw_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
     """Return `COPIES` pairs of the same row numbers (m,) and a seed that draws other copies."""
     source, seed = run.data.source, run.config.run.random_state
     n_rows = min(NOISE_ROWS, source.n_rows)
@@ -222,7 +216,7 @@ def _drawn_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 
 
-def _stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
+def _choose_stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
     """Return pairs of row numbers (m,) and the seed; row i of each pair is a copy of one origin.
 
     None if the source does not store several rows per origin, or too few.
@@ -236,17 +230,17 @@ def _stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
     return None if copies is None else [(rows, seed) for rows in copies]
 
 
-def _prepared(
+def _to_sample_rows(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
     known_centers: CenterRows | None, rates: Floats | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows after the transforms of the stream. rates : (c,) factors of the class weights."""
-    X, Y, w = _through_transforms(run, block, dtype, targets, run.config.run.random_state, rates)
+    X, Y, w = _transform_block(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
     return SampleRows(X, Y, root, 0, center_indices(block.row_ids, known_centers))
 
 
-def _through_transforms(
+def _transform_block(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
     rates: Floats | None = None, transforms: Sequence[Transform] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip

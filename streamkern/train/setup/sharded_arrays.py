@@ -77,7 +77,7 @@ class DeviceLoader:
         rows: Callable[[str, int], Ints | slice | None],
     ) -> None:  # fmt: skip
         self._backend, self._on_device, self._rows = backend, on_device, rows
-        self._loaded: dict[str, Array] = {}
+        self._loaded_arrays: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
         rows = self._rows(name, shape[0]) if shape else None
@@ -90,17 +90,17 @@ class DeviceLoader:
             loaded_shape = (len(rows), *shape[1:])
         if self._on_device(name):
             with self._backend.active():
-                self._loaded[name] = self._backend.xp.empty(loaded_shape, dtype)
-            target: ChunkedArray = self._backend.by_parts(self._loaded[name])
+                self._loaded_arrays[name] = self._backend.xp.empty(loaded_shape, dtype)
+            target: ChunkedArray = self._backend.by_parts(self._loaded_arrays[name])
         elif rows is None:
             return on_host(name, shape, dtype)
         else:
-            target = self._loaded[name] = np.empty(loaded_shape, dtype)
+            target = self._loaded_arrays[name] = np.empty(loaded_shape, dtype)
         return target if rows is None else RowsTarget(shape, target, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
         """Return all loaded arrays, on the host and on the device."""
-        return saved.arrays | self._loaded
+        return saved.arrays | self._loaded_arrays
 
 
 class RowsTarget:
@@ -108,13 +108,13 @@ class RowsTarget:
 
     shape : shape of the array that is read
     target : receives the rows that are kept; its width is the number of columns kept
-    rows : numbers of these rows, ascending
+    rows : numbers of the rows that are kept, ascending
     """
 
     def __init__(self, shape: tuple[int, ...], target: ChunkedArray, rows: Ints) -> None:
         self.shape, self.dtype, self.ndim = shape, target.dtype, len(shape)
         self._target, self._rows = target, rows
-        self._width = slice(None) if target.ndim == 1 else slice(target.shape[1])
+        self._columns = slice(None) if target.ndim == 1 else slice(target.shape[1])
 
     def __getitem__(self, part: Any) -> Any:
         raise KeyError(part)
@@ -126,8 +126,9 @@ class RowsTarget:
             are_consecutive = rows[-1] - rows[0] == len(rows) - 1
             # A slice is a view, which saves a copy.
             part_rows = host[rows[0] : rows[-1] + 1] if are_consecutive else host[rows]
-            kept = part_rows if part_rows.ndim == 1 else part_rows[:, self._width]
-            self._target[first:stop] = kept
+            if part_rows.ndim > 1:
+                part_rows = part_rows[:, self._columns]
+            self._target[first:stop] = part_rows
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,16 @@ class Stripe:
     """The rows of an array (n, width) that belong to this rank.
 
     name : name of the array
-    rows : these rows; in a lower triangular array, only their first `own.stop` columns
+    rows : these rows; in a lower triangular array, only their first `row_range.stop` columns
     n, width : shape of the entire array
-    own : indices of the rows of this rank
+    row_range : indices of these rows
     """
 
     name: str
     rows: Array
     n: int
     width: int
-    own: slice
+    row_range: slice
 
 
 def stripes_in(
@@ -159,9 +160,9 @@ def stripes_in(
     full_width : names of arrays with all columns, whose rows are divided by `Communicator.stripe`
     """
 
-    def stripe(name: str, own: Callable[[int], slice], width: int | None = None) -> Stripe:
+    def stripe(name: str, range_of: Callable[[int], slice], width: int | None = None) -> Stripe:
         n = int(ranks.allgather([len(arrays[name])]).sum())
-        return Stripe(name, arrays[name], n, n if width is None else width, own(n))
+        return Stripe(name, arrays[name], n, n if width is None else width, range_of(n))
 
     names = sorted(name for name in arrays if name.startswith(triangular))
     stripes = [stripe(name, ranks.triangle) for name in names]
@@ -178,8 +179,8 @@ def gather_on_rank_0(
 ) -> HostArray | None:
     """Return all n rows of an array on the host of rank 0, and None on other ranks. Collective.
 
-    a : rows of this rank; the other ranks of its grid column hold the same rows
-    ids : (len(a),) numbers of these rows, ascending
+    a : (q, ...) rows of this rank; the other ranks of its grid column hold the same rows
+    ids : (q,) numbers of these rows, ascending
     """
     shape, host = (n, *a.shape[1:]), None
     if not ranks.rank:
@@ -237,7 +238,7 @@ def _exchange_rows(
         return None
     stripe, xp = stripes[k], backend.xp
     slab = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
-    slab_rows, own_rows = overlap(slice(start, stop), stripe.own)
+    slab_rows, own_rows = overlap(slice(start, stop), stripe.row_range)
     slab[slab_rows, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[own_rows])
     gather_rows(slab, ranks, backend)
     return backend.to_host(slab)
@@ -262,8 +263,8 @@ class _RequestQueue:
         """
         failure: BaseException | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="streamkern-setup") as pool:
-            done = pool.submit(job)
-            done.add_done_callback(lambda _: self._requests.put(None))
+            job_future = pool.submit(job)
+            job_future.add_done_callback(lambda _: self._requests.put(None))
             while True:
                 request = None
                 try:
@@ -280,7 +281,7 @@ class _RequestQueue:
                         request[-1].set_exception(failure)
         if failure is not None:
             raise failure
-        done.result()
+        job_future.result()
 
 
 @dataclass(frozen=True)

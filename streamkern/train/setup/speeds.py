@@ -39,11 +39,11 @@ MAX_KEPT_BYTES, MAX_TIMED_UNITS = 32 << 20, 64
 """Size of the rows that are kept for the other measurements, in bytes, and largest number of units
 that are read."""
 
-Call = tuple[float, Callable[[], object]]
+TimedCall = tuple[float, Callable[[], object]]
 """Amount of work that a call does, in the unit of its kind (see `OpCounts`), and the call."""
 
 
-class _Timed(NamedTuple):
+class _Timing(NamedTuple):
     """Seconds per unit of work, and additional seconds of the first call, which compiles."""
 
     unit_s: float
@@ -65,10 +65,10 @@ def measure_speeds(run: ResolvedRun, counts: Iterable[OpCounts]) -> Speeds:
     """
     backend, total = run.backend, sum(counts, OpCounts())
     with backend.active():
-        reading = _read(run)
+        reading = _read_units(run)
         X, prepared = _prepare(run, reading.block)
         timings = {
-            kind: _timed(backend, *call())
+            kind: _time_calls(backend, *call())
             for kind, call in _calls(run, X, total).items()
             if getattr(total, kind)
         }
@@ -79,7 +79,7 @@ def measure_speeds(run: ResolvedRun, counts: Iterable[OpCounts]) -> Speeds:
     return Speeds(speeds, prepared.unit_s, reading.read_s, reading.busy_s, compiled)
 
 
-def _timed(backend: Backend, amount: float, call: Callable[[], object]) -> _Timed:
+def _time_calls(backend: Backend, amount: float, call: Callable[[], object]) -> _Timing:
     """Return the median time of calls, per unit of work.
 
     The first call, which compiles, is not counted.
@@ -96,10 +96,10 @@ def _timed(backend: Backend, amount: float, call: Callable[[], object]) -> _Time
     first_s, seconds, loop_start = call_s(), list[float](), perf_counter()
     while not seconds or perf_counter() - loop_start < MEASURED_S / MEASUREMENTS:
         seconds.append(call_s())
-    return _Timed(median(seconds) / amount, max(first_s - median(seconds), 0.0))
+    return _Timing(median(seconds) / amount, max(first_s - median(seconds), 0.0))
 
 
-def _read(run: ResolvedRun) -> _ReadRows:
+def _read_units(run: ResolvedRun) -> _ReadRows:
     """Read random units for a while.
 
     The first unit is not timed if there are others, because it opens files.
@@ -121,7 +121,7 @@ def _read(run: ResolvedRun) -> _ReadRows:
     return _ReadRows(concatenate_blocks(blocks), wall_s / rows, min(busy_s, wall_s) / rows)
 
 
-def _prepare(run: ResolvedRun, block: RowBlock) -> tuple[Array, _Timed]:
+def _prepare(run: ResolvedRun, block: RowBlock) -> tuple[Array, _Timing]:
     """Return at most a batch of rows, transformed as for a step, and the seconds per row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
@@ -135,25 +135,25 @@ def _prepare(run: ResolvedRun, block: RowBlock) -> tuple[Array, _Timed]:
             classes=source.classes,
         )[:1]  # fmt: skip
 
-    seconds = _timed(backend, len(part.X), call)
+    seconds = _time_calls(backend, len(part.X), call)
     return prepared[0], seconds
 
 
-def _calls(run: ResolvedRun, X: Array, counts: OpCounts) -> dict[str, Callable[[], Call]]:
+def _calls(run: ResolvedRun, X: Array, counts: OpCounts) -> dict[str, Callable[[], TimedCall]]:
     """Return, for each kind of work, a function that makes its call with the arrays it needs."""
     backend, dtype = run.backend, X.dtype
     side = min(getattr(run.sizes, "block_size", run.problem.p), MAX_SIDE)
     wide = min(run.problem.p if counts.wide_products else NOISE_ROWS, MAX_SIDE)
     matrix = cache(lambda: _KernelMatrix(run, X))
     return {
-        "entries": lambda: matrix().evaluated(keep=False),
-        "kept": lambda: matrix().evaluated(keep=True),
-        "swept": lambda: matrix().swept(side),
+        "entries": lambda: matrix().evaluation(keep=False),
+        "kept": lambda: matrix().evaluation(keep=True),
+        "swept": lambda: matrix().sweep(side),
         "calls": lambda: matrix().call(),
-        "products": lambda: _product(backend, side, side, dtype),
+        "products": lambda: _gram_product(backend, side, side, dtype),
         "factors": lambda: _factor(backend, side, dtype),
         "eigen": lambda: _eigenpairs(run, dtype),
-        "wide_products": lambda: _product(backend, run.sizes.batch_size, wide, np.float64),
+        "wide_products": lambda: _gram_product(backend, run.sizes.batch_size, wide, np.float64),
         "wide_factors": lambda: _factor(backend, wide, np.float64),
     }
 
@@ -175,12 +175,13 @@ class _KernelMatrix:
         wide = run.method.outputs(run.problem)
         self.wide = ones((q, wide), dtype), empty((m, wide), dtype)
 
-    def evaluated(self, *, keep: bool) -> Call:
+    def evaluation(self, *, keep: bool) -> TimedCall:
+        """Return a product K W. keep : whether K is stored, as the setup does it"""
         W, F = self.wide if keep else (self.W, self.F)
         K = self.K if keep else None
         return self.K.size, lambda: self.op.product(self.x, self.z, W, out=F, keep=K)
 
-    def swept(self, side: int) -> Call:
+    def sweep(self, side: int) -> TimedCall:
         """Return the products with K^T and with K of a sweep, for a matrix with at least `side`
         rows."""
         n, backend = max(side, len(self.K)), self.backend
@@ -189,14 +190,14 @@ class _KernelMatrix:
         )
         left = backend.xp.ones((side, self.c), self.op.dtype)
 
-        def both() -> None:
+        def multiply() -> None:
             with backend.single_threaded_blas():
                 backend.matmul_t(K, right, left)
                 backend.matmul(K, left, out)
 
-        return 2 * K.size, both
+        return 2 * K.size, multiply
 
-    def call(self) -> Call:
+    def call(self) -> TimedCall:
         """Return a product of a single entry, whose time is the overhead of a call."""
         x, z, W, F, K = self.x[:1], self.z[:1], self.W[:1], self.F[:1], self.K[:1, :1]
         return 1, lambda: self.op.product(x, z, W, out=F, keep=K)
@@ -216,7 +217,7 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
     return KernelOperator(kernel, run.backend, run.precision, shift, run.grid), Z
 
 
-def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
+def _gram_product(backend: Backend, rows: int, columns: int, dtype: Any) -> TimedCall:
     """Return the Gram product of a matrix with k rows and b columns, for half of its symmetric
     result: k b^2 FLOPs."""
     W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
@@ -228,7 +229,7 @@ def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
     return rows * columns**2, call
 
 
-def _factor(backend: Backend, n: int, dtype: Any) -> Call:
+def _factor(backend: Backend, n: int, dtype: Any) -> TimedCall:
     """Return the Cholesky factorisation of an n x n matrix: n^3 / 3 FLOPs."""
     A, work = backend.xp.ones((n, n), dtype), backend.xp.empty((n, n), dtype)
     A[backend.xp.arange(n), backend.xp.arange(n)] += n
@@ -240,7 +241,8 @@ def _factor(backend: Backend, n: int, dtype: Any) -> Call:
     return n**3 / 3, call
 
 
-def _eigenpairs(run: ResolvedRun, dtype: Any) -> Call:
+def _eigenpairs(run: ResolvedRun, dtype: Any) -> TimedCall:
+    """Return the computation of the top eigenpairs of a matrix as large as the setup sample's."""
     n, level = min(run.sizes.n_sample, MAX_EIGEN_SIDE), getattr(run.sizes, "level", 1)
     rng = np.random.default_rng(0)
     samples = run.backend.asarray(rng.standard_normal((n, n)), dtype)

@@ -43,10 +43,10 @@ def rows_of(function: CompiledModel, name: str, rows: np.ndarray) -> np.ndarray:
 def test_c_predictions_equal_model(changes: dict[str, Any], tmp_path: Path) -> None:
     model, new = in_float64(changes), with_tails(FEW)
     model.to_c(tmp_path / "m.c")
-    found = rows_of(CompiledModel(tmp_path / "m.c", "-O2"), "predictions", new)
+    actual = rows_of(CompiledModel(tmp_path / "m.c", "-O2"), "predictions", new)
     expected = model.predict(new)
     np.testing.assert_allclose(
-        found.reshape(expected.shape), expected, atol=1e-9 * SPREAD, rtol=1e-9
+        actual.reshape(expected.shape), expected, atol=1e-9 * SPREAD, rtol=1e-9
     )
 
 
@@ -60,9 +60,9 @@ def test_c_classifier_returns_labels_probabilities_and_scores(
     model.to_c(tmp_path / "m.c")
     function, expected = CompiledModel(tmp_path / "m.c", "-O2"), model.predict_proba(FEW)
     for row, p, label in zip(FEW, expected, model.predict(FEW), strict=True):
-        found = function(row)
-        assert np.allclose(found["probabilities"], p, atol=1e-8)
-        text = found["labels"][0]
+        actual = function(row)
+        assert np.allclose(actual["probabilities"], p, atol=1e-8)
+        text = actual["labels"][0]
         assert (text.decode() if isinstance(text, bytes) else text) == label
 
 
@@ -71,14 +71,14 @@ def test_float32_export_is_as_accurate_as_model(tmp_path: Path) -> None:
     """Compare both with the sum in float64 of the same weights."""
     model = sk.KernelRegressor(**QUICK, precision="exact").fit(X, VALUES)
     rows = FEW.astype(np.float32)
-    found = {}
+    actual = {}
     for dtype, kind in (("float32", "float"), ("float64", "double")):
         model.to_c(tmp_path / f"{kind}s.c", dtype=dtype)
         function = CompiledModel(tmp_path / f"{kind}s.c", "-O2")
         assert function.parameters[0][1:] == (kind, "X", "3")
-        found[dtype] = rows_of(function, "predictions", rows)[:, 0]
-    own, truth = np.abs(model.predict(rows) - found["float64"]).max(), found["float64"]
-    assert 0 < np.abs(found["float32"] - truth).max() < max(2 * own, 1e-4 * SPREAD)
+        actual[dtype] = rows_of(function, "predictions", rows)[:, 0]
+    rounding, truth = np.abs(model.predict(rows) - actual["float64"]).max(), actual["float64"]
+    assert 0 < np.abs(actual["float32"] - truth).max() < max(2 * rounding, 1e-4 * SPREAD)
 
 
 @compiled
@@ -104,8 +104,8 @@ def test_table_columns_become_arguments(tmp_path: Path) -> None:
     days = (table["day"] - pd.Timestamp("1970-01-01")).dt.total_seconds() / 86400
     towns = [town.encode() if isinstance(town, str) else b"" for town in table["town"]]
     columns = zip(table["a number"], towns, days, table["1st"], strict=True)
-    found = [function(*([cell] for cell in row))["predictions"][0] for row in columns]
-    np.testing.assert_allclose(found, model.predict(table), atol=1e-6)
+    actual = [function(*([cell] for cell in row))["predictions"][0] for row in columns]
+    np.testing.assert_allclose(actual, model.predict(table), atol=1e-6)
 
 
 @compiled
@@ -116,8 +116,8 @@ def test_export_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run_command(["export", str(tmp_path / "run"), str(out)]) == 0
     assert "void my_model_predict(" in out.read_text()
     plain = out.rename(out.with_name("my_model.c"))
-    found = rows_of(CompiledModel(plain, "-O2"), "predictions", FEW)
-    np.testing.assert_allclose(found[:, 0], model.predict(FEW), rtol=1e-9)
+    actual = rows_of(CompiledModel(plain, "-O2"), "predictions", FEW)
+    np.testing.assert_allclose(actual[:, 0], model.predict(FEW), rtol=1e-9)
     assert run_command(["export", str(tmp_path / "run"), str(plain)]) == 2
     assert "exists already" in capsys.readouterr().err
 

@@ -81,19 +81,19 @@ def test_exported_values_equal_float64_sum(name: str, tmp_path: Path) -> None:
     model = sk.KernelRegressor(**QUICK | changes, kernel=name).fit(X, VALUES)
     K = TRUTH[name](scaled(NEW), model.centers_.astype(np.float64))
     truth = model.intercept_[0] + (K @ model.dual_coef_.astype(np.float64))[:, 0]
-    found = answers(model, tmp_path / "m.onnx", NEW, "float32")["predictions"]
-    assert found.shape == (150,)
-    assert found.dtype == np.float32
+    actual = answers(model, tmp_path / "m.onnx", NEW, "float32")["predictions"]
+    assert actual.shape == (150,)
+    assert actual.dtype == np.float32
     narrow = sk.KernelRegressor(**QUICK | changes, kernel=name, precision="exact").fit(X, VALUES)
     ours = float(np.abs(narrow.predict(NEW) - truth).max())  # also a float32 sum
-    np.testing.assert_allclose(found, truth, atol=3 * ours + 1e-4 * SPREAD, rtol=1e-6)
+    np.testing.assert_allclose(actual, truth, atol=3 * ours + 1e-4 * SPREAD, rtol=1e-6)
     if name == "relu_ntk":
         with pytest.raises(ConfigError, match="arc cosine"):
             model.to_onnx(tmp_path / "m.onnx", dtype="float64", overwrite=True)
         return
-    found = answers(model, tmp_path / "m.onnx", NEW)["predictions"]
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, truth, atol=1e-6 * SPREAD, rtol=0)
+    actual = answers(model, tmp_path / "m.onnx", NEW)["predictions"]
+    assert actual.dtype == np.float64
+    np.testing.assert_allclose(actual, truth, atol=1e-6 * SPREAD, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_exported_values_equal_float64_sum(name: str, tmp_path: Path) -> None:
 )
 def test_float64_export_equals_model(changes: dict[str, Any], tmp_path: Path) -> None:
     model, new = in_float64(changes), with_tails(NEW)
-    found = answers(model, tmp_path / "m.onnx", new)["predictions"]
+    actual = answers(model, tmp_path / "m.onnx", new)["predictions"]
     expected = model.predict(new)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, atol=1e-9 * SPREAD, rtol=1e-9)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, atol=1e-9 * SPREAD, rtol=1e-9)
 
 
 def test_model_predicting_in_float64_is_exported_in_float64(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_model_predicting_in_float64_is_exported_in_float64(tmp_path: Path) -> N
         "gaussian", bandwidth=20.0, ridge=1e-9, n_centers=100, solver="direct", threads=1
     )
     model.fit(rows, values)
-    found = answers(model, tmp_path / "m.onnx", rows, "auto")["predictions"]
-    np.testing.assert_allclose(found, model.predict(rows), rtol=0, atol=1e-8)
+    actual = answers(model, tmp_path / "m.onnx", rows, "auto")["predictions"]
+    np.testing.assert_allclose(actual, model.predict(rows), rtol=0, atol=1e-8)
     with pytest.warns(UserWarning, match="computes its sums in float64.* or leave out dtype"):
         model.to_c(tmp_path / "m.c", dtype="float32")
 
@@ -142,9 +142,9 @@ CASES = [
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_export_errors_are_within_rounding(case: tuple[str, str, str], tmp_path: Path) -> None:
-    found = errors(*case, tmp_path)
-    assert wrong(found) == {}
-    assert (found.keys() == LIMITS.keys()) == (case[0] != "relu_ntk")
+    actual = errors(*case, tmp_path)
+    assert wrong(actual) == {}
+    assert (actual.keys() == LIMITS.keys()) == (case[0] != "relu_ntk")
 
 
 def test_largest_errors_of_each_kind_are_reported() -> None:
@@ -153,8 +153,8 @@ def test_largest_errors_of_each_kind_are_reported() -> None:
         dict(zip(kinds, "abc", strict=True)) | dict.fromkeys(LIMITS, 1e-7),
         dict(zip(kinds, "adc", strict=True)) | {"C float64": 2e-3},
     ]
-    found = {row["of"]: (row["ONNX float64"], row["C float64"]) for row in worst(cases)}
-    assert found == {
+    actual = {row["of"]: (row["ONNX float64"], row["C float64"]) for row in worst(cases)}
+    assert actual == {
         "kernel a": ("1e-07", "2e-03"), "encoder b": ("1e-07", "1e-07"),
         "encoder d": ("refused", "2e-03"), "loss c": ("1e-07", "2e-03"), "all": ("1e-07", "2e-03"),
     }  # fmt: skip
@@ -169,10 +169,10 @@ def test_classifier_exports_labels_scores_and_probabilities(
     of = np.array(labels)[(np.digitize(X[:, 0], [-0.5, 0.5]) % len(labels))]
     options = QUICK | {"precision": "float64", "loss": "log_loss", "epochs": 3}
     model = sk.KernelClassifier(**options).fit(X, of)
-    found = answers(model, tmp_path / "m.onnx", NEW)
-    np.testing.assert_array_equal(found["labels"], model.predict(NEW))
-    np.testing.assert_allclose(found["probabilities"], model.predict_proba(NEW), atol=1e-12)
-    np.testing.assert_allclose(found["scores"], model.predict_values(NEW), atol=1e-9)
+    actual = answers(model, tmp_path / "m.onnx", NEW)
+    np.testing.assert_array_equal(actual["labels"], model.predict(NEW))
+    np.testing.assert_allclose(actual["probabilities"], model.predict_proba(NEW), atol=1e-12)
+    np.testing.assert_allclose(actual["scores"], model.predict_values(NEW), atol=1e-9)
 
 
 @pytest.mark.slow
@@ -186,26 +186,26 @@ def test_calibrated_probabilities_are_exported(tmp_path: Path) -> None:
     F = model._values(rows[:2000])
     for fitted in (calibration.probabilities, isotonic(F, of[:2000], np.ones(2000))):
         object.__setattr__(calibration, "probabilities", fitted)
-        found = answers(model, tmp_path / "m.onnx", NEW)["probabilities"]
-        np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-10)
+        actual = answers(model, tmp_path / "m.onnx", NEW)["probabilities"]
+        np.testing.assert_allclose(actual, model.predict_proba(NEW), atol=1e-10)
 
 
 def test_multilabel_and_multioutput_models_are_exported(tmp_path: Path) -> None:
-    both = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
-    model: Any = sk.KernelClassifier(**QUICK).fit(X, both)
-    found = answers(model, tmp_path / "m.onnx", NEW)
-    np.testing.assert_array_equal(found["labels"], model.predict(NEW))
+    indicators = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
+    model: Any = sk.KernelClassifier(**QUICK).fit(X, indicators)
+    actual = answers(model, tmp_path / "m.onnx", NEW)
+    np.testing.assert_array_equal(actual["labels"], model.predict(NEW))
     model = sk.KernelRegressor(**QUICK | {"precision": "float64"}).fit(X, X[:, :2])
-    found = answers(model, tmp_path / "m.onnx", NEW)
-    np.testing.assert_allclose(found["predictions"], model.predict(NEW), atol=1e-9)
+    actual = answers(model, tmp_path / "m.onnx", NEW)
+    np.testing.assert_allclose(actual["predictions"], model.predict(NEW), atol=1e-9)
 
 
 def test_images_keep_their_shape(tmp_path: Path) -> None:
     images = RNG.integers(0, 255, (200, 4, 5, 1), np.uint8)
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
     model.fit(images, images[:, 1, 1, 0].astype(float))
-    found = answers(model, tmp_path / "m.onnx", images)["predictions"]
-    np.testing.assert_allclose(found, model.predict(images), atol=1e-8)
+    actual = answers(model, tmp_path / "m.onnx", images)["predictions"]
+    np.testing.assert_allclose(actual, model.predict(images), atol=1e-8)
 
 
 def table(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
@@ -230,8 +230,8 @@ def test_table_has_an_input_for_each_column(tmp_path: Path) -> None:
     feed |= {name: new[[name]].to_numpy(object) for name in ("shop", "street")}
     days = (new["day"] - pd.Timestamp("1970-01-01")) / pd.Timedelta("1D")
     feed["day"] = days.to_numpy(float)[:, None]
-    found = answers(model, tmp_path / "m.onnx", feed)["predictions"]
-    np.testing.assert_allclose(found, model.predict(new), atol=1e-4)
+    actual = answers(model, tmp_path / "m.onnx", feed)["predictions"]
+    np.testing.assert_allclose(actual, model.predict(new), atol=1e-4)
 
 
 def test_cyclic_time_features_are_exported_up_to_rounding(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_column_names_may_equal_graph_values(tmp_path: Path) -> None:
     frame = frame[["a", "shop"]].set_axis(["c0", "v0"], axis=1)
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
     feed = {"c0": frame[["c0"]].to_numpy(float), "v0": frame[["v0"]].to_numpy(object)}
-    found = answers(model.fit(frame, targets), tmp_path / "m.onnx", feed)["predictions"]
-    np.testing.assert_allclose(found, model.predict(frame), atol=1e-6)
+    actual = answers(model.fit(frame, targets), tmp_path / "m.onnx", feed)["predictions"]
+    np.testing.assert_allclose(actual, model.predict(frame), atol=1e-6)
 
 
 def test_cells_are_encoded_like_in_python(tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ def test_cells_are_encoded_like_in_python(tmp_path: Path) -> None:
     feed = {name: frame[[name]].to_numpy(object) for name in ("told", "k")}
     feed |= {"a": frame[["a"]].to_numpy(float)}
     feed |= {"day": (days / pd.Timedelta("1D")).to_numpy(float)[:, None]}
-    found = answers(model, tmp_path / "m.onnx", feed)["predictions"]
-    np.testing.assert_allclose(found, model.predict(frame), atol=1e-4)
+    actual = answers(model, tmp_path / "m.onnx", feed)["predictions"]
+    np.testing.assert_allclose(actual, model.predict(frame), atol=1e-4)
 
 
 def test_float64_model_is_exported_in_float64_by_default(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_float64_model_is_exported_in_float64_by_default(tmp_path: Path) -> None
     model.set_params(kernel="gaussian", bandwidth=2.0, metric="none", ridge=1e-12)
     model.fit(rows, np.sin(3 * rows[:, 0] * rows[:, 1]) + rows[:, 2])
     new = np.random.default_rng(1).uniform(size=(100, 4))
-    found = answers(model, tmp_path / "m.onnx", new, "auto")["predictions"]
-    np.testing.assert_allclose(found, model.predict(new), atol=1e-6)
+    actual = answers(model, tmp_path / "m.onnx", new, "auto")["predictions"]
+    np.testing.assert_allclose(actual, model.predict(new), atol=1e-6)
     with pytest.warns(UserWarning, match="multiply the rounding errors of float32"):
         narrow = answers(model, tmp_path / "m.onnx", new, "float32")["predictions"]
     assert float(np.abs(narrow - model.predict(new)).max()) > 1e-4
@@ -309,17 +309,17 @@ def test_unsupported_model_is_refused_without_writing(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
     with pytest.raises(ConfigError, match="dtype='float16' is not known"):
         model.to_onnx(path, dtype="float16")
-    own = sk.KernelRegressor(**QUICK | {"kernel": Softplus(2.0), "bandwidth": "auto"})
+    custom_model = sk.KernelRegressor(**QUICK | {"kernel": Softplus(2.0), "bandwidth": "auto"})
     with pytest.raises(ConfigError, match=r"Softplus.* calls logaddexp"):
-        own.fit(X, VALUES).to_onnx(path)
+        custom_model.fit(X, VALUES).to_onnx(path)
 
     @sk.deterministic
     def half(A: Any, Y: Any, rng: Any) -> Any:
         return A / 2, Y
 
-    moved = sk.KernelRegressor(**QUICK | {"transforms": [half]}).fit(X, VALUES)
+    transformed = sk.KernelRegressor(**QUICK | {"transforms": [half]}).fit(X, VALUES)
     with pytest.raises(ConfigError, match=r"half.* is a function of yours"):
-        moved.to_onnx(path)
+        transformed.to_onnx(path)
     assert not path.parent.exists()
     with pytest.raises(ConfigError, match="is a URL"):
         model.to_onnx("s3://bucket/m.onnx")

@@ -20,21 +20,21 @@ B = np.random.default_rng(1).uniform(0.1, 2, (5, 3))
 
 
 def evaluated(graph: Graph, value: Traced, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    graph.output(value, "out", (None, None))  # type: ignore[arg-type]
+    graph.add_output(value, "out", (None, None))  # type: ignore[arg-type]
     session = onnxruntime.InferenceSession(graph.model({}).SerializeToString())
     return np.asarray(session.run(None, inputs)[0])
 
 
 def in_place(xp: Any, a: Any, b: Any) -> Any:
     """Apply every operator that overwrites its operand; a copy must stay unchanged."""
-    kept = a.copy()
+    copied = a.copy()
     a *= 2
     a += b
     a -= 0.5
     a /= b
     xp.exp(a, out=a)
     xp.minimum(a, 3, out=a)
-    return a + kept
+    return a + copied
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -62,15 +62,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_traced_functions_equal_numpy(name: str) -> None:
     graph, function = Graph(), FUNCTIONS[name]
-    given_arrays = (graph.input(name, np.float64, (3,)) for name in "ab")
+    given_arrays = (graph.add_input(name, np.float64, (3,)) for name in "ab")
     value = function(TracedModule(graph, "a test"), *given_arrays)
-    found = evaluated(graph, value, {"a": A, "b": B})
-    np.testing.assert_allclose(found, function(np, A.copy(), B.copy()), rtol=1e-13, atol=1e-13)
+    actual = evaluated(graph, value, {"a": A, "b": B})
+    np.testing.assert_allclose(actual, function(np, A.copy(), B.copy()), rtol=1e-13, atol=1e-13)
 
 
 def test_traced_sort_equals_numpy() -> None:
     graph = Graph()
-    a = graph.input("a", np.float64, (3,))
+    a = graph.add_input("a", np.float64, (3,))
     a.sort(axis=1)
     np.testing.assert_array_equal(evaluated(graph, a, {"a": A}), np.sort(A, axis=1))
 
@@ -87,14 +87,14 @@ def test_traced_interpolation_equals_numpy(points: list[tuple[float, float]], se
     at, height = np.append(at, at[-1]), np.append(height, height[-1])
     x = np.append(np.random.default_rng(seed).uniform(-4, 4, 20), at)[:, None]
     graph = Graph()
-    value = interpolate(graph, graph.input("a", np.float64, (1,)), at, height)
-    found = evaluated(graph, value, {"a": x})
-    np.testing.assert_allclose(found, np.interp(x, at, height), atol=1e-9)
+    value = interpolate(graph, graph.add_input("a", np.float64, (1,)), at, height)
+    actual = evaluated(graph, value, {"a": x})
+    np.testing.assert_allclose(actual, np.interp(x, at, height), atol=1e-9)
 
 
 def test_unknown_traced_function_is_named() -> None:
     graph = Graph()
-    a = graph.input("a", np.float64, (3,))
+    a = graph.add_input("a", np.float64, (3,))
     with pytest.raises(ConfigError, match=r"my kernel calls hypot .* use abs, "):
         TracedModule(graph, "my kernel").hypot(a, a)
     with pytest.raises(ConfigError, match="float32 only"):

@@ -111,8 +111,8 @@ def test_callback_can_stop_run(tmp_path: Path) -> None:
     assert other.told.count("pass") == 2
     two = finished(settings(**{"data.epochs": 2}), source=stream())
     np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(two.model.weights))
-    again = finished(settings(tmp_path / "ended", **EPOCHS), source=stream())
-    assert (again.epochs, again.ended) == (2, result.ended)
+    new_listener = finished(settings(tmp_path / "ended", **EPOCHS), source=stream())
+    assert (new_listener.epochs, new_listener.ended) == (2, result.ended)
 
 
 def test_stop_by_callback_survives_the_process(tmp_path: Path) -> None:
@@ -136,15 +136,15 @@ def test_callback_exception_is_raised_and_run_resumes(
 ) -> None:
     often = {"run.evaluate_every": 3}
     config = settings(tmp_path / "failed", **EPOCHS, **often)
-    seen = {"source": stream(), "test": array_source(10, 5)}
+    observed = {"source": stream(), "test": array_source(10, 5)}
     failing, other = Listener(fails), Listener()
     with pytest.raises(ZeroDivisionError, match=f"^{fails}$"):
-        train(config, **seen, callbacks=[other, failing])
+        train(config, **observed, callbacks=[other, failing])
     assert other.told[-1] == "end"
     assert failing.told[-1] == "end"
     if fails in ("evaluation", "pass"):  # what was done until then is saved
         assert latest_step(tmp_path / "failed") > 0
-    finished(config, **seen, callbacks=[Listener()])
+    finished(config, **observed, callbacks=[Listener()])
     assert_same_bits(final(tmp_path / "failed"), uninterrupted_run)
 
 
@@ -153,10 +153,10 @@ def test_resumed_run_reports_its_position(tmp_path: Path) -> None:
     listener = Listener()
     stopped(config, 9, source=stream(), callbacks=[listener])
     assert isinstance(listener.error, TrainingInterrupted)
-    again = Listener()
-    finished(config, source=stream(), callbacks=[again])
-    assert (again.run.step, again.run.epoch) == (9, 1)
-    assert [p.epoch for p in again.passed] == [2, 3, 4]
+    new_listener = Listener()
+    finished(config, source=stream(), callbacks=[new_listener])
+    assert (new_listener.run.step, new_listener.run.epoch) == (9, 1)
+    assert [p.epoch for p in new_listener.passed] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("changed", [{}, {"run.evaluate_every": 0}, {"solver.name": "direct"}])
@@ -176,22 +176,22 @@ def test_last_epoch_metrics_belong_to_final_model(changed: dict[str, Any], epoch
 def test_last_epoch_is_reported_after_resume(tmp_path: Path) -> None:
     config = settings(tmp_path, **EPOCHS)
     listener = Listener(fails="evaluation")
-    seen = {"source": stream(), "test": array_source(10, 5)}
+    observed = {"source": stream(), "test": array_source(10, 5)}
     with pytest.raises(ZeroDivisionError):
-        train(config, **seen, callbacks=[listener])
-    again = Listener()
-    result = finished(config, **seen, callbacks=[again])
-    assert again.passed[-1].last
-    assert again.passed[-1].figures == result.metrics
+        train(config, **observed, callbacks=[listener])
+    new_listener = Listener()
+    result = finished(config, **observed, callbacks=[new_listener])
+    assert new_listener.passed[-1].last
+    assert new_listener.passed[-1].figures == result.metrics
     after = Listener()
-    finished(config, **seen, callbacks=[after])
+    finished(config, **observed, callbacks=[after])
     assert after.passed == []
 
 
-@pytest.mark.parametrize("wrong", [Listener, object(), print])
-def test_objects_that_are_not_callbacks_are_refused(tmp_path: Path, wrong: Any) -> None:
+@pytest.mark.parametrize("invalid", [Listener, object(), print])
+def test_objects_that_are_not_callbacks_are_refused(tmp_path: Path, invalid: Any) -> None:
     with pytest.raises(ConfigError, match=r"streamkern\.Callback"):
-        train(settings(tmp_path / "run"), source=stream(), callbacks=[wrong])
+        train(settings(tmp_path / "run"), source=stream(), callbacks=[invalid])
     with pytest.raises(ConfigError, match=r"must be a list of callbacks; put a single"):
         train(settings(tmp_path / "run"), source=stream(), callbacks=Listener())  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()

@@ -34,7 +34,7 @@ from tests.runs import (
 )
 
 losses = st.floats(0, 1e30)
-broken = st.sampled_from([math.nan, math.inf, -math.inf])
+not_finite = st.sampled_from([math.nan, math.inf, -math.inf])
 LONG = {"data.epochs": 20}  # 140 steps, four windows and a rest of 12
 LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 
@@ -42,7 +42,7 @@ LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 # -- one judgement --------------------------------------------------------------------------------
 
 
-@given(best=losses, zero=losses, loss=broken)
+@given(best=losses, zero=losses, loss=not_finite)
 def test_non_finite_loss_is_divergence(best: float, zero: float, loss: float) -> None:
     guard = Guard(best)
     assert guard.judge(loss, zero)
@@ -57,13 +57,13 @@ def test_loss_well_below_zero_model_is_accepted(best: float, zero: float, share:
     assert not guard.judge(0.99 * share * zero, zero)
 
 
-@given(zero=st.floats(1e-6, 1e30), bad=st.floats(2.01, 1e6), good=st.floats(0, 2))
+@given(zero=st.floats(1e-6, 1e30), bad_loss=st.floats(2.01, 1e6), good_loss=st.floats(0, 2))
 def test_initial_loss_far_above_zero_model_is_divergence(
-    zero: float, bad: float, good: float
+    zero: float, bad_loss: float, good_loss: float
 ) -> None:
     """Check that without an earlier loss, up to twice the loss of predicting zero is accepted."""
-    assert Guard().judge(bad * zero, zero)
-    assert not Guard().judge(good * zero, zero)
+    assert Guard().judge(bad_loss * zero, zero)
+    assert not Guard().judge(good_loss * zero, zero)
 
 
 @given(best=st.floats(1e-6, 1e3), times=st.floats(10.1, 1e6), share=st.floats(0.11, 2))

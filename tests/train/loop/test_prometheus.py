@@ -46,11 +46,11 @@ def test_gauges_equal_the_log(tmp_path: Path) -> None:
         settings(tmp_path / "run", **CONFIG), source=stream(), test=array_source(40, 5),
         callbacks=[shown, scraping],
     )  # fmt: skip
-    evaluations = [(r, seen) for r, seen in scraping.seen if r["event"] == "evaluation"]
+    evaluations = [(r, page) for r, page in scraping.seen if r["event"] == "evaluation"]
     assert len(evaluations) == 3
-    for record, seen in evaluations:
+    for record, page in evaluations:
         for name in ("step", "epoch", "test_mse"):
-            assert seen[f"streamkern_{name}"] == (record[name], {"run": 'a "first" one'})
+            assert page[f"streamkern_{name}"] == (record[name], {"run": 'a "first" one'})
     logged = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
     assert [r["test_mse"] for r in logged] == [r["test_mse"] for r, _ in evaluations]
     with pytest.raises(OSError, match="refused"):
@@ -62,24 +62,24 @@ def test_second_fit_is_served_again() -> None:
     for _ in range(2):
         scraping = Scraping(shown)
         finished(settings(**CONFIG), source=stream(), callbacks=[shown, scraping])
-        for record, seen in scraping.seen:
-            assert seen["streamkern_step"][0] == record["step"]
+        for record, page in scraping.seen:
+            assert page["streamkern_step"][0] == record["step"]
 
 
 def test_occupied_port_is_refused() -> None:
     first = sk.Prometheus(0)
-    seen: list[str] = []
+    errors: list[str] = []
 
     class Second(sk.Callback):
         def record(self, record: Any) -> None:
-            if seen:
+            if errors:
                 return
             with pytest.raises(sk.ConfigError, match="give a free port") as refused:
                 finished(settings(), source=stream(), callbacks=[sk.Prometheus(first.port)])
-            seen.append(str(refused.value))
+            errors.append(str(refused.value))
 
     finished(settings(), source=stream(), callbacks=[first, Second()])
-    assert str(first.port) in seen[0]
+    assert str(first.port) in errors[0]
 
 
 @pytest.mark.parametrize(

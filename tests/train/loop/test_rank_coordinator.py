@@ -36,7 +36,7 @@ def messages(
         clock[0] += step_s
         position = SimpleNamespace(batch=step, step=step)
         steps: Any = SimpleNamespace(solver=solver, state=None, position=position)
-        if agreement.sync_if_due(steps, now=step in at):
+        if agreement.sync_if_due(steps, is_forced=step in at):
             agreement.agree_on_end(None)
     return ranks.sent
 

@@ -17,7 +17,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train.loop import step_loop
-from streamkern.train.model.calibrating import calibrate, each_left_out
+from streamkern.train.model.calibrating import calibrate, leave_one_out_predictions
 from streamkern.train.resolve import problem_shape
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
@@ -54,24 +54,27 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
 def test_run_killed_during_calibration_resumes(
     classes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, held = rows(slice(500), classes=classes), rows(slice(500, 600), classes=classes)
-    uninterrupted = train(settings(tmp_path / "a"), source=known, test=held)
+    training_source, held = (
+        rows(slice(500), classes=classes),
+        rows(slice(500, 600), classes=classes),
+    )
+    uninterrupted = train(settings(tmp_path / "a"), source=training_source, test=held)
 
-    def killed(*given: Any) -> Any:
+    def raise_interrupt(*run_settings: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return calibrate(*given)
+        return calibrate(*run_settings)
 
     with monkeypatch.context() as patched:
-        patched.setattr(step_loop, "calibrate", killed)
+        patched.setattr(step_loop, "calibrate", raise_interrupt)
         with pytest.raises(TrainingInterrupted):
-            train(settings(tmp_path / "b"), source=known, test=held)
+            train(settings(tmp_path / "b"), source=training_source, test=held)
     assert not [name for name in arrays(tmp_path / "b") if name.startswith("calibration")]
-    again = train(settings(tmp_path / "b"), source=known, test=held)
-    assert again.metrics == uninterrupted.metrics
-    expected, found = arrays(tmp_path / "a"), arrays(tmp_path / "b")
-    assert expected.keys() == found.keys()
+    resumed = train(settings(tmp_path / "b"), source=training_source, test=held)
+    assert resumed.metrics == uninterrupted.metrics
+    expected, actual = arrays(tmp_path / "a"), arrays(tmp_path / "b")
+    assert expected.keys() == actual.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(actual[name], array)
     model = load_model(tmp_path / "b", device="cpu")
     with model.backend:
         assert model.evaluate(held) == {k[5:]: v for k, v in uninterrupted.metrics.items()}
@@ -79,17 +82,17 @@ def test_run_killed_during_calibration_resumes(
         wide = model.calibration.intervals.score_quantile(0.9)
     if not classes:  # in the units of the targets
         assert 0.1 < wide[0] / 50 < 1
-    for result in (uninterrupted, again):
+    for result in (uninterrupted, resumed):
         result.model.backend.close()
 
 
 def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
     """Check that other targets of these rows change the calibration, and not the weights."""
     stop = {"run.early_stopping": True, "data.epochs": 3}
-    known = rows(slice(600), classes=False)
-    _, held_out = split_rows(known, 0.1, 0, TO_CALIBRATE)
-    own = np.concatenate([block.X for block in held_out.blocks()])
-    at = (X[:, None] == own).all(axis=2).any(axis=1)
+    training_source = rows(slice(600), classes=False)
+    _, held_out = split_rows(training_source, 0.1, 0, TO_CALIBRATE)
+    held_out_rows = np.concatenate([block.X for block in held_out.blocks()])
+    at = (X[:, None] == held_out_rows).all(axis=2).any(axis=1)
     assert at.sum() == 60
     other = Y.copy()
     other[at] = other[at][::-1]  # the same mean
@@ -103,9 +106,9 @@ def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
         calibrations[1].intervals.score_quantile(0.9)[0]
         > 3 * calibrations[0].intervals.score_quantile(0.9)[0]
     )
-    both = train(settings(**stop), source=known)
-    assert both.samples == 3 * (600 - 60 - 54)
-    for result in (*results, both):
+    final_model_run = train(settings(**stop), source=training_source)
+    assert final_model_run.samples == 3 * (600 - 60 - 54)
+    for result in (*results, final_model_run):
         result.model.backend.close()
 
 
@@ -128,11 +131,13 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
     w = np.random.default_rng(1).integers(1, 4, n).astype(float) if weighted else None
     few = {"run.calibrate": "auto", "run.precision": "float64", "data.scale": "none"}
     ridge, balanced = {"solver.ridge": 1e-3}, {"data.class_weight": "balanced"}
-    given = settings(**SETTINGS | few | ridge | (balanced if weighted else {}))
-    given = given.with_overrides({"solver.name": solver, "data.epochs": 60, "model.n_centers": 30})
-    result = train(given, source=rows(slice(n), w=w))
-    found, targets = result.model.calibration, result.model.targets
-    assert found is not None
+    run_settings = settings(**SETTINGS | few | ridge | (balanced if weighted else {}))
+    run_settings = run_settings.with_overrides(
+        {"solver.name": solver, "data.epochs": 60, "model.n_centers": 30}
+    )
+    result = train(run_settings, source=rows(slice(n), w=w))
+    actual, targets = result.model.calibration, result.model.targets
+    assert actual is not None
     Y = (np.eye(2)[LABELS[:n]] - targets.mean) / targets.scale
     plain = np.ones(n) if w is None else w
     total = plain
@@ -143,44 +148,44 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
     K, norm = ref.laplace(X[:n], result.Z, 2.0), ref.laplace(result.Z, result.Z, 2.0)
     F = np.empty((n, 2))
     for i in range(n):
-        others = np.delete(np.arange(n), i)
+        other_rows = np.delete(np.arange(n), i)
         among = (X[i] != result.Z).any(axis=1)
-        G, v = K[np.ix_(others, among)], total[others, None]
+        G, v = K[np.ix_(other_rows, among)], total[other_rows, None]
         A = G.T @ (v * G) / n + 1e-3 * norm[np.ix_(among, among)]
-        F[i] = K[i, among] @ np.linalg.solve(A, G.T @ (v * Y[others]) / n)
+        F[i] = K[i, among] @ np.linalg.solve(A, G.T @ (v * Y[other_rows]) / n)
     F = F * targets.scale + targets.mean
     truth = Calibration.of_classes(F, LABELS[:n], w, np.arange(n))
-    np.testing.assert_allclose(found.intervals.scores, truth.intervals.scores, atol=1e-5)
-    np.testing.assert_allclose(found.probabilities(F), truth.probabilities(F), atol=1e-5)
+    np.testing.assert_allclose(actual.intervals.scores, truth.intervals.scores, atol=1e-5)
+    np.testing.assert_allclose(actual.probabilities(F), truth.probabilities(F), atol=1e-5)
     result.model.backend.close()
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("training_source", [True, False])
 def test_setup_without_leave_one_out_record_has_no_probabilities(
-    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    training_source: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version without this record, which ends without probabilities."""
     auto = {"run.calibrate": "auto"}
 
-    def killed(*given: Any) -> Any:
+    def raise_interrupt(*run_settings: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return each_left_out(*given)
+        return leave_one_out_predictions(*run_settings)
 
     with monkeypatch.context() as patched:
-        patched.setattr(step_loop, "each_left_out", killed)
-        if not known:
+        patched.setattr(step_loop, "leave_one_out_predictions", raise_interrupt)
+        if not training_source:
             patched.setattr(problem_shape, "plans_left_out", lambda *_: False)
-        ends = pytest.raises(TrainingInterrupted) if known else contextlib.nullcontext()
+        ends = pytest.raises(TrainingInterrupted) if training_source else contextlib.nullcontext()
         with ends:
             train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
-    again = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
-    assert (again.model.calibration is not None) == known
-    if known:
+    resumed = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
+    assert (resumed.model.calibration is not None) == training_source
+    if training_source:
         full = train(settings(**auto), source=rows(slice(500)))
-        assert again.model.calibration is not None
+        assert resumed.model.calibration is not None
         assert full.model.calibration is not None
         np.testing.assert_array_equal(
-            again.model.calibration.intervals.scores, full.model.calibration.intervals.scores
+            resumed.model.calibration.intervals.scores, full.model.calibration.intervals.scores
         )
         full.model.backend.close()
-    again.model.backend.close()
+    resumed.model.backend.close()

@@ -163,10 +163,10 @@ def test_other_targets_are_refused(
 
 def test_classes_are_matched_by_name(result: Result) -> None:
     X, ids = arrays(20, 5)[0], np.arange(20) % 2
-    same = result.model.evaluate(ArraySource(X, ids, classes=("ant", "bee", "cat")))
+    named_classes = result.model.evaluate(ArraySource(X, ids, classes=("ant", "bee", "cat")))
     for names in (("bee", "ant"), ("bee", "dog", "ant")):
         places = np.array([names.index(name) for name in ("ant", "bee")])
-        assert result.model.evaluate(ArraySource(X, places[ids], classes=names)) == same
+        assert result.model.evaluate(ArraySource(X, places[ids], classes=names)) == named_classes
 
 
 @pytest.mark.full(all_but_every=4)
@@ -189,6 +189,6 @@ def test_rows_beyond_float32_are_refused(value: float) -> None:
     rows[1, 2] = value
     with pytest.raises(DataError, match="row 1 is too large for float32"):
         model.predict(rows)
-    far = np.array(X[:1], np.float64)
-    far[0, 2] = 1e12  # far from all centers, and right
-    assert np.isfinite(model.decision_function(far)).all()
+    distant_row = np.array(X[:1], np.float64)
+    distant_row[0, 2] = 1e12  # far from all centers, and right
+    assert np.isfinite(model.decision_function(distant_row)).all()

@@ -40,16 +40,16 @@ def test_html_of_result_has_facts_and_escapes_text(tmp_path: Path, model: dict[s
     streamkern.ingest_store(FRAME, tmp_path / "s", y=LABELS)
     source = streamkern.ZarrSource(tmp_path / "s")
     result = train(settings(tmp_path, **model), test=source)
-    found = shown_cells(result)
+    actual = shown_cells(result)
     reported = dict(re.findall(r"^  (\S+) +(.*)$", run_text(run_overview(tmp_path / "run")), re.M))
-    added = {"targets", "features", "centers"} | ({"loss"} - set(reported))
-    assert found.keys() - reported.keys() <= added
-    for name in found.keys() & reported.keys() - {"epoch", "samples"}:
-        assert found[name] == reported[name], name
-    assert (found["epoch"], found["samples"]) == ("2", "600")
-    assert float(found["test_accuracy"]) > 0.9
-    assert found["targets"] == "2 classes ('<script>alert(1)</script>', 'a&b')"
-    assert found["features"] == "2: <b>width</b>, height"
+    expected_names = {"targets", "features", "centers"} | ({"loss"} - set(reported))
+    assert actual.keys() - reported.keys() <= expected_names
+    for name in actual.keys() & reported.keys() - {"epoch", "samples"}:
+        assert actual[name] == reported[name], name
+    assert (actual["epoch"], actual["samples"]) == ("2", "600")
+    assert float(actual["test_accuracy"]) > 0.9
+    assert actual["targets"] == "2 classes ('<script>alert(1)</script>', 'a&b')"
+    assert actual["features"] == "2: <b>width</b>, height"
     assert "color" not in result._repr_html_()
 
 
@@ -57,30 +57,30 @@ def test_html_of_model_names_run_and_settings(tmp_path: Path) -> None:
     streamkern.ingest_store(FRAME, tmp_path / "s", y=X[:, :1] + 0.5)
     train(settings(tmp_path, kernel="gaussian", bandwidth=2.0, loss="huber"))
     model = load_model(tmp_path / "run")
-    found = shown_cells(model)
+    actual = shown_cells(model)
     model.backend.close()
-    assert found["run"] == str(tmp_path / "run")
-    assert (found["targets"], found["centers"]) == ("1 value", "40")
-    assert found["kernel"] == repr(model.op.kernel)
-    assert found["loss"].startswith("huber(delta ")
+    assert actual["run"] == str(tmp_path / "run")
+    assert (actual["targets"], actual["centers"]) == ("1 value", "40")
+    assert actual["kernel"] == repr(model.op.kernel)
+    assert actual["loss"].startswith("huber(delta ")
 
 
 def test_repr_is_short_and_has_no_arrays() -> None:
     source = streamkern.ArraySource(X, X[:, :1])
-    given = {"model": {"loss": "huber", "kernel": "gaussian", "n_centers": 40},
+    tables = {"model": {"loss": "huber", "kernel": "gaussian", "n_centers": 40},
              "solver": {"name": "block"}, "data": {"epochs": 1}, "run": {"threads": 1}}  # fmt: skip
-    result = train(given, source=source, test=streamkern.ArraySource(X[:50], X[:50, :1]))
+    result = train(tables, source=source, test=streamkern.ArraySource(X[:50], X[:50, :1]))
     for shown in (result, result.model):
         name, *lines = repr(shown).splitlines()
-        found = dict(line.split(maxsplit=1) for line in lines)
+        actual = dict(line.split(maxsplit=1) for line in lines)
         assert name == type(shown).__name__
-        assert (found["features"], found["targets"]) == (str(X.shape[1]), "1 value")
-        assert (found["centers"], found["loss"].partition("(")[0]) == ("40", "huber")
-        assert "aussian" in found["kernel"]
+        assert (actual["features"], actual["targets"]) == (str(X.shape[1]), "1 value")
+        assert (actual["centers"], actual["loss"].partition("(")[0]) == ("40", "huber")
+        assert "aussian" in actual["kernel"]
         assert len(repr(shown)) < 1000
-    found = dict(line.split(maxsplit=1) for line in repr(result).splitlines()[1:])
-    assert found["solver"] == "block"
-    assert float(found["test_mse"]) == pytest.approx(result.metrics["test_mse"], rel=1e-3)
+    actual = dict(line.split(maxsplit=1) for line in repr(result).splitlines()[1:])
+    assert actual["solver"] == "block"
+    assert float(actual["test_mse"]) == pytest.approx(result.metrics["test_mse"], rel=1e-3)
     result.model.columns = tuple("a" * 5000 for _ in range(3))
     assert len(repr(result.model)) < 1000
 
@@ -91,10 +91,10 @@ def test_user_kernel_points_are_not_shown() -> None:
             return 1 / (1 + sq)
 
     source = streamkern.ArraySource(X, X[:, :1])
-    given = {"model": {"kernel": Rational(1.0), "metric": "none"}, "run": {"threads": 1}}
-    found = shown_cells(train(given, source=source))
-    assert found["kernel"].endswith("Rational")
-    assert "values" not in found
+    tables = {"model": {"kernel": Rational(1.0), "metric": "none"}, "run": {"threads": 1}}
+    actual = shown_cells(train(tables, source=source))
+    assert actual["kernel"].endswith("Rational")
+    assert "values" not in actual
 
 
 def test_html_hides_credentials(tmp_path: Path) -> None:

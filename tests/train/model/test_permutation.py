@@ -48,25 +48,27 @@ def test_quantile_importances_equal_scikit_learn_pinball_score() -> None:
     levels = [0.1, 0.5, 0.9]
     model = sk.KernelRegressor(**QUICK, loss="quantile", quantile=levels, random_state=0)
     model.fit(FRAME[:400], Y[:400])
-    found = model.permutation_importances(FRAME[400:], Y[400:])
+    actual = model.permutation_importances(FRAME[400:], Y[400:])
     predictions = model.predict(FRAME[400:])
     expected = np.mean(
         [d2_pinball_score(Y[400:], predictions[:, j], alpha=a) for j, a in enumerate(levels)]
     )
-    assert found.score == pytest.approx(expected, rel=1e-6)
-    assert found.importances_mean[3] < 0.05 < found.importances_mean[2] < found.importances_mean[0]
+    assert actual.score == pytest.approx(expected, rel=1e-6)
+    assert (
+        actual.importances_mean[3] < 0.05 < actual.importances_mean[2] < actual.importances_mean[0]
+    )
 
 
 def test_class_importances_are_losses_of_accuracy(tmp_path: Path) -> None:
     X, labels = FRAME[["a", "b"]].to_numpy(), np.where(FRAME.a > 0, "up", "down")
     model = sk.KernelClassifier(**QUICK).fit(X[:400], labels[:400])
-    found = model.permutation_importances(X[400:], labels[400:])
-    assert found.score == pytest.approx(model.score(X[400:], labels[400:]))
-    assert found.importances_mean[0] > 0.3 > 0.05 > found.importances_mean[1]
-    assert list(found.feature_names) == ["x0", "x1"]
+    actual = model.permutation_importances(X[400:], labels[400:])
+    assert actual.score == pytest.approx(model.score(X[400:], labels[400:]))
+    assert actual.importances_mean[0] > 0.3 > 0.05 > actual.importances_mean[1]
+    assert list(actual.feature_names) == ["x0", "x1"]
     sk.ingest_store(X, tmp_path / "s.zarr", y=labels)
-    stored = model.permutation_importances(str(tmp_path / "s.zarr"), n_rows=200)
-    assert stored.importances_mean[0] > 0.3
+    from_store = model.permutation_importances(str(tmp_path / "s.zarr"), n_rows=200)
+    assert from_store.importances_mean[0] > 0.3
 
 
 def test_metric_importances_are_shares_by_column() -> None:
@@ -104,9 +106,9 @@ def test_info_and_report_measure_importances(
     sk.ingest_store(tmp_path / "train.csv", store, y="y")
     sk.KernelRegressor(**QUICK, run_dir=tmp_path / "named").fit(str(store))
     assert run_command(["info", str(tmp_path / "named"), *arguments, "--json"]) == 0
-    found = json.load(io.StringIO(capsys.readouterr().out))["permutation_importances"]
-    assert [name for name, _, _ in found["columns"]][:2] == ["a", "w"]
-    assert (found["figure"], found["rows"]) == ("r2", 200)
+    actual = json.load(io.StringIO(capsys.readouterr().out))["permutation_importances"]
+    assert [name for name, _, _ in actual["columns"]][:2] == ["a", "w"]
+    assert (actual["figure"], actual["rows"]) == ("r2", 200)
     assert run_command(["info", str(tmp_path / "named"), *arguments]) == 0
     assert "by how much r2 falls where a column is shuffled" in capsys.readouterr().out
     assert run_command(["report", str(tmp_path / "named"), *arguments, "--out", str(page)]) == 0
@@ -123,5 +125,5 @@ def test_zero_weights_are_refused(model: sk.KernelRegressor) -> None:
     with pytest.raises(sk.DataError, match="weight above 0, but only 1"):
         model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
     weights[4] = 1
-    found = model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
-    assert np.isfinite([*found.importances_mean, found.score]).all()
+    actual = model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
+    assert np.isfinite([*actual.importances_mean, actual.score]).all()

@@ -40,10 +40,10 @@ def fitted(grows: float, **settings: Any) -> KernelModel:
 
 
 def calibrated(model: KernelModel, X: Array, Y: Array, w: Array | None = None) -> Calibration:
-    found = calibrate(model, ArraySource(X, Y, sample_weight=w))
-    assert found is not None
-    model.calibration = found
-    return found
+    actual = calibrate(model, ArraySource(X, Y, sample_weight=w))
+    assert actual is not None
+    model.calibration = actual
+    return actual
 
 
 def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Array, Array]:
@@ -52,9 +52,13 @@ def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Arr
     vars(model).pop("_sigma", None)
     assert model.calibration is not None
     assert model.calibration.normalised is not None
-    both = model.values(X, spread=True)
+    values_and_scale = model.values(X, spread=True)
     plain, own = model.calibration.intervals, model.calibration.normalised
-    return np.abs(both[:, :2] - Y), plain.score_quantile(0.9), own.score_quantile(0.9) * both[:, 2:]
+    return (
+        np.abs(values_and_scale[:, :2] - Y),
+        plain.score_quantile(0.9),
+        own.score_quantile(0.9) * values_and_scale[:, 2:],
+    )
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
@@ -71,13 +75,13 @@ def test_intervals_cover_easy_and_difficult_rows(features: str) -> None:
         missed, plain, reach = missed_and_reach(model, X, Y)
         easy = spread < np.median(spread, axis=0)
         for k in range(2):
-            inside, alike = missed[:, k] <= reach[:, k], missed[:, k] <= plain[k]
-            assert 0.88 < inside.mean() < 0.92
-            assert 0.88 < alike.mean() < 0.92
+            is_inside, similar_points = missed[:, k] <= reach[:, k], missed[:, k] <= plain[k]
+            assert 0.88 < is_inside.mean() < 0.92
+            assert 0.88 < similar_points.mean() < 0.92
             parts = easy[:, k], ~easy[:, k]
-            assert all(0.86 < inside[part].mean() < 0.94 for part in parts)
-            assert alike[parts[0]].mean() > 0.96
-            assert alike[parts[1]].mean() < 0.84
+            assert all(0.86 < is_inside[part].mean() < 0.94 for part in parts)
+            assert similar_points[parts[0]].mean() > 0.96
+            assert similar_points[parts[1]].mean() < 0.84
             assert reach[:, k].mean() < plain[k]
             assert reach[parts[0], k].mean() < 0.6 * plain[k]
 
@@ -100,20 +104,20 @@ def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
     model = fitted(1.0)
     X, Y, _ = drawn(400, 1.0, 1)
     with model.backend:
-        found = calibrated(model, X, Y)
-        assert found is not None
-        points = {tuple(row) for row in found.residual_scale.points}
+        actual = calibrated(model, X, Y)
+        assert actual is not None
+        points = {tuple(row) for row in actual.residual_scale.points}
         rows = model.transformed_rows(next(iter(ArraySource(X, Y).blocks())))
         scaled = model.backend.to_host(rows)
         judges = np.array([tuple(row) not in points for row in scaled])
-        assert judges.sum() == len(found.normalised.scores) == 200
+        assert judges.sum() == len(actual.normalised.scores) == 200
         other = Y.copy()
         other[judges] += 10
-        again = calibrated(model, X, other)
-        assert again is not None
-        np.testing.assert_array_equal(again.residual_scale.weights, found.residual_scale.weights)
+        second = calibrated(model, X, other)
+        assert second is not None
+        np.testing.assert_array_equal(second.residual_scale.weights, actual.residual_scale.weights)
         assert (
-            again.normalised.score_quantile(0.9) > 2 * found.normalised.score_quantile(0.9)
+            second.normalised.score_quantile(0.9) > 2 * actual.normalised.score_quantile(0.9)
         ).all()
         more = np.concatenate((X, X[:50])), np.concatenate((Y, Y[:50] + 100))
         w = np.repeat((1.0, 0.0), (400, 50))

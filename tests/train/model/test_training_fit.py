@@ -24,7 +24,7 @@ def warnings_of(X: Any, y: Any, **options: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         kind(random_state=0, threads=1, metric="none", **options).fit(X, y)
-    return [str(each.message) for each in message]
+    return [str(caught.message) for caught in message]
 
 
 @pytest.mark.parametrize("solver", ["direct", "block", "falkon", "sgd"])
@@ -108,7 +108,7 @@ def test_outlier_warning_is_shown_once_for_all_folds() -> None:
                         warnings.filterwarnings("ignore", "nine tenths")
                     make.fit(data[:300], Y[:300])
         reported.append(
-            [str(each.message) for each in message if "nine tenths" in str(each.message)]
+            [str(caught.message) for caught in message if "nine tenths" in str(caught.message)]
         )
     assert [*map(len, reported)] == [1, 1, 1, 0]
     assert "or else set scale='quantiles'" in reported[0][0]
@@ -125,11 +125,11 @@ def test_worthless_model_gives_one_warning_for_all_folds() -> None:
         for _ in range(2):
             cross_val_score(make, X, nothing, cv=3)
         make.fit(X, nothing)
-    assert sum(SAID in str(each.message) for each in message) == 2
+    assert sum(SAID in str(caught.message) for caught in message) == 2
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         cross_val_score(make, X, nothing, cv=3)
-    assert sum(SAID in str(each.message) for each in message) == 3
+    assert sum(SAID in str(caught.message) for caught in message) == 3
 
 
 def test_worthless_model_warning_names_given_settings() -> None:

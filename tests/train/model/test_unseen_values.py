@@ -26,5 +26,5 @@ def test_unseen_categorical_values_give_warning() -> None:
         warnings.simplefilter("error")
         model.predict(half)
     with pytest.warns(UserWarning, match=rf"most rows have values of 'x{LEVEL}' that no center"):
-        found = model.predict(fresh + 1000 * (np.arange(4) == LEVEL))
-    assert np.isfinite(found).all()
+        actual = model.predict(fresh + 1000 * (np.arange(4) == LEVEL))
+    assert np.isfinite(actual).all()

@@ -30,11 +30,11 @@ def exact(model: Any, rows: np.ndarray) -> np.ndarray:
 
 def trained(run_dir: Path | None = None, **changes: Any) -> Any:
     """Train a Gaussian kernel of this width in float32, with a tiny ridge."""
-    given = {
+    parameters = {
         "kernel": "gaussian", "metric": "none", "n_centers": 300, "ridge": 1e-9, "scale": "none",
         "solver": "direct", "run_dir": run_dir,
     }  # fmt: skip
-    return sk.KernelRegressor(**given | changes).fit(X, Y)
+    return sk.KernelRegressor(**parameters | changes).fit(X, Y)
 
 
 @pytest.mark.parametrize("bandwidth", [0.5, 2.0, 6.0])
@@ -92,12 +92,12 @@ def test_rounding_is_measured_alike_for_all_backends(bandwidth: float, shows: bo
 
 def test_class_scores_keep_their_dtype() -> None:
     labels = (Y > 0).astype(int)
-    given = {
+    parameters = {
         "kernel": "gaussian", "metric": "none", "n_centers": 300, "bandwidth": 6.0, "ridge": 1e-9,
         "solver": "direct",
     }  # fmt: skip
-    wide = sk.KernelClassifier(**given).fit(X, labels)
-    narrow = sk.KernelClassifier(precision="exact", **given).fit(X, labels)
+    wide = sk.KernelClassifier(**parameters).fit(X, labels)
+    narrow = sk.KernelClassifier(precision="exact", **parameters).fit(X, labels)
     scores, rounded = wide.decision_function(NEW), narrow.decision_function(NEW)
     assert scores.dtype == rounded.dtype == np.float32
     assert np.abs(scores - rounded).max() > 1e-4

@@ -122,9 +122,9 @@ def test_ranks_with_center_partition_continue_a_run(
     one rank."""
     grid = {"run.center_ranks": 2, "data.epochs": 1}
     runs.trained(client, runs.settings(store, tmp_path / "old", **grid), tmp_path)
-    own = {"model.n_centers": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
+    automatic = {"model.n_centers": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     continues = str(tmp_path / "old")
-    config = runs.settings(store, tmp_path / "new", **grid | own)
+    config = runs.settings(store, tmp_path / "new", **grid | automatic)
     reported: list[dict[str, Any]] = []
     acts = {"1 0": "kill", "0 6": "kill"}
     runs.trained(
@@ -133,8 +133,8 @@ def test_ranks_with_center_partition_continue_a_run(
     assert [event["event"] for event in reported].count("lost") == 2
     one = {"run.ranks": 1, "run.center_ranks": 1, "run.run_dir": str(tmp_path / "one")}
     train(config.with_overrides(one), continues=continues)
-    found, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    actual, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_workers_survive_invalid_settings(
@@ -171,7 +171,7 @@ def other_store(folder: Path) -> str:
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[Any]:
+def remote_cluster(tmp_path: Path) -> Iterator[Any]:
     """Return a client of two workers, of which the first is behind links, and these."""
     with ExitStack() as stack:
         client = stack.enter_context(local_cluster(1, 1))
@@ -190,12 +190,12 @@ def far(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.filterwarnings(LEFT_OPEN)
 def test_machine_without_network_ends_and_others_continue(
-    far: Any, store: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
+    remote_cluster: Any, store: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the rank that holds the run directory ends by itself, and that nobody writes
     before; the others then continue."""
     monkeypatch.setattr(rank_cluster, "_NANNY_TIMEOUT_S", 1.0)
-    client, links = far
+    client, links = remote_cluster
     events: list[dict[str, Any]] = []
     config = runs.settings(store, tmp_path / "run")
 
@@ -216,11 +216,11 @@ def test_machine_without_network_ends_and_others_continue(
     )  # fmt: skip
     cutting.join()
     gc.collect()
-    *_, lost, again = (event for event in events if event["event"] != "message")
+    *_, lost, restarted = (event for event in events if event["event"] != "message")
     assert "rank 0" in lost["why"]
     assert "silent for 4 s" in lost["why"]
-    assert (again["ranks"], again["wanted"]) == (1, 2)
-    assert lost["steps"] == again["steps"] == [4, 8]
+    assert (restarted["ranks"], restarted["wanted"]) == (1, 2)
+    assert lost["steps"] == restarted["steps"] == [4, 8]
     assert not is_alive(int((tmp_path / "0-10").read_text()))
     np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)
 

@@ -48,8 +48,8 @@ def test_arrays_are_sent_to_ranks(tmp_path: Path) -> None:
         model.fit(X, y, test=(X[:500], y[:500]))
     np.testing.assert_allclose(two.decision_function(X), one.decision_function(X), atol=1e-9)
     assert len(two.history_) == 2
-    for found, expected in zip(two.history_, one.history_, strict=True):
-        assert found == pytest.approx(expected)
+    for actual, expected in zip(two.history_, one.history_, strict=True):
+        assert actual == pytest.approx(expected)
 
 
 class Own(Laplace):

@@ -132,7 +132,7 @@ def test_killed_rank_starts_next_generation(client: Any, tmp_path: Path, rank: i
     result = placed(client, tmp_path, events, acts={f"{rank} 5": "kill"})
     assert result["total"] == toys.expected(STEPS)
     started = toys.started_ranks(tmp_path)
-    assert [(generation, k, size, done) for generation, k, size, _, done in started] == [
+    assert [(generation, k, size, n_done) for generation, k, size, _, n_done in started] == [
         (1, 0, 2, 0), (1, 1, 2, 0), (2, 0, 2, 5), (2, 1, 2, 5)
     ]  # fmt: skip
     assert len({pid for *_, pid, _ in started}) == 4
@@ -150,7 +150,16 @@ def test_several_kills_start_generations(client: Any, tmp_path: Path) -> None:
     result = placed(client, tmp_path, acts=acts, prepare=toys.prepare, first="kill")
     assert result["total"] == toys.expected(STEPS)
     assert toys.notes(tmp_path).count("prepared") == 2
-    assert [done for *_, done in toys.started_ranks(tmp_path)] == [0, 0, 1, 1, 3, 3, 5, 5]
+    assert [n_done for *_, n_done in toys.started_ranks(tmp_path)] == [
+        0,
+        0,
+        1,
+        1,
+        3,
+        3,
+        5,
+        5,
+    ]
 
 
 @pytest.mark.full
@@ -221,7 +230,7 @@ def test_repeated_failure_without_progress_ends_run(client: Any, tmp_path: Path)
 )
 def test_only_fruitless_tries_count(start_time: list[int | None], fruitless: list[int]) -> None:
     tries = RetryBudget()
-    assert [tries.fruitless(each) for each in start_time] == fruitless
+    assert [tries.count_fruitless(progress) for progress in start_time] == fruitless
 
 
 @pytest.mark.slow
@@ -332,11 +341,11 @@ def test_process_serves_one_driver_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     result = placed(client, tmp_path, secret="hunter2")
     assert result["secret"] == 7
-    known = client.run_on_scheduler(
+    scheduler_state = client.run_on_scheduler(
         lambda dask_scheduler: repr(list(dask_scheduler.transition_log))
     )
     order = RankSpec("name", 1, 0, ("a",), 1, 1.0, 1.0, 0.0, b"hunter2")
-    assert "hunter2" not in known + repr(order)
+    assert "hunter2" not in scheduler_state + repr(order)
 
 
 def test_workers_with_a_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,8 +354,8 @@ def test_workers_with_a_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
     cluster = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0, 1.0)
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
-    known = {"workers": {"tcp://w:1": worker}}
-    monkeypatch.setattr(RankCluster, "_wait_for", lambda self, question: known)
+    scheduler_state = {"workers": {"tcp://w:1": worker}}
+    monkeypatch.setattr(RankCluster, "_wait_for", lambda self, question: scheduler_state)
     assert list(cluster.workers()) == ["tcp://w:1"]
     worker["memory_limit"] = 3 << 30
     with pytest.raises(ConfigError, match=r"tcp://w:1 of .* limit of 3 GiB, .*--memory-limit 0"):
@@ -357,9 +366,9 @@ def test_workers_with_a_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_number_of_ranks_is_validated(client: Any, tmp_path: Path) -> None:
-    for least, most in ((0, 2), (3, 2)):
-        with pytest.raises(ConfigError, match=f"min_ranks={least} must be at least 1"):
-            placed(client, tmp_path, ranks=most, min_ranks=least)
+    for too_few, max_ranks in ((0, 2), (3, 2)):
+        with pytest.raises(ConfigError, match=f"min_ranks={too_few} must be at least 1"):
+            placed(client, tmp_path, ranks=max_ranks, min_ranks=too_few)
 
 
 DRIVER = """
@@ -393,6 +402,6 @@ def test_ranks_save_and_end_without_their_driver(client: Any, tmp_path: Path) ->
     killed_at = time.monotonic()
     eventually(lambda: toys.notes(tmp_path)[-1] == "saved")
     assert time.monotonic() - killed_at < 10
-    done = int(toys.saved(tmp_path)[0])
-    again = placed(client, tmp_path, steps=done + 2)
-    assert again["total"] == toys.expected(done + 2)
+    n_done = int(toys.saved(tmp_path)[0])
+    second_result = placed(client, tmp_path, steps=n_done + 2)
+    assert second_result["total"] == toys.expected(n_done + 2)

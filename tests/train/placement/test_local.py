@@ -41,29 +41,29 @@ def test_killed_driver_prints_no_warning(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     (tmp_path / "drive.py").write_text(KILLED_AT_WORK)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
-    done = subprocess.run(  # ends when nobody has the terminal any more
+    process = subprocess.run(  # ends when nobody has the terminal any more
         [sys.executable, str(tmp_path / "drive.py")], env=environment, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL
-    assert done.stdout.count("default") == 3
-    assert "ignore" not in done.stdout
-    assert "resource_tracker" not in done.stderr
+    assert process.returncode == -signal.SIGKILL
+    assert process.stdout.count("default") == 3
+    assert "ignore" not in process.stdout
+    assert "resource_tracker" not in process.stderr
 
 
 def test_script_without_a_file_starts_no_process() -> None:
     """Check that no process starts, because each would end with a traceback."""
     pytest.importorskip("distributed")
     script = KILLED_AT_WORK.replace("if __name__", "assert __name__ != '__mp_main__'\nif __name__")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-"], input=script, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.stderr.count("Traceback") == 1
+    assert process.stderr.count("Traceback") == 1
     message = (
         "the processes of 2 ranks import the script that starts them, but <stdin> is not a file"
     )
-    assert message in done.stderr
+    assert message in process.stderr
 
 
 def test_remains_of_killed_driver_are_deleted(
@@ -80,15 +80,15 @@ def test_remains_of_killed_driver_are_deleted(
     subprocess.run([sys.executable, "-c", KILLED], check=False)
     assert run_command(["runs", str(tmp_path)]) == 0  # any command removes them
     assert [path.name for path in tmp_path.iterdir() if (path / "spilled").exists()] == []
-    left = tmp_path / f"{RANKS_PREFIX}of_a_killed_driver_without_a_guard"
-    left.mkdir()
-    (left / LOCK_FILE).touch()
+    remaining = tmp_path / f"{RANKS_PREFIX}of_a_killed_driver_without_a_guard"
+    remaining.mkdir()
+    (remaining / LOCK_FILE).touch()
     with _worker_folder() as mine:
-        assert not left.exists()
+        assert not remaining.exists()
         (Path(mine) / "file").touch()
         with _worker_folder() as other:
             assert (Path(mine) / "file").exists()
         assert not Path(other).exists()
-    kept = {f"{RANKS_PREFIX}link", f"{RANKS_PREFIX}foreign", "elsewhere"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    foreign_names = {f"{RANKS_PREFIX}link", f"{RANKS_PREFIX}foreign", "elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == foreign_names
     assert (elsewhere / LOCK_FILE).exists()

@@ -36,12 +36,12 @@ def aside(n: int, requested: Any, *, classes: bool = True, copies: int = 1, **se
     targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
     source = ArraySource(X[:n], targets[0], classes=targets[1])
     config = RunConfig().with_overrides({"run.calibrate": requested} | settings)
-    left, held, why, *_ = calibration_split(
+    training, calibration, why, *_ = calibration_split(
         config, AugmentedSource(source, copies) if copies > 1 else source
     )
-    rows = 0 if held is None else held.n_rows
-    assert (why is None) == (held is not None)
-    assert left.n_rows == copies * (n - rows)
+    rows = 0 if calibration is None else calibration.n_rows
+    assert (why is None) == (calibration is not None)
+    assert training.n_rows == copies * (n - rows)
     return rows
 
 
@@ -57,23 +57,25 @@ def test_auto_sets_aside_a_fiftieth_and_true_a_tenth() -> None:
         large = ArraySource(
             np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2, classes=("a", "b")
         )
-        held = calibration_split(
+        calibration = calibration_split(
             RunConfig().with_overrides({"run.calibrate": requested}), large
         ).calibration_rows
-        assert held is not None
-        assert held.n_rows == 2000
+        assert calibration is not None
+        assert calibration.n_rows == 2000
 
 
 def test_few_distinct_rows_set_aside_a_tenth() -> None:
     for different, rows in ((5500, 110), (2750, 110), (550, 550)):
         places = np.random.default_rng(0).permutation(5500) % different
         source = ArraySource(X[places], y[places], classes=("a", "b"))
-        left, held, *_ = calibration_split(RunConfig(), source)
-        assert held is not None
-        assert abs(held.n_rows - rows) <= 5500 / different
-        sides = [{row.tobytes() for row in side.read_unit(0, 0, 0).X} for side in (left, held)]
+        training, calibration, *_ = calibration_split(RunConfig(), source)
+        assert calibration is not None
+        assert abs(calibration.n_rows - rows) <= 5500 / different
+        sides = [
+            {row.tobytes() for row in side.read_unit(0, 0, 0).X} for side in (training, calibration)
+        ]
         assert not sides[0] & sides[1]
-        assert left.n_rows + held.n_rows == 5500
+        assert training.n_rows + calibration.n_rows == 5500
 
 
 def test_every_class_keeps_training_rows() -> None:
@@ -90,13 +92,15 @@ def test_every_class_keeps_training_rows() -> None:
     for rarest, none in ((0, True), (49, False), (50, True)):
         labels = np.zeros(5500, int)
         labels[:2000], labels[2000 : 2000 + rarest] = 1, 2
-        found = why(labels, NAMES[:3])
-        assert (found is None) == none
-        assert none or "a class, here 'c', has fewer than 50 rows" in str(found)
+        actual = why(labels, NAMES[:3])
+        assert (actual is None) == none
+        assert none or "a class, here 'c', has fewer than 50 rows" in str(actual)
     labels = np.repeat((0, 1, 2), (4000, 1450, 50))
-    left = calibration_split(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).training_rows
-    assert left.totals is not None
-    np.testing.assert_array_equal(left.totals, (3920, 1421, 49))
+    training = calibration_split(
+        RunConfig(), ArraySource(X, labels, classes=NAMES[:3])
+    ).training_rows
+    assert training.totals is not None
+    np.testing.assert_array_equal(training.totals, (3920, 1421, 49))
 
 
 def test_copies_are_not_used_for_leave_one_out() -> None:
@@ -106,9 +110,9 @@ def test_copies_are_not_used_for_leave_one_out() -> None:
         RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))
     ).allows_leave_one_out
     source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
-    found = calibration_split(RunConfig(), source)
-    assert not found.allows_leave_one_out
-    assert "rows without copies; train with calibrate=True" in str(found.why_none)
+    actual = calibration_split(RunConfig(), source)
+    assert not actual.allows_leave_one_out
+    assert "rows without copies; train with calibrate=True" in str(actual.why_none)
     rng = np.random.default_rng(0)
     rows, labels, new, caught = (
         rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
@@ -130,13 +134,13 @@ def test_settings_that_need_all_rows_get_them(name: str) -> None:
 
 
 def test_indistinguishable_rows_are_not_set_aside() -> None:
-    def made(*_: int) -> Any:
+    def parameters(*_: int) -> Any:
         raise NotImplementedError
 
-    source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
-    found = calibration_split(RunConfig(), source)
-    assert found.calibration_rows is None
-    assert "rows that your own function" in str(found.why_none)
+    source = GeneratorSource(parameters, 5000, (2,), "float32", 2, classes=("a", "b"))
+    actual = calibration_split(RunConfig(), source)
+    assert actual.calibration_rows is None
+    assert "rows that your own function" in str(actual.why_none)
     with pytest.raises(ConfigError, match="calibrate cannot be used with rows that your own"):
         calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
 
@@ -174,22 +178,22 @@ def test_missing_probabilities_are_explained() -> None:
 
 def test_same_settings_continue_from_a_fit(tmp_path: Path) -> None:
     """Check that over the same centers the rows set aside are left out again."""
-    made = QUICK | {"solver": "block", "epochs": 1}
-    first = KernelClassifier(**made, run_dir=tmp_path / "a").fit(X, y)
-    again = made | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
-    second = KernelClassifier(**again).fit(X, y)
-    third = KernelClassifier(**again).fit(X, y)  # which had ended
+    parameters = QUICK | {"solver": "block", "epochs": 1}
+    first = KernelClassifier(**parameters, run_dir=tmp_path / "a").fit(X, y)
+    resumed = parameters | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
+    second = KernelClassifier(**resumed).fit(X, y)
+    third = KernelClassifier(**resumed).fit(X, y)  # which had ended
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
-    found = calibration_split(RunConfig(), ArraySource(X, y), "why", keeps_calibration_rows=True)
-    assert found._replace(training_rows=None) == (None, None, "why", True, False)
+    actual = calibration_split(RunConfig(), ArraySource(X, y), "why", keeps_calibration_rows=True)
+    assert actual._replace(training_rows=None) == (None, None, "why", True, False)
 
 
 def test_insufficient_memory_disables_auto_calibration() -> None:
     """Check that "auto" then sets no rows aside, and that True is refused."""
     source = ArraySource(np.zeros((5500, 300), np.float32), y, classes=("a", "b"))
-    least = {}
+    smallest = {}
     for requested in (False, "auto", True):
         settings = {"run.calibrate": requested, "run.threads": 1, "model.n_centers": 200}
         config = RunConfig().with_overrides(settings | {"run.accelerator": "none"})
@@ -199,24 +203,24 @@ def test_insufficient_memory_disables_auto_calibration() -> None:
                     config.with_overrides({"run.memory": mib << 20}), RunInputs(source=source)
                 )
                 run.backend.close()
-                least[requested] = mib, run.data.calibration_rows is not None
+                smallest[requested] = mib, run.data.calibration_rows is not None
                 break
-    assert least[False] == least["auto"]
-    assert least[True] > least["auto"]
-    assert least[True][1]
+    assert smallest[False] == smallest["auto"]
+    assert smallest[True] > smallest["auto"]
+    assert smallest[True][1]
 
 
 def test_too_few_weighted_rows_are_not_set_aside() -> None:
     w = np.where(np.arange(len(y)) < 30, 1.0, 0.0).astype(np.float32)
-    found = calibration_split(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
-    assert found.calibration_rows is None
-    assert "sample weights" in str(found.why_none)
+    actual = calibration_split(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
+    assert actual.calibration_rows is None
+    assert "sample weights" in str(actual.why_none)
 
 
 def test_later_rows_remove_probabilities(tmp_path: Path) -> None:
     """Check that later blocks of rows remove probabilities, which belonged to other weights."""
-    made = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
-    KernelClassifier(**made, epochs=1, run_dir=tmp_path / "a").fit(X, y)
+    parameters = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
+    KernelClassifier(**parameters, epochs=1, run_dir=tmp_path / "a").fit(X, y)
     model = load(tmp_path / "a")
     assert model.predict_proba(X[:3]).shape == (3, 2)
     model.partial_fit(X[:200], y[:200])
@@ -228,16 +232,16 @@ def test_later_rows_remove_probabilities(tmp_path: Path) -> None:
 def test_resumed_run_keeps_its_choice(tmp_path: Path) -> None:
     """Check that the choice of "auto" is recorded, and that a run without rows aside is as
     before."""
-    started = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
-    again = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
-    np.testing.assert_array_equal(again.predict_proba(X[:5]), started.predict_proba(X[:5]))
+    first_model = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    resumed = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    np.testing.assert_array_equal(resumed.predict_proba(X[:5]), first_model.predict_proba(X[:5]))
     assert load(tmp_path / "a").calibrate == "auto"
     for requested in (True, False):  # a tenth, or none
         with pytest.raises(ResumeMismatchError, match="calibrate"):
             KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate=requested).fit(X, y)
-    without = KernelClassifier(**QUICK, run_dir=tmp_path / "b", calibrate=False).fit(X, y)
+    uncalibrated = KernelClassifier(**QUICK, run_dir=tmp_path / "b", calibrate=False).fit(X, y)
     auto = KernelClassifier(**QUICK, run_dir=tmp_path / "b").fit(X, y)
-    np.testing.assert_array_equal(auto.dual_coef_, without.dual_coef_)
+    np.testing.assert_array_equal(auto.dual_coef_, uncalibrated.dual_coef_)
     assert not hasattr(auto, "predict_proba")
     assert load(tmp_path / "b").calibrate is False
     values = KernelRegressor(**QUICK).fit(X[:500], X[:500, 0])
@@ -245,9 +249,9 @@ def test_resumed_run_keeps_its_choice(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values.dual_coef_, other.dual_coef_)
 
 
-@pytest.mark.parametrize(("recorded", "rows"), [(None, 0), (True, 550)])
+@pytest.mark.parametrize(("recorded_setting", "rows"), [(None, 0), (True, 550)])
 def test_runs_older_than_the_default_resume(
-    recorded: bool | None, rows: int, tmp_path: Path
+    recorded_setting: bool | None, rows: int, tmp_path: Path
 ) -> None:
     """Check runs whose record lacks the setting: all rows were trained on, or "auto" had set a
     tenth aside."""
@@ -257,15 +261,15 @@ def test_runs_older_than_the_default_resume(
     def config(folder: str, calibrate: Any) -> RunConfig:
         return settings(tmp_path / folder, **options, **{"run.calibrate": calibrate})
 
-    uninterrupted = finished(config("whole", recorded is True), source=source)
-    stopped(config("begun", recorded is True), 5, source=source, test=source)
+    uninterrupted = finished(config("whole", recorded_setting is True), source=source)
+    stopped(config("begun", recorded_setting is True), 5, source=source, test=source)
     with RunDirectory(tmp_path / "begun", writable=False) as directory:
-        found = directory.read_record()
-    assert found is not None
-    assert found["identity"]["settings"]["run"].get("calibrate") is recorded
-    again = finished(config("begun", "auto"), source=source)
-    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
-    assert again.samples == uninterrupted.samples == 2 * (5500 - rows)
+        actual = directory.read_record()
+    assert actual is not None
+    assert actual["identity"]["settings"]["run"].get("calibrate") is recorded_setting
+    resumed = finished(config("begun", "auto"), source=source)
+    np.testing.assert_array_equal(resumed.model.weights, uninterrupted.model.weights)
+    assert resumed.samples == uninterrupted.samples == 2 * (5500 - rows)
 
 
 def test_auto_skips_parts_with_too_few_rows() -> None:
@@ -273,7 +277,7 @@ def test_auto_skips_parts_with_too_few_rows() -> None:
     X = np.random.default_rng(0).normal(size=(6040, 2))
     y = (X[:, 0] > 0).astype(int)
     parts = [ArraySource(X[:6000], y[:6000]), ArraySource(X[6000:], y[6000:])]
-    found = calibration_split(RunConfig(), MixtureSource(parts))
-    assert found.calibration_rows is None
-    assert found.why_none is not None
-    assert "too few different rows" in found.why_none
+    actual = calibration_split(RunConfig(), MixtureSource(parts))
+    assert actual.calibration_rows is None
+    assert actual.why_none is not None
+    assert "too few different rows" in actual.why_none

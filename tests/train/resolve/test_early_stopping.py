@@ -72,9 +72,9 @@ def best_and_end(scores: list[float], patience: int) -> tuple[list[bool], list[b
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
     best, end = [], []
     for i, score in enumerate(scores):
-        kept: list[int] = []
-        stopping.add_score({"validation_r2": score}, partial(kept.append, i))
-        best.append(kept == [i])
+        kept_epochs: list[int] = []
+        stopping.add_score({"validation_r2": score}, partial(kept_epochs.append, i))
+        best.append(kept_epochs == [i])
         end.append(stopping.reason() is not None)
     return best, end
 
@@ -105,16 +105,16 @@ def test_non_finite_score_is_never_the_best() -> None:
 
 
 def test_run_without_early_stopping_has_no_scores() -> None:
-    assert not EarlyStopping(ExecutionConfig()).active
+    assert not EarlyStopping(ExecutionConfig()).is_active
     assert finished(settings(), source=noisy()).validation_scores == []
 
 
 @pytest.mark.parametrize("method", ["block", "eigenpro2", "eigenpro3", "falkon"])
 def test_weights_are_those_of_the_best_epoch(method: str) -> None:
-    own: dict[str, Any] = {"solver.name": method}
+    method_settings: dict[str, Any] = {"solver.name": method}
     if method == "eigenpro2":
-        own["model.n_centers"] = "auto"
-    config = early(**own)
+        method_settings["model.n_centers"] = "auto"
+    config = early(**method_settings)
     result = finished(config, source=noisy())
     best = best_of(result.validation_scores)
     assert len(result.validation_scores) == result.epochs < EPOCHS
@@ -123,7 +123,9 @@ def test_weights_are_those_of_the_best_epoch(method: str) -> None:
     assert f"epoch {best}" in result.ended
     # The same rows, for as many passes as were good.
     left, _ = split_rows(noisy(), 0.25, 0)
-    plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
+    plain = settings(
+        **{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **method_settings
+    )
     other = finished(plain, source=left)
     np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(other.model.weights))
     np.testing.assert_array_equal(result.Z, other.Z)
@@ -166,14 +168,16 @@ def test_validation_rows_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -
     # Mean and variance of all targets, which are the scale of the model, stay what they were.
     y[out] = y[out][::-1]
     spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
-    kept: list[Any] = []
+    epoch_figures: list[Any] = []
     monkeypatch.setattr(
-        trainer.EarlyStopping, "add_score", lambda self, figures, keep: kept.append(figures)
+        trainer.EarlyStopping,
+        "add_score",
+        lambda self, figures, keep: epoch_figures.append(figures),
     )
     first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
     other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
     np.testing.assert_array_equal(np.asarray(first.model.weights), np.asarray(other.model.weights))
-    assert kept[0] != kept[EPOCHS]
+    assert epoch_figures[0] != epoch_figures[EPOCHS]
     assert result.epochs == EPOCHS
 
 
@@ -185,22 +189,22 @@ def test_interrupted_evaluation_is_repeated(
         location, calls = tmp_path / str(which), []
         evaluate = trainer.EvaluationSchedule.evaluate
 
-        def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
+        def interrupted(self: Any, model: Any, *arguments: Any, which: int = which) -> None:
             def generate() -> Any:
                 calls.append(1)  # noqa: B023
                 if len(calls) == which:  # noqa: B023
                     signal.raise_signal(signal.SIGTERM)
                 return model()
 
-            evaluate(self, generate, *rest)  # noqa: B023
+            evaluate(self, generate, *arguments)  # noqa: B023
 
         with monkeypatch.context() as patch:
             patch.setattr(trainer.EvaluationSchedule, "evaluate", interrupted)
             with pytest.raises(Exception, match="run the same command again"):
                 finished(early(location), source=noisy())
-        again = finished(early(location), source=noisy())
+        resumed = finished(early(location), source=noisy())
         assert_same_bits(final(location), final(tmp_path / "whole"))
-        assert again.validation_scores == uninterrupted.validation_scores
+        assert resumed.validation_scores == uninterrupted.validation_scores
 
 
 @pytest.mark.slow
@@ -213,9 +217,9 @@ def test_killed_run_resumes_from_any_checkpoint(tmp_path: Path) -> None:
     for newest in steps[:: len(steps) // 4] + steps[-2:-1]:
         path = tmp_path / str(newest)
         killed(tmp_path / "whole", path, newest)
-        again = finished(early(path, **often), source=noisy())
+        resumed = finished(early(path, **often), source=noisy())
         assert_same_bits(final(path), expected)
-        assert again.validation_scores == uninterrupted.validation_scores
+        assert resumed.validation_scores == uninterrupted.validation_scores
 
 
 def killed(old: Path, new: Path, newest: int) -> None:
@@ -354,7 +358,7 @@ def test_failing_epoch_callback_keeps_scores(
         with pytest.raises(ZeroDivisionError, match=event):
             train(early(location), source=noisy(), callbacks=[Failing(event, step)])
         assert latest_step(location) == step
-        again = finished(early(location), source=noisy())
+        resumed = finished(early(location), source=noisy())
         assert_same_bits(final(location), final(ended))
-        assert again.validation_scores == full.validation_scores
-        assert again.ended == full.ended
+        assert resumed.validation_scores == full.validation_scores
+        assert resumed.ended == full.ended

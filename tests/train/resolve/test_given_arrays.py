@@ -45,29 +45,31 @@ def moved(X: Array, metric: Array) -> Array:
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("metric", [SCALES, MATRIX, 3 * np.eye(D)])
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [{}, {"kernel": "gaussian"}, {"bandwidth": "median"}, {"kernel": sk.Laplace(2.0)},
      {"solver": "eigenpro4"}, {"centers": "rpcholesky"}],
 )  # fmt: skip
-def test_given_metric_equals_transformed_features(metric: Array, given: dict[str, Any]) -> None:
+def test_given_metric_equals_transformed_features(metric: Array, arguments: dict[str, Any]) -> None:
     X, y = rows(600, 0)
     T = rows(200, 1)[0]
-    options = {"n_centers": 100, "scale": "none", "random_state": 3} | given
+    options = {"n_centers": 100, "scale": "none", "random_state": 3} | arguments
     options |= {} if "solver" in options else {"ridge": 1e-4}
-    inside = sk.KernelRegressor(metric=metric, **options).fit(X, y)
+    model_in_metric = sk.KernelRegressor(metric=metric, **options).fit(X, y)
     before = sk.KernelRegressor(metric="none", **options).fit(moved(X, metric), y)
-    assert inside.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
+    assert model_in_metric.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
     expected = before.predict(moved(T, metric))
-    np.testing.assert_allclose(inside.predict(T), expected, atol=2e-3 * np.abs(expected).max())
-    np.testing.assert_array_equal(inside.kernel_.metric, metric)
+    np.testing.assert_allclose(
+        model_in_metric.predict(T), expected, atol=2e-3 * np.abs(expected).max()
+    )
+    np.testing.assert_array_equal(model_in_metric.kernel_.metric, metric)
 
 
 @pytest.mark.parametrize(("metric", "numbers"), [(None, 0), (SCALES, D), (MATRIX, 3 * D)])
 def test_memory_plan_includes_metric(metric: Array | None, numbers: int) -> None:
     run = open_run(settings(), RunInputs(sk.ArraySource(*rows(300, 0)), metric=metric))
     run.backend.close()
-    held = [size for _, buffer_name, size in run.buffers.lines if "metric" in buffer_name]
-    assert sum(held) == 6 * 8 * numbers
+    metric_sizes = [size for _, buffer_name, size in run.buffers.lines if "metric" in buffer_name]
+    assert sum(metric_sizes) == 6 * 8 * numbers
 
 
 def test_weights_of_another_metric_are_refused() -> None:
@@ -84,13 +86,13 @@ def test_weights_of_another_metric_are_refused() -> None:
 def test_search_uses_one_metric(tmp_path: Path) -> None:
     path = tmp_path / "metric.npy"
     run = settings(tmp_path / "run", **{"model.metric": str(path), "model.bandwidth": "auto"})
-    given = {"source": array_source(), "out": tmp_path / "search", "rows": 60}
+    arguments = {"source": array_source(), "out": tmp_path / "search", "rows": 60}
     np.save(path, SCALES[:5])
-    first = sk.tune(run, **given)
-    assert sk.tune(run, **given).table == first.table
+    first = sk.tune(run, **arguments)
+    assert sk.tune(run, **arguments).table == first.table
     np.save(path, SCALES[:5] + 1)
     with pytest.raises(sk.StreamkernError, match="metric"):
-        sk.tune(run, **given)
+        sk.tune(run, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +147,11 @@ def test_unknown_word_is_a_path(name: str, tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {case} at {name}"):
             finished(config, source=array_source())
     zarr.save_array(name, Z)
-    read = finished(at_centers, source=array_source())
-    np.testing.assert_array_equal(np.sort(read.Z, axis=0), np.sort(Z, axis=0))
+    from_file = finished(at_centers, source=array_source())
+    np.testing.assert_array_equal(np.sort(from_file.Z, axis=0), np.sort(Z, axis=0))
     zarr.save_array(name, metric, mode="w")
-    read = finished(in_metric, source=array_source())
-    np.testing.assert_array_equal(read.model.op.kernel.metric, metric)
+    from_file = finished(in_metric, source=array_source())
+    np.testing.assert_array_equal(from_file.model.op.kernel.metric, metric)
 
 
 @pytest.mark.parametrize("name", ["centers", "metric"])
@@ -159,16 +161,16 @@ def test_given_array_overrides_setting(name: str, tmp_path: Path) -> None:
     array = {"centers": rows(20, 1)[0][:, :5], "metric": SCALES[:5]}[name]
     plain = settings(tmp_path / "run", **{"model.n_centers": "auto"})
     named = plain.with_overrides({f"model.{name}": "nowhere"})
-    given: dict[str, Any] = {"source": array_source(), name: array}
-    first = finished(named, **given)
-    again = finished(plain, **given)
-    assert np.array_equal(again.model.weights, first.model.weights)
+    arguments: dict[str, Any] = {"source": array_source(), name: array}
+    first = finished(named, **arguments)
+    in_memory = finished(plain, **arguments)
+    assert np.array_equal(in_memory.model.weights, first.model.weights)
     with pytest.raises(
         sk.ResumeMismatchError, match=rf"model\.{name}: was an array of shape .*, now"
     ):
         finished(plain, source=array_source())
     with pytest.raises(sk.ResumeMismatchError, match=rf"model\.{name}: other (numbers|contents)"):
-        finished(plain, **{**given, name: array + 1})
+        finished(plain, **{**arguments, name: array + 1})
 
 
 @pytest.mark.parametrize(
@@ -183,9 +185,9 @@ def test_given_array_overrides_setting(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_metric_is_refused(settings_of: dict[str, Any], text: str) -> None:
-    own = {"model.bandwidth": "auto"} if "model.kernel" in settings_of else {}
+    neutral = {"model.bandwidth": "auto"} if "model.kernel" in settings_of else {}
     with pytest.raises(sk.ConfigError, match=text):
-        finished(settings(**settings_of, **own), source=array_source(), metric=SCALES[:5])
+        finished(settings(**settings_of, **neutral), source=array_source(), metric=SCALES[:5])
 
 
 @pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro1"])
@@ -197,12 +199,12 @@ def test_centers_are_refused_by_solvers_of_all_rows(solver: str) -> None:
 
 def test_user_kernel_keeps_given_metric(tmp_path: Path) -> None:
     """Check that the kernel of the settings has no metric, and that of the run has."""
-    given = {"source": array_source(), "metric": SCALES[:5]}
+    arguments = {"source": array_source(), "metric": SCALES[:5]}
     for kernel in (sk.Laplace(3.0), "laplace"):
         width = {"model.bandwidth": 3.0 if isinstance(kernel, str) else "auto"}
         run = settings(tmp_path / str(kernel), **{"model.kernel": kernel, **width})
-        first = np.asarray(finished(run, **given).model.weights)
-        np.testing.assert_array_equal(finished(run, **given).model.weights, first)
+        first = np.asarray(finished(run, **arguments).model.weights)
+        np.testing.assert_array_equal(finished(run, **arguments).model.weights, first)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +255,10 @@ def test_info_names_columns_and_draws_metric(
     np.savetxt(table, np.column_stack([X, y]), delimiter=",", header=",".join(names), comments="")
     np.save(metric, MATRIX)
     assert run_command(["ingest", table, store, "--y", "y"]) == 0
-    quick = [word for each in ("model.kernel=laplace", "model.bandwidth=2.0", "solver.ridge=1e-3")
-             for word in ("--set", each)]  # fmt: skip
-    given = ["--train", store, "--run-dir", run, "--epochs", "1", *quick]
-    assert run_command(["train", *given, "--set", f"model.metric={metric}"]) == 0
+    set_options = ("model.kernel=laplace", "model.bandwidth=2.0", "solver.ridge=1e-3")
+    quick = [word for setting in set_options for word in ("--set", setting)]
+    arguments = ["--train", store, "--run-dir", run, "--epochs", "1", *quick]
+    assert run_command(["train", *arguments, "--set", f"model.metric={metric}"]) == 0
     capsys.readouterr()
     assert run_command(["info", run, "--plot", picture]) == 0
     lines = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines() if " " in x)
@@ -268,13 +270,13 @@ def test_info_names_columns_and_draws_metric(
     assert run_command(["info", run, "--plot", picture]) == 2
     assert "already exists" in capsys.readouterr().err
     assert run_command(["info", run, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["solver"]["metric"]
-    assert found == describe_metric(MATRIX, names[:6])
+    actual = json.loads(capsys.readouterr().out)["solver"]["metric"]
+    assert actual == describe_metric(MATRIX, names[:6])
     assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")
-    given = ["--train", store, "--run-dir", plain, "--epochs", "1", *quick]
-    assert run_command(["train", *given, "--set", "model.metric=none"]) == 0
+    arguments = ["--train", store, "--run-dir", plain, "--epochs", "1", *quick]
+    assert run_command(["train", *arguments, "--set", "model.metric=none"]) == 0
     assert run_command(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err
     assert not (tmp_path / "other.png").exists()

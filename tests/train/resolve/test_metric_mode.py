@@ -132,9 +132,9 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_mode, "MIN_METRIC_ROWS", FEW)
 
 
-def fitted(metric: str = "auto", **given: Any) -> sk.KernelRegressor:
+def fitted(metric: str = "auto", **parameters: Any) -> sk.KernelRegressor:
     X = rows(FEW)
-    settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | given
+    settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | parameters
     return sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
 
 
@@ -152,22 +152,24 @@ def test_auto_gives_same_bits_as_explicit_mode() -> None:
 def test_insufficient_memory_disables_metric() -> None:
     """Check a memory that suffices for a run with "none"."""
     X = rows(4000, 32)
-    given = RunInputs(sk.ArraySource(X, truth(X)))
+    parameters = RunInputs(sk.ArraySource(X, truth(X)))
     config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
 
     def opened(metric: str, memory: int) -> Any:
-        run = open_run(config.with_overrides({"model.metric": metric, "run.memory": memory}), given)
+        run = open_run(
+            config.with_overrides({"model.metric": metric, "run.memory": memory}), parameters
+        )
         run.backend.close()
         return run
 
-    enough = opened("none", 1 << 30).buffers.peak
+    plain_peak = opened("none", 1 << 30).buffers.peak
     assert opened("auto", 1 << 30).metric_mode.mode == "learn"
-    assert opened("auto", 1 << 30).buffers.peak > enough
-    tight = opened("auto", enough)
+    assert opened("auto", 1 << 30).buffers.peak > plain_peak
+    tight = opened("auto", plain_peak)
     assert tight.metric_mode.mode == "none"
     assert "memory" in tight.metric_mode.reason
     with pytest.raises(sk.MemoryBudgetError):
-        opened("learn", enough)
+        opened("learn", plain_peak)
 
 
 @pytest.mark.usefixtures("low_limits")
@@ -191,8 +193,8 @@ def test_run_records_auto_and_resumes(tmp_path: Path) -> None:
     for name, settings, more in (
         ("warm", {"solver.warm_start": location}, {}), ("continued", {}, {"continues": location}),
     ):  # fmt: skip
-        again = config.with_overrides({"run.run_dir": str(tmp_path / name), **settings})
-        result = train(again, source=source, **more)
+        resumed = config.with_overrides({"run.run_dir": str(tmp_path / name), **settings})
+        result = train(resumed, source=source, **more)
         np.testing.assert_array_equal(result.model.op.kernel.metric, metric)
         assert "learned_metric" not in result.meta["setup"]
         result.model.backend.close()

@@ -47,7 +47,8 @@ def images(n: int = N, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     X, y = rng.integers(0, 60, (n, SIDE, SIDE, 1)), rng.integers(0, 2, n)
     for image, label in zip(X, y, strict=True):
-        (i, j), (h, w) = rng.integers(0, 5, 2), (2, 5) if label else (5, 2)
+        i, j = rng.integers(0, 5, 2)
+        h, w = (2, 5) if label else (5, 2)
         image[i : i + h, j : j + w] += 150
     return X.astype(np.uint8), y
 
@@ -65,7 +66,7 @@ def held_out() -> sk.ArraySource:
     return sk.ArraySource(NEW, LABELS, classes=("upright", "across"))
 
 
-def not_drawn(*given: Any) -> Any:
+def not_drawn(*arguments: Any) -> Any:
     raise AssertionError("patches are drawn anew")
 
 
@@ -135,9 +136,9 @@ def test_changed_patch_settings_are_another_run(tmp_path: Path) -> None:
         changed = settings(tmp_path / "run", **FILTERS | change)
         with pytest.raises(ResumeMismatchError, match=next(iter(change))):
             finished(changed, source=source(), test=held_out())
-    without = settings(tmp_path / "run", **{"data.scale": "auto"})
+    plain_settings = settings(tmp_path / "run", **{"data.scale": "auto"})
     with pytest.raises(ResumeMismatchError, match="patch_features"):
-        finished(without, source=source(), test=held_out())
+        finished(plain_settings, source=source(), test=held_out())
 
 
 def test_record_without_patches_is_unchanged(tmp_path: Path) -> None:
@@ -172,20 +173,20 @@ def test_continued_run_keeps_patch_features(
 def test_warm_start_and_partial_fit_keep_patch_features(
     scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = SMALL | {"scale": scale, "solver": "block", "epochs": 2}
-    model = sk.KernelClassifier(warm_start=True, run_dir=None, **kept).fit(X, Y)
-    sk.KernelClassifier(run_dir=str(tmp_path / "run"), **kept).fit(X, Y)
-    online = sk.KernelClassifier(**kept).partial_fit(X, Y, classes=[0, 1])
+    parameters = SMALL | {"scale": scale, "solver": "block", "epochs": 2}
+    model = sk.KernelClassifier(warm_start=True, run_dir=None, **parameters).fit(X, Y)
+    sk.KernelClassifier(run_dir=str(tmp_path / "run"), **parameters).fit(X, Y)
+    online = sk.KernelClassifier(**parameters).partial_fit(X, Y, classes=[0, 1])
     monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
     assert model.fit(X, Y).score(NEW, LABELS) > 0.9
-    other = sk.KernelClassifier(warm_start=str(tmp_path / "run"), **kept).fit(X, Y)
+    other = sk.KernelClassifier(warm_start=str(tmp_path / "run"), **parameters).fit(X, Y)
     assert other.score(NEW, LABELS) > 0.9
     assert online.partial_fit(NEW, LABELS).score(X, Y) > 0.9
     loaded = sk.load(tmp_path / "run")
     assert loaded.partial_fit(NEW, LABELS).score(X, Y) > 0.9
     model.save(tmp_path / "model.zarr")
-    again = sk.load(tmp_path / "model.zarr")
-    np.testing.assert_array_equal(again.decision_function(NEW), model.decision_function(NEW))
+    reloaded = sk.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(reloaded.decision_function(NEW), model.decision_function(NEW))
 
 
 @pytest.mark.parametrize("other", [{"patch_features": 7}, {"patch_features": 0}, {"patch_grid": 3}])
@@ -220,21 +221,21 @@ def test_ranks_share_filters_of_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
     }  # fmt: skip
     first, calls = PatchFeatures.of_sample, []
 
-    def otherwise(*given: Any) -> PatchFeatures:
+    def draw_differently(*arguments: Any) -> PatchFeatures:
         """Draw other filters each time, as another machine rounds otherwise."""
-        calls.append(given)
-        found = first(*given)
-        return replace(found, filters=found.filters * (1 + 0.1 * len(calls)))
+        calls.append(arguments)
+        actual = first(*arguments)
+        return replace(actual, filters=actual.filters * (1 + 0.1 * len(calls)))
 
     config, quiet = settings(tmp_path / "ranks", **shared), partial(StopRequest, install=False)
-    monkeypatch.setattr(PatchFeatures, "of_sample", otherwise)
+    monkeypatch.setattr(PatchFeatures, "of_sample", draw_differently)
     rank_work.prepare_run(config)  # which counts bytes, and leaves the setup to the ranks
     on_threads(2, lambda ranks: rank_work.train_rank(config, ranks, quiet(), RunInputs()))
     assert len(calls) == 2
-    kept = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed_transforms)
-    monkeypatch.setattr(PatchFeatures, "of_sample", lambda *given: kept)
-    alone = {"run.ranks": 1, "run.run_dir": str(tmp_path / "alone")}
-    finished(config.with_overrides(alone))
+    saved_features = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed_transforms)
+    monkeypatch.setattr(PatchFeatures, "of_sample", lambda *arguments: saved_features)
+    one_rank = {"run.ranks": 1, "run.run_dir": str(tmp_path / "alone")}
+    finished(config.with_overrides(one_rank))
     np.testing.assert_allclose(
         alpha(tmp_path / "ranks"), alpha(tmp_path / "alone"), rtol=1e-7, atol=1e-9
     )
@@ -250,10 +251,10 @@ def test_plan_counts_bytes_and_flops_of_patches() -> None:
     plain, run = (opened(settings(**{"data.scale": "auto", **more})) for more in ({}, FILTERS))
     assert (plain.problem.d, run.problem.d) == (81, 48)
     positions, columns = 7 * 7, 3 * 3 + 4
-    each = 2 * positions * 6 * columns
+    row_flops = 2 * positions * 6 * columns
     before = run.method.op_counts(run.problem, run.sizes)[1].flops(run.problem)
-    assert planned_flops(run)["training"] - before == each * 2 * N
-    assert planned_flops(run)["setup"] > each * 60
+    assert planned_flops(run)["training"] - before == row_flops * 2 * N
+    assert planned_flops(run)["setup"] > row_flops * 60
     assert run.problem.scratch_bytes >= patch_features.TILE_BYTES
     # Cast and scaled pixels, and features: 81 + 81 + 48 numbers.
     assert (run.problem.feed_arrays - 1) * 48 >= 81 + 48
@@ -285,11 +286,11 @@ def test_filter_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     first = PatchFeatures.of_sample
 
-    def counted(X: np.ndarray, *given: Any) -> PatchFeatures:
+    def record_size(X: np.ndarray, *arguments: Any) -> PatchFeatures:
         taken.append(len(X))
-        return first(X, *given)
+        return first(X, *arguments)
 
-    monkeypatch.setattr(PatchFeatures, "of_sample", counted)
+    monkeypatch.setattr(PatchFeatures, "of_sample", record_size)
     monkeypatch.setattr(sampled_features, "MAX_SAMPLE_ENTRIES", 70 * SIDE**2)
     opened(settings(**FILTERS))
     monkeypatch.setattr(sampled_features, "MAX_SAMPLE_ENTRIES", 3)
@@ -317,8 +318,8 @@ def test_export_of_patch_features_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tuned_models_have_patch_features() -> None:
     estimator = sk.KernelClassifier(**SMALL | {"bandwidth": "auto"})
-    found = sk.tune(X, Y, estimator=estimator, refine=0, progress=False)
-    assert len(found.estimator.fit(X, Y).get_feature_names_out()) == 48
+    actual = sk.tune(X, Y, estimator=estimator, refine=0, progress=False)
+    assert len(actual.estimator.fit(X, Y).get_feature_names_out()) == 48
 
 
 def test_commands_train_predict_and_show_patch_features(

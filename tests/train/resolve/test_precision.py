@@ -65,8 +65,8 @@ def test_auto_is_fastest_precision_as_accurate_as_float32(
 
 def test_integer_grid_follows_scaling() -> None:
     with Backend(1) as backend:
-        again = Scale("global", np.asarray(-2.0), np.asarray(4.0))
-        precision, grid = resolve_precision("integer", U8, [SCALED, again], backend)
+        same_scale = Scale("global", np.asarray(-2.0), np.asarray(4.0))
+        precision, grid = resolve_precision("integer", U8, [SCALED, same_scale], backend)
     assert precision == "integer"
     assert grid == Grid(((0 - 100) / 50 + 2) / 4, 1 / 200)
 
@@ -94,7 +94,7 @@ def test_integer_run_equals_float64_run(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 256, (300, 6), dtype=np.uint8)
     y = (X[:, 0] > 127).astype(np.int64)
-    between = rng.uniform(0, 255, (40, 6)).astype(np.float32)
+    fractions = rng.uniform(0, 255, (40, 6)).astype(np.float32)
     values = []
     for precision in ("integer", "float64"):
         folder = tmp_path / precision
@@ -108,7 +108,7 @@ def test_integer_run_equals_float64_run(tmp_path: Path) -> None:
         model = load_model(folder)
         with model.backend:
             assert model.op.precision == precision
-            values.append((model.values(X), model.values(between)))
+            values.append((model.values(X), model.values(fractions)))
     for integer, double in zip(*values, strict=True):
         np.testing.assert_allclose(integer, double, rtol=0, atol=5e-3)
 
@@ -151,11 +151,13 @@ def test_augmented_integer_run_equals_float64_least_squares() -> None:
         op = result.model.op
         x = op.points(scaled.reshape(len(X), -1), left=True)
         z = op.points(result.Z.reshape(50, -1), left=True, right=True)
-        entries, own = op.matrix(x, z), op.matrix(z, z)
-        found = entries @ result.model.weights + result.model.targets.mean
+        entries, center_values = op.matrix(x, z), op.matrix(z, z)
+        actual = entries @ result.model.weights + result.model.targets.mean
     np.testing.assert_allclose(entries, K, rtol=0, atol=5e-7)
-    np.testing.assert_array_equal(np.diag(own), 1.0)  # without being told that they are the same
-    np.testing.assert_allclose(found, truth, rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(
+        np.diag(center_values), 1.0
+    )  # without being told that they are the same
+    np.testing.assert_allclose(actual, truth, rtol=0, atol=2e-5)
 
 
 def test_run_with_rounded_noise_resumes_to_same_bits(tmp_path: Path) -> None:

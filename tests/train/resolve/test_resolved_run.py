@@ -151,7 +151,7 @@ def test_low_noise_rows_are_solved_in_float64(
     assert expected.model.op.precision == ("exact" if noise else "float64")
     stopped(config, 1, source=source, test=test)
     with monkeypatch.context() as patch:
-        patch.setattr(Direct, "rounding_shows", lambda *given: not noise)
+        patch.setattr(Direct, "rounding_shows", lambda *arguments: not noise)
         result = finished(config, source=source, test=test)
     assert result.model.op.precision == expected.model.op.precision
     with RunDirectory(tmp_path / "whole", writable=False) as saved:
@@ -182,11 +182,11 @@ def test_resumed_run_keeps_its_precision(
     started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version, which began in float32 without a record of the choice."""
-    known = resolved_run._may_use_float64
+    original = resolved_run._may_use_float64
     config = settings(tmp_path / "run", **(FEW | {"run.checkpoint_every": 1}))
     uninterrupted = settings(tmp_path / "whole", **FEW)
     monkeypatch.setattr(
-        resolved_run, "_may_use_float64", known if started_wide else lambda run: False
+        resolved_run, "_may_use_float64", original if started_wide else lambda run: False
     )
     finished(uninterrupted, source=values(), test=values(10, 5))
     stopped(config, 1, source=values(), test=values(10, 5))

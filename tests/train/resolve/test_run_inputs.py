@@ -24,7 +24,7 @@ def test_arrays_replace_their_settings() -> None:
     config = settings(**{"model.centers": "kmeans"})
     assert NO_INPUTS.settings(config) is config
     assert NO_INPUTS.recorded_settings(config) == config.identity()
-    for given, changed, gone in (
+    for given, changed, removed in (
         (RunInputs(centers=Z), {"centers": "random"}, {"centers"}),
         (RunInputs(metric=np.ones(D)), {"metric": "none"}, {"metric"}),
         (
@@ -33,11 +33,11 @@ def test_arrays_replace_their_settings() -> None:
         ),
     ):  # fmt: skip
         learned = config.with_overrides({"model.metric": "learn"})
-        found = given.settings(learned).identity()["model"]
-        assert found == learned.identity()["model"] | changed
-        recorded = given.recorded_settings(learned)
-        assert learned.identity()["model"].keys() - recorded["model"].keys() == gone
-        assert recorded.keys() == config.identity().keys()
+        actual = given.settings(learned).identity()["model"]
+        assert actual == learned.identity()["model"] | changed
+        recorded_tables = given.recorded_settings(learned)
+        assert learned.identity()["model"].keys() - recorded_tables["model"].keys() == removed
+        assert recorded_tables.keys() == config.identity().keys()
     with pytest.raises(
         ConfigError, match=rf"n_centers={P} differs from the {P + 1} rows in centers"
     ):
@@ -98,21 +98,21 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
     images = rng.integers(0, 255, (130, 9, 9, 1)).astype(np.uint8)
     filters = {"model.patch_features": 6, "data.scale": "auto"}
     first = settings(tmp_path / "run", **filters)
-    drawn = finished(first, source=ArraySource(images, np.arange(130) % 2)).model.fixed_transforms[
-        -1
-    ]
-    assert isinstance(drawn, PatchFeatures)
-    plain, again = settings(), settings(**filters)
+    drawn_patches = finished(
+        first, source=ArraySource(images, np.arange(130) % 2)
+    ).model.fixed_transforms[-1]
+    assert isinstance(drawn_patches, PatchFeatures)
+    plain, requested = settings(), settings(**filters)
     path = str(tmp_path / "run")
     for given, config in (
-        (RunInputs(patches=drawn), plain), (RunInputs(patches=drawn), again),
-        (RunInputs(warm_start=parent(tmp_path / "run")), again),
-        (NO_INPUTS, again.with_overrides({"solver.warm_start": path})),
+        (RunInputs(patches=drawn_patches), plain), (RunInputs(patches=drawn_patches), requested),
+        (RunInputs(warm_start=parent(tmp_path / "run")), requested),
+        (NO_INPUTS, requested.with_overrides({"solver.warm_start": path})),
     ):  # fmt: skip
-        found = given.known_patches(config)
-        assert found is not None
-        assert found.describe() == drawn.describe()
-    assert NO_INPUTS.known_patches(again) is None
+        actual = given.known_patches(config)
+        assert actual is not None
+        assert actual.describe() == drawn_patches.describe()
+    assert NO_INPUTS.known_patches(requested) is None
     assert RunInputs(warm_start=parent(tmp_path / "run")).known_patches(plain) is None
 
 

@@ -81,11 +81,11 @@ def test_importances_are_summed_by_column(tmp_path: Path) -> None:
     y = np.sin(np.log(HEAVY[:, 1]))
     model = sk.KernelRegressor(n_centers=200, metric="learn", random_state=0).fit(HEAVY[:N], y[:N])
     model.save(tmp_path / "model.zarr")
-    for each in (model, sk.load(tmp_path / "model.zarr")):
-        assert each.metric_importances_.shape == (6,)
-        assert each.feature_importances_.argmax() == 1
-        np.testing.assert_allclose(each.feature_importances_.sum(), 1)
-        np.testing.assert_array_equal(each.predict(HEAVY[N:]), model.predict(HEAVY[N:]))
+    for fitted_model in (model, sk.load(tmp_path / "model.zarr")):
+        assert fitted_model.metric_importances_.shape == (6,)
+        assert fitted_model.feature_importances_.argmax() == 1
+        np.testing.assert_allclose(fitted_model.feature_importances_.sum(), 1)
+        np.testing.assert_array_equal(fitted_model.predict(HEAVY[N:]), model.predict(HEAVY[N:]))
 
 
 @pytest.mark.slow
@@ -101,24 +101,24 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     finished(killed, source=source(), test=source())
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
     loaded = sk.load(tmp_path / "whole")
-    others = HEAVY[N:].astype(np.float32)
-    np.testing.assert_array_equal(loaded.predict(others), result.model.values(others)[:, 0])
+    heavy_rows = HEAVY[N:].astype(np.float32)
+    np.testing.assert_array_equal(loaded.predict(heavy_rows), result.model.values(heavy_rows)[:, 0])
 
 
-@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("uses_scores", [True, False])
 def test_resumed_run_keeps_its_choice(
-    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uses_scores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version without scores, and a machine that rounds in another
     way."""
     source = sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
     auto = {"data.scale": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     config = settings(tmp_path / "run", **auto, **{"model.metric": "none"})
-    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: taken)
+    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: uses_scores)
     stopped(config, 3, source=source, test=source)
-    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: not taken)
+    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: not uses_scores)
     result = finished(config, source=source, test=source)
-    assert (scores_among(result.model.fixed_transforms) is not None) == taken
+    assert (scores_among(result.model.fixed_transforms) is not None) == uses_scores
 
 
 @pytest.mark.slow
@@ -131,8 +131,8 @@ def test_warm_start_and_partial_fit_keep_features(tmp_path: Path) -> None:
     for _ in range(2):  # the first block may not be like the others
         first.partial_fit(HEAVY[:N], WAVES[:N])
         assert len(first.get_feature_names_out()) == 3
-    kept = {"epochs": 2, "solver": "block", "run_dir": str(tmp_path / "run")}
-    sk.KernelRegressor(**SMALL, **kept).fit(HEAVY[:N], WAVES[:N])
+    parameters = {"epochs": 2, "solver": "block", "run_dir": str(tmp_path / "run")}
+    sk.KernelRegressor(**SMALL, **parameters).fit(HEAVY[:N], WAVES[:N])
     loaded = sk.load(tmp_path / "run").partial_fit(HEAVY[N:], WAVES[N:])
     assert loaded.get_feature_names_out().tolist() == before
 
@@ -145,14 +145,14 @@ def test_images_have_no_scores() -> None:
 
 @pytest.mark.slow
 def test_tuned_kernel_keeps_its_features() -> None:
-    found = sk.tune(
+    actual = sk.tune(
         HEAVY[:500], WAVES[:500], estimator=sk.KernelRegressor(**SMALL), kernels=["laplace"],
         refine=0, progress=False,
     )  # fmt: skip
-    model = found.estimator.fit(HEAVY[:N], WAVES[:N])
+    model = actual.estimator.fit(HEAVY[:N], WAVES[:N])
     assert len(model.get_feature_names_out()) == 6
     assert error(model) < 0.5 * error(fitted("feature", HEAVY[:N], WAVES[:N]))
-    assert 'scale = "quantiles"' in found.toml
+    assert 'scale = "quantiles"' in actual.toml
 
 
 def test_given_metric_keeps_its_features() -> None:
@@ -165,11 +165,13 @@ def test_scores_are_computed_after_transforms() -> None:
     def tenfold(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
         return X * 10.0, Y
 
-    plain, moved = (
-        sk.KernelRegressor(scale="quantiles", transforms=each, **SMALL).fit(HEAVY[:N], WAVES[:N])
-        for each in ((), (tenfold,))
+    plain, rescaled = (
+        sk.KernelRegressor(scale="quantiles", transforms=fitted_model, **SMALL).fit(
+            HEAVY[:N], WAVES[:N]
+        )
+        for fitted_model in ((), (tenfold,))
     )
-    assert error(moved) == pytest.approx(error(plain), rel=1e-3)
+    assert error(rescaled) == pytest.approx(error(plain), rel=1e-3)
 
 
 def test_zero_weight_rows_do_not_affect_scores(tmp_path: Path) -> None:

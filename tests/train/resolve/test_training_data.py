@@ -96,11 +96,11 @@ def test_default_number_of_centers_depends_on_effort(tmp_path: Path) -> None:
         assert count_centers(config, open_data(config, big)) == p
     assert count_centers(auto, open_data(auto, stream())) == N
     assert count_centers(settings(), open_data(settings(), stream())) == P
-    many = settings(**{"model.n_centers": N + 1})
+    too_many = settings(**{"model.n_centers": N + 1})
     with pytest.warns(UserWarning, match=rf"n_centers={N + 1} is more than the {N} training rows"):
-        assert count_centers(many, open_data(many, stream())) == N
+        assert count_centers(too_many, open_data(too_many, stream())) == N
     with pytest.raises(ConfigError, match="at least this many rows, lower n_centers"):
-        count_centers(many, open_data(many, stream()), complete=False)
+        count_centers(too_many, open_data(too_many, stream()), complete=False)
     every = settings(**{"model.n_centers": "auto", "model.centers": "all"})
     assert count_centers(every, open_data(every, AugmentedSource(array_source(), 4))) == N
     np.save(tmp_path / "Z.npy", np.zeros((17, D)))
@@ -142,12 +142,12 @@ def test_fixed_sizes_are_kept() -> None:
 
 def test_given_sizes_are_not_resolved_again() -> None:
     first = opened()
-    again = open_run(
+    reopened = open_run(
         settings(**{"run.memory": "1 MiB"}), RunInputs(stream()), fixed_sizes=first.sizes
     )
-    again.backend.close()
-    assert again.sizes == first.sizes
-    assert again.buffers == first.buffers
+    reopened.backend.close()
+    assert reopened.sizes == first.sizes
+    assert reopened.buffers == first.buffers
 
 
 def test_auto_memory_is_four_fifths_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,9 @@ def regressor(**more: Any) -> sk.KernelRegressor:
 
 
 def scale_of(source: Any, options: str = "auto") -> Scale:
-    found, _ = find_scale(source, options, 0)
-    assert found is not None
-    return found
+    actual, _ = find_scale(source, options, 0)
+    assert actual is not None
+    return actual
 
 
 # -- the numbers ----------------------------------------------------------------------------------
@@ -102,18 +102,20 @@ def test_constant_features_are_only_centred() -> None:
     scale = scale_of(ArraySource(constant, Y))
     np.testing.assert_array_equal(scale.scale[4:], 1)
     np.testing.assert_allclose(scale.scale[:4], X.std(axis=0), rtol=1e-12)
-    between = (constant + np.roll(constant, 1, axis=0)) / 2  # not at centers, where rounding shows
+    midpoints = (
+        constant + np.roll(constant, 1, axis=0)
+    ) / 2  # not at centers, where rounding shows
     np.testing.assert_allclose(
-        regressor().fit(constant, Y).predict(between),
-        regressor().fit(X, Y).predict(between[:, :4]),
+        regressor().fit(constant, Y).predict(midpoints),
+        regressor().fit(X, Y).predict(midpoints[:, :4]),
         atol=1e-4,
     )
 
 
 def test_small_deviation_far_from_zero_is_not_constant() -> None:
-    far = np.column_stack([X[:, 0], 1e9 + 1e-3 * rng.standard_normal(400)])
+    shifted = np.column_stack([X[:, 0], 1e9 + 1e-3 * rng.standard_normal(400)])
     np.testing.assert_allclose(
-        scale_of(ArraySource(far, Y)).scale, far.std(axis=0, dtype=np.longdouble), rtol=1e-6
+        scale_of(ArraySource(shifted, Y)).scale, shifted.std(axis=0, dtype=np.longdouble), rtol=1e-6
     )
 
 
@@ -141,8 +143,8 @@ def test_flat_float_images_are_detected() -> None:
 def test_mixture_statistics_follow_its_shares() -> None:
     parts = [ArraySource(X[:300], Y[:300], unit_rows=50), ArraySource(X[300:] * 2, Y[300:])]
     plain = scale_of(MixtureSource(parts))
-    both = np.concatenate([X[:300], X[300:] * 2])
-    np.testing.assert_allclose(plain.scale, both.std(axis=0), rtol=1e-10)
+    joined = np.concatenate([X[:300], X[300:] * 2])
+    np.testing.assert_allclose(plain.scale, joined.std(axis=0), rtol=1e-10)
     weighted = MixtureSource(parts, [1, 1])
     copies = np.concatenate([X[:300], *[X[300:] * 2] * 3])  # 300 rows of each
     assert weighted.shares == (0.5, 0.5)
@@ -152,22 +154,22 @@ def test_mixture_statistics_follow_its_shares() -> None:
 def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
     """Check foreign stores, generators and lazy arrays: the sample is bounded, and the same in
     every call."""
-    many = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
+    many_rows = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
 
     def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
-        return many[start:stop], np.ones((stop - start, 1))
+        return many_rows[start:stop], np.ones((stop - start, 1))
 
     y = np.ones((60_000, 1))
-    foreign = make_zarr({"X": many, "y": y}, 1000)
+    foreign = make_zarr({"X": many_rows, "y": y}, 1000)
     for source in (
         ZarrSource(foreign),
         GeneratorSource(generate, 60_000, (2,), np.float64, 1, name="made"),
-        ArraySource(dask.array.from_array(many, (1000, 2)), y),  # type: ignore[no-untyped-call]
+        ArraySource(dask.array.from_array(many_rows, (1000, 2)), y),  # type: ignore[no-untyped-call]
     ):
         scale, message = find_scale(source, "auto", 0)
         assert scale is not None
         assert "from a sample of 20,000 rows" in message
-        np.testing.assert_allclose(scale.scale, many.std(axis=0), rtol=0.02)
+        np.testing.assert_allclose(scale.scale, many_rows.std(axis=0), rtol=0.02)
         assert scale.describe() == scale_of(source).describe()
     result = finished(settings(**AUTO, **{"data.batch_size": 4096}), source=ZarrSource(foreign))
     result.model.backend.close()
@@ -179,16 +181,16 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
 def test_transforms_receive_unscaled_rows() -> None:
     """Check that the input of transforms does not depend on `scale`, and that the scale is computed
     from their results."""
-    seen = []
+    read_rows = []
 
     @deterministic
     def logarithm(X: Any, Y: Any, rng: Any) -> Any:
-        seen.append(X.min())
+        read_rows.append(X.min())
         return rng.xp.log(X), Y
 
     positive = np.exp(X / X.std(axis=0) / 3)
     model = regressor(transforms=[logarithm]).fit(positive, Y)
-    assert min(seen) > 0
+    assert min(read_rows) > 0
     expected = StandardScaler().fit_transform(np.log(positive))
     np.testing.assert_allclose(
         model._state.fixed[-1].scale, np.log(positive).std(axis=0), rtol=1e-6
@@ -284,13 +286,13 @@ def test_warm_fit_after_partial_fit_keeps_scale(scale: str) -> None:
     model = regressor(centers=X[:50], solver="eigenpro4", scale=scale).set_params(n_centers="auto")
     model.partial_fit(X[:200], Y[:200]).partial_fit(X[200:] * 3, Y[200:])
     centers, fixed = model.centers_, model._state.fixed
-    again = model.set_params(warm_start=True, step_scale=1e-9)
+    warm_model = model.set_params(warm_start=True, step_scale=1e-9)
     before = model.predict(X)
-    np.testing.assert_array_equal(again.fit(X, Y).centers_, centers)
-    assert len(again._state.fixed) == len(fixed) == (scale == "auto")
-    for mine, first in zip(again._state.fixed, fixed, strict=True):
+    np.testing.assert_array_equal(warm_model.fit(X, Y).centers_, centers)
+    assert len(warm_model._state.fixed) == len(fixed) == (scale == "auto")
+    for mine, first in zip(warm_model._state.fixed, fixed, strict=True):
         np.testing.assert_array_equal(mine.scale, first.scale)
-    np.testing.assert_allclose(again.predict(X), before, atol=1e-3 * np.ptp(before))
+    np.testing.assert_allclose(warm_model.predict(X), before, atol=1e-3 * np.ptp(before))
 
 
 def test_search_scales_like_the_run() -> None:

@@ -26,5 +26,5 @@ def test_ridge_is_found_from_all_rows_read(few: int, monkeypatch: pytest.MonkeyP
     K, Y = ref.laplace(X, X, 3.0), np.eye(3)[y]
     Y -= Y.mean(axis=0)
     ridges = np.geomspace(1e-8, 10, 60)
-    least = min(left_out(K, Y, N * ridge) for ridge in ridges)
-    assert left_out(K, Y, N * result.ridge) <= 1.03 * least
+    smallest = min(left_out(K, Y, N * ridge) for ridge in ridges)
+    assert left_out(K, Y, N * result.ridge) <= 1.03 * smallest

@@ -15,7 +15,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import broadcast
-from streamkern.train.start_run import run_directory, started_trainer
+from streamkern.train.start_run import run_directory, start_trainer
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
@@ -35,16 +35,16 @@ def test_every_rank_keeps_its_stripe(
 
     def kept(ranks: Communicator) -> Any:
         receives = ranks.rank > 0
-        own = (broadcast.receive_shard if receives else partial(broadcast.scatter, parts))(
+        stripe = (broadcast.receive_shard if receives else partial(broadcast.scatter, parts))(
             33, ranks
         )
-        return own, broadcast.mean(own, 33, ranks)
+        return stripe, broadcast.mean(stripe, 33, ranks)
 
-    found = on_threads(size, kept)
-    np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), Z)
-    assert {own.dtype for own, _ in found} == {np.dtype(dtype)}
-    for _, middle in [*found, (Z, broadcast.mean(Z, 33, SINGLE))]:
-        np.testing.assert_array_equal(middle, Z.mean(axis=0, dtype=np.float64))
+    actual = on_threads(size, kept)
+    np.testing.assert_array_equal(np.concatenate([stripe for stripe, _ in actual]), Z)
+    assert {stripe.dtype for stripe, _ in actual} == {np.dtype(dtype)}
+    for _, mean_of_centers in [*actual, (Z, broadcast.mean(Z, 33, SINGLE))]:
+        np.testing.assert_array_equal(mean_of_centers, Z.mean(axis=0, dtype=np.float64))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) ->
     def one(ranks: Communicator) -> None:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
-        with started_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
+        with start_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
             trainer.run.backend.close()
 
     on_threads(rows * columns, one)
@@ -95,13 +95,13 @@ def test_setup_equals_that_of_one_rank(
         np.save(tmp_path / "Z.npy", np.random.default_rng(2).normal(size=(50, 4)))
         changes = changes | {"model.centers": str(tmp_path / "Z.npy")}
     one = setup(store, tmp_path / "one", 1, 1, **changes)
-    many = setup(store, tmp_path / "many", rows, columns, **changes)
-    assert many.keys() == one.keys()
-    assert many.pop("kernel") == one["kernel"]
-    for a, b in zip(many.pop("rules"), one["rules"], strict=True):
+    ranks_setup = setup(store, tmp_path / "many", rows, columns, **changes)
+    assert ranks_setup.keys() == one.keys()
+    assert ranks_setup.pop("kernel") == one["kernel"]
+    for a, b in zip(ranks_setup.pop("rules"), one["rules"], strict=True):
         assert a["lambda_1"] == pytest.approx(b["lambda_1"], rel=1e-6)
     for name in ("Z", "order", "shift", "sample_rows"):
-        np.testing.assert_array_equal(many.pop(name), one[name])
-    for name, a in many.items():
+        np.testing.assert_array_equal(ranks_setup.pop(name), one[name])
+    for name, a in ranks_setup.items():
         atol = 1e-10 * max(1.0, float(np.abs(one[name]).max()))
         np.testing.assert_allclose(a, one[name], rtol=0, atol=atol)

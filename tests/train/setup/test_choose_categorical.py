@@ -43,35 +43,35 @@ def test_level_effect_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Check that the error is far below that without categorical features, and near that of the
     noise."""
     X, y = panel(600)
-    found = sk.KernelRegressor(random_state=0, run_dir=tmp_path / "run").fit(X, y)
-    assert columns_of(found) == [LEVEL]
+    actual = sk.KernelRegressor(random_state=0, run_dir=tmp_path / "run").fit(X, y)
+    assert columns_of(actual) == [LEVEL]
     monkeypatch.setattr(choose_categorical, "looks_for_categorical", lambda *_: False)
     plain = sk.KernelRegressor(random_state=0).fit(X, y)
     assert columns_of(plain) == []
-    errors = errors_of(found, plain)
+    errors = errors_of(actual, plain)
     assert errors[0] < 0.25 * errors[1]
     assert errors[0] < 0.09 + 0.15
-    (line, *others) = [r for r in read_log(tmp_path / "run" / "log.jsonl")
+    (line, *other_lines) = [r for r in read_log(tmp_path / "run" / "log.jsonl")
                        if r["event"] == "categorical"]  # fmt: skip
     assert line["feature"] == LEVEL
     assert line["taken"]
     assert line["score"] > MIN_SCORE
     assert line["error"] < 0.5
-    assert not any(other["taken"] for other in others)
+    assert not any(other["taken"] for other in other_lines)
 
 
 @pytest.mark.slow
 def test_level_effect_is_found_beside_a_metric() -> None:
     X, y = panel(1200)
-    found = sk.KernelRegressor(random_state=0, metric="learn").fit(X, y)
+    actual = sk.KernelRegressor(random_state=0, metric="learn").fit(X, y)
     plain = sk.KernelRegressor(random_state=0, metric="none").fit(X, y)
-    assert columns_of(found) == [LEVEL]
-    assert found.kernel_.metric is not None
+    assert columns_of(actual) == [LEVEL]
+    assert actual.kernel_.metric is not None
     assert columns_of(plain) == []
-    errors = errors_of(found, plain)
+    errors = errors_of(actual, plain)
     assert errors[0] < 0.1 * errors[1]
-    assert found.feature_importances_[LEVEL] > 0.02
-    assert found.feature_importances_.sum() == pytest.approx(1)
+    assert actual.feature_importances_[LEVEL] > 0.02
+    assert actual.feature_importances_.sum() == pytest.approx(1)
 
 
 def numbers(kind: str, n: int = 800) -> tuple[Array, Array]:
@@ -99,15 +99,15 @@ def test_classifier_finds_categorical_features() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [
         {"kernel": "laplace"}, {"bandwidth": 3.0}, {"metric": "none"}, {"bandwidth": "median"},
         {"kernel": "gaussian", "features": "fourier", "n_features": 100},
     ],
 )  # fmt: skip
-def test_given_settings_disable_search(given: dict[str, Any]) -> None:
+def test_given_settings_disable_search(parameters: dict[str, Any]) -> None:
     X, y = panel(400)
-    assert columns_of(sk.KernelRegressor(random_state=0, **given).fit(X, y)) == []
+    assert columns_of(sk.KernelRegressor(random_state=0, **parameters).fit(X, y)) == []
 
 
 @pytest.mark.slow
@@ -155,9 +155,9 @@ def test_groups_contain_equal_values() -> None:
     some = np.arange(500.0)
     some[:52] = 0.0
     X = np.column_stack([a, 100 - 3 * a, twos, few, rng.normal(size=500), some, a % 7])
-    found = groups_by_feature(X.astype(np.float32))
-    assert list(found) == [0, 5, 6]  # the second column groups the rows like the first
-    for j, group in found.items():
+    actual = groups_by_feature(X.astype(np.float32))
+    assert list(actual) == [0, 5, 6]  # the second column groups the rows like the first
+    for j, group in actual.items():
         np.testing.assert_array_equal(
             group[:, None] == group, X[:, j, None].astype(np.float32) == X[:, j].astype(np.float32)
         )

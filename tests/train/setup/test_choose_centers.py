@@ -20,7 +20,7 @@ from tests.runs import C, arrays, finished, settings
 Array = np.ndarray[Any, Any]
 
 
-def known(source: BaseSource, config: RunConfig, centers: Array | None = None) -> Any:
+def find_center_rows(source: BaseSource, config: RunConfig, centers: Array | None = None) -> Any:
     """Return the known center rows, and the centers in stored order."""
     run = open_run(config, RunInputs(source, centers=centers))
     with run.backend, run.backend.active():
@@ -38,7 +38,7 @@ def test_drawn_rows_are_known_to_be_centers(way: str) -> None:
     X, y = arrays()
     count = {} if way == "all" else {"model.n_centers": 30}
     config = settings(**{"model.n_centers": "auto", "model.centers": way} | count)
-    rows, Z = known(source(), config)
+    rows, Z = find_center_rows(source(), config)
     np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(y[rows.block.row_ids], rows.block.y)
 
@@ -63,7 +63,7 @@ def test_rows_equal_to_given_centers_are_found(flat: bool) -> None:
 def test_given_centers_are_matched_to_rows() -> None:
     X, y = arrays()
     centers = np.concatenate([X[[5, 17, 40]], X[:1] + 1])
-    rows, Z = known(source(), settings(**{"model.n_centers": "auto"}), centers)
+    rows, Z = find_center_rows(source(), settings(**{"model.n_centers": "auto"}), centers)
     assert sorted(rows.block.row_ids.tolist()) == [5, 17, 40]
     np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(rows.block.y, y[rows.block.row_ids])
@@ -71,13 +71,16 @@ def test_given_centers_are_matched_to_rows() -> None:
 
 def test_transformed_rows_are_not_known_to_be_centers() -> None:
     noisy = AugmentedSource(source(), 1, [GaussianNoise(0.1)])
-    assert known(noisy, settings())[0] is None
-    assert known(AugmentedSource(source(), 3, []), settings())[0] is None
-    assert known(source(), settings(**{"model.centers": "kmeans"}))[0] is None
+    assert find_center_rows(noisy, settings())[0] is None
+    assert find_center_rows(AugmentedSource(source(), 3, []), settings())[0] is None
+    assert find_center_rows(source(), settings(**{"model.centers": "kmeans"}))[0] is None
 
 
 def test_falkon_does_not_use_known_centers() -> None:
-    assert known(source(), settings(**{"solver.name": "falkon", "data.epochs": 3}))[0] is None
+    assert (
+        find_center_rows(source(), settings(**{"solver.name": "falkon", "data.epochs": 3}))[0]
+        is None
+    )
 
 
 def test_center_indices_of_rows() -> None:
@@ -102,5 +105,5 @@ def test_start_from_all_rows_is_exact_model() -> None:
     Y = Y - np.eye(C)[y].mean(axis=0)
     mu = result.meta["setup"]["mu"]
     expected = np.linalg.solve(K @ K / len(K) + mu * K, K @ Y / len(K))
-    found = np.float64(result.model.weights) * result.model.targets.scale
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    actual = np.float64(result.model.weights) * result.model.targets.scale
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

@@ -71,13 +71,13 @@ def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
     """Return the mean squared error, by leaving each row out in turn."""
     errors = []
     for i in range(len(y)):
-        rest = np.arange(len(y)) != i
-        A = K[np.ix_(rest, rest)] + kappa * np.eye(rest.sum())
-        errors.append(K[i, rest] @ np.linalg.solve(A, y[rest]) - y[i])
+        is_other = np.arange(len(y)) != i
+        A = K[np.ix_(is_other, is_other)] + kappa * np.eye(is_other.sum())
+        errors.append(K[i, is_other] @ np.linalg.solve(A, y[is_other]) - y[i])
     return float(np.mean(np.square(errors)))
 
 
-def found_by(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
+def bandwidth_records(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(folder / "log.jsonl") if line["event"] == "bandwidth"]
 
 
@@ -86,26 +86,26 @@ def test_loo_errors_equal_refits(tmp_path: Path) -> None:
     model = KernelRegressor(
         kernel="laplace", scale="none", random_state=0, run_dir=tmp_path
     ).fit(X, y)  # fmt: skip
-    (line,) = found_by(model, tmp_path)
+    (line,) = bandwidth_records(model, tmp_path)
     median = model.bandwidth_ / line["factor"]
     assert median == pytest.approx(np.median(pdist(X)), rel=0.05)
     truth = []
     for factor, _ in line["tried"]:
         K = ref.laplace(X, X, factor * median)
         truth.append(min(leave_one_out(K, y - y.mean(), 10.0**k) for k in range(-8, 7)))
-    found = np.array([error for _, error in line["tried"]])
-    assert len(found) >= 5
+    actual = np.array([error for _, error in line["tried"]])
+    assert len(actual) >= 5
     np.testing.assert_allclose(
-        found / found[0], np.array(truth) / truth[0], rtol=1e-3
+        actual / actual[0], np.array(truth) / truth[0], rtol=1e-3
     )  # targets are scaled
 
 
 def test_smooth_function_gets_a_wide_kernel(tmp_path: Path) -> None:
     X, y = smooth()
-    found = KernelRegressor(random_state=0).fit(X, y)
+    actual = KernelRegressor(random_state=0).fit(X, y)
     median = KernelRegressor(bandwidth="median", random_state=0).fit(X, y)
-    assert found.bandwidth_ > 2 * median.bandwidth_
-    errors = errors_of(found, median)
+    assert actual.bandwidth_ > 2 * median.bandwidth_
+    errors = errors_of(actual, median)
     assert errors[0] < 0.8 * errors[1]
 
 
@@ -114,25 +114,32 @@ def test_kernel_suits_the_solver() -> None:
     """Check that `direct` gets a Gaussian kernel for a function without noise, and steps a rougher
     one, because one pass does not reach the minimum of the former."""
     X, y = smooth(4000, 0.0)
-    given: dict[str, Any] = {"metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1}
-    direct = KernelRegressor(solver="direct", **given).fit(X, y)
-    block = KernelRegressor(solver="block", **given).fit(X, y)
-    same = KernelRegressor(solver="block", kernel=direct.kernel_, **given).fit(X, y)
+    parameters: dict[str, Any] = {
+        "metric": "none",
+        "random_state": 0,
+        "n_centers": 300,
+        "epochs": 1,
+    }
+    direct = KernelRegressor(solver="direct", **parameters).fit(X, y)
+    block = KernelRegressor(solver="block", **parameters).fit(X, y)
+    same_kernel_model = KernelRegressor(solver="block", kernel=direct.kernel_, **parameters).fit(
+        X, y
+    )
     names = [model.kernel_.describe()["kernel"] for model in (block, direct)]
     order = [ROUGH_TO_SMOOTH.index(name) for name in names]
     assert order[0] < order[1]
-    errors = errors_of(direct, block, same)
+    errors = errors_of(direct, block, same_kernel_model)
     assert errors[0] < errors[1] < 0.7 * errors[2]
 
 
 def test_oscillating_function_gets_a_narrow_kernel() -> None:
     X = np.linspace(-1, 1, 500, dtype=np.float32)[:, None]
     y = np.sin(40 * X[:, 0])
-    found = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
+    actual = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
     median = KernelRegressor(
         bandwidth="median", random_state=0, kernel="gaussian", scale="none"
     ).fit(X, y)  # fmt: skip
-    assert found.bandwidth_ < median.bandwidth_
+    assert actual.bandwidth_ < median.bandwidth_
 
 
 def test_pure_noise_keeps_median_bandwidth() -> None:
@@ -146,13 +153,13 @@ def test_best_kernel_is_chosen(tmp_path: Path) -> None:
     X, y = smooth(600, 0.0)
     folder = tmp_path / "run"
     model = KernelRegressor(kernel="auto", metric="none", random_state=0, run_dir=folder).fit(X, y)
-    lines = found_by(model, folder)
+    lines = bandwidth_records(model, folder)
     assert [line["kernel"]["kernel"] for line in lines] == list(ROUGH_TO_SMOOTH)
-    least = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
+    least_errors = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
     assert model.kernel_.describe()["kernel"] != "laplace"
-    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * KERNEL_ERROR_TOLERANCE) * min(
-        least.values()
-    )
+    assert least_errors[model.kernel_.describe()["kernel"]] <= (
+        1 + 2 * KERNEL_ERROR_TOLERANCE
+    ) * min(least_errors.values())
     rough = KernelRegressor(kernel="laplace", metric="none", random_state=0).fit(X, y)
     errors = errors_of(model, rough)
     assert errors[0] < 0.5 * errors[1]
@@ -195,14 +202,14 @@ def test_parts_of_a_sum_are_scaled_by_one_factor() -> None:
 def test_choice_for_classes_is_deterministic() -> None:
     X, y = arrays(300)
     model = KernelClassifier(random_state=0).fit(X, y)
-    again = KernelClassifier(random_state=0).fit(X, y)
-    np.testing.assert_array_equal(model.dual_coef_, again.dual_coef_)
+    second_model = KernelClassifier(random_state=0).fit(X, y)
+    np.testing.assert_array_equal(model.dual_coef_, second_model.dual_coef_)
     online = KernelClassifier(random_state=0, n_centers=50)
-    found = set()
+    actual = set()
     for part in range(3):
         online.partial_fit(X[part::3], y[part::3], classes=np.unique(y))
-        found.add(online.bandwidth_)
-    assert len(found) == 1
+        actual.add(online.bandwidth_)
+    assert len(actual) == 1
 
 
 def test_identical_rows_get_the_mean_and_a_warning() -> None:
@@ -225,8 +232,8 @@ def test_roughest_equivalent_kernel_is_chosen() -> None:
     def of(error: float) -> FoundKernel:
         return FoundKernel(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
 
-    found = [of(1.0), of(0.9), of(0.88)]
-    assert roughest_equivalent(found) is found[1]
+    actual = [of(1.0), of(0.9), of(0.88)]
+    assert roughest_equivalent(actual) is actual[1]
     nothing = FoundKernel(get_kernel("laplace", 1.0), NO_NOISE)
     assert roughest_equivalent([nothing, nothing]) is nothing
 
@@ -295,7 +302,7 @@ def test_copies_are_detected_on_a_thousand_rows(
     run = open_run(settings(**{"model.n_centers": 50}), RunInputs(ArraySource(X, y)))
     targets = TargetScale(np.zeros(1), np.ones(1))
     with run.backend.active():
-        rows = setup_rows.few_rows(run, np.dtype(np.float32), targets, len(X))
+        rows = setup_rows.read_merged_rows(run, np.dtype(np.float32), targets, len(X))
     run.backend.close()
     assert examined == [NOISE_ROWS]
     assert (len(rows.X), rows.repeats) == (len(X) - 1, None)
@@ -305,17 +312,17 @@ def test_equal_rows_are_merged_with_weights() -> None:
     backend = Backend(threads=1)
     X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
     Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
-    found = merge_equal_rows(backend, SampleRows(X, Y, np.sqrt(w)))
-    np.testing.assert_array_equal(found.X, X[[0, 3]])
-    np.testing.assert_allclose(found.Y, [[3.0], [8.0]])
-    assert found.root is not None
-    np.testing.assert_allclose(found.root, np.sqrt([3.0, 1.0]), rtol=1e-6)
-    assert found.repeats is not None
-    np.testing.assert_array_equal(found.repeats.group, [0, 0, 1])
-    np.testing.assert_array_equal(found.repeats.Y, [[1.0], [4.0], [8.0]])
-    np.testing.assert_allclose(found.repeats.w, [1.0, 2.0, 1.0], rtol=1e-6)
-    alone = SampleRows(X[[0, 1, 3]], Y[[0, 1, 3]])
-    assert merge_equal_rows(backend, alone) is alone
+    actual = merge_equal_rows(backend, SampleRows(X, Y, np.sqrt(w)))
+    np.testing.assert_array_equal(actual.X, X[[0, 3]])
+    np.testing.assert_allclose(actual.Y, [[3.0], [8.0]])
+    assert actual.root is not None
+    np.testing.assert_allclose(actual.root, np.sqrt([3.0, 1.0]), rtol=1e-6)
+    assert actual.repeats is not None
+    np.testing.assert_array_equal(actual.repeats.group, [0, 0, 1])
+    np.testing.assert_array_equal(actual.repeats.Y, [[1.0], [4.0], [8.0]])
+    np.testing.assert_allclose(actual.repeats.w, [1.0, 2.0, 1.0], rtol=1e-6)
+    distinct_rows = SampleRows(X[[0, 1, 3]], Y[[0, 1, 3]])
+    assert merge_equal_rows(backend, distinct_rows) is distinct_rows
 
 
 def test_generated_rows_are_not_taken_as_centers() -> None:
@@ -362,10 +369,10 @@ def test_open_settings_keep_found_values() -> None:
     ).fit(X, y)  # fmt: skip
     kernel = model.kernel_.describe()
     assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
-    own = KernelRegressor(
+    custom_model = KernelRegressor(
         kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
     ).fit(X, y)  # fmt: skip
-    assert own.fit(X, y).kernel_.describe() == own.kernel_.describe()
+    assert custom_model.fit(X, y).kernel_.describe() == custom_model.kernel_.describe()
     model = KernelRegressor(
         random_state=0, solver="block", centers=X[:100], scale="none", warm_start=True
     ).fit(X, y)
@@ -383,5 +390,5 @@ def test_zero_weight_row_gives_no_singular_warning() -> None:
         warnings.simplefilter("error")
         model = KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0)
         model.fit(X, y, sample_weight=w)
-        without = clone(model).fit(np.delete(X, 7, axis=0), np.delete(y, 7))
-    np.testing.assert_allclose(model.predict(X), without.predict(X), atol=1e-3)
+        refitted = clone(model).fit(np.delete(X, 7, axis=0), np.delete(y, 7))
+    np.testing.assert_allclose(model.predict(X), refitted.predict(X), atol=1e-3)

@@ -56,10 +56,12 @@ def radial(X: Array) -> Array:
     return np.asarray(np.sin(X.astype(np.float64) @ X.T.astype(np.float64)).diagonal(), np.float32)
 
 
-def fitted(truth: Any, metric: str = "learn", **given: Any) -> tuple[sk.KernelRegressor, float]:
+def fitted(
+    truth: Any, metric: str = "learn", **parameters: Any
+) -> tuple[sk.KernelRegressor, float]:
     """Return a model, and its test error divided by the variance."""
     X, T = numbers(0), numbers(1, 1500)
-    settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | given
+    settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | parameters
     model = sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
     expected = truth(T)
     error = np.mean((model.predict(T).reshape(expected.shape) - expected) ** 2) / np.var(expected)
@@ -139,8 +141,8 @@ def test_classes_and_sample_weights_are_supported() -> None:
         # Rows of weight 0 have labels that would mislead.
         w = np.ones(ROWS)
         w[::5] = 0
-        wrong = np.where(w > 0, y, np.where(X[:, 5] > 0, "yes", "no"))
-        scores.append(model.fit(X, wrong, sample_weight=w).score(T, expected))
+        mislabelled = np.where(w > 0, y, np.where(X[:, 5] > 0, "yes", "no"))
+        scores.append(model.fit(X, mislabelled, sample_weight=w).score(T, expected))
     assert scores[1] > scores[0] + 0.03
     assert model.feature_importances_[:2].sum() > 0.8
 
@@ -150,12 +152,12 @@ def test_weights_act_as_repeated_rows() -> None:
     """Check weights in the fit, the error and the gradients: doubled weights give the same
     model."""
     X, w = numbers(0), np.random.default_rng(0).uniform(0.5, 2, ROWS)
-    found = [
+    actual = [
         sk.KernelRegressor(metric="learn", n_centers=200, epochs=1, random_state=0)
         .fit(X, of_two(X), sample_weight=factor * w).kernel_.metric
         for factor in (1, 2)
     ]  # fmt: skip
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(actual[1], actual[0], rtol=1e-3, atol=1e-3)
 
 
 def test_several_targets_share_a_metric() -> None:
@@ -228,12 +230,12 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     for step in (1, 12, 20):
         held_out = sk.ArraySource(numbers(3, 20), of_two(numbers(3, 20)))
         stopped(config(tmp_path / "run"), step, source=source(), test=held_out)
-    found = sk.train_model(config(tmp_path / "run"), source=source()).model
-    assert found.op.kernel.metric is not None
+    actual = sk.train_model(config(tmp_path / "run"), source=source()).model
+    assert actual.op.kernel.metric is not None
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
     loaded = load_model(tmp_path / "run", device="cpu")
-    np.testing.assert_array_equal(loaded.values(numbers(2)), found.values(numbers(2)))
-    for model in (found, loaded):
+    np.testing.assert_array_equal(loaded.values(numbers(2)), actual.values(numbers(2)))
+    for model in (actual, loaded):
         model.backend.close()
 
 
@@ -241,32 +243,32 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("accelerator", ["none", "auto"])
 def test_metric_does_not_depend_on_threads(accelerator: str) -> None:
-    found = []
+    actual = []
     for threads in (1, 2, 3):
-        made = config(None, **{"run.threads": threads, "run.accelerator": accelerator})
-        model = sk.train_model(made, source=source()).model
+        run_config = config(None, **{"run.threads": threads, "run.accelerator": accelerator})
+        model = sk.train_model(run_config, source=source()).model
         with model.backend as backend:
             assert backend.threads == threads
-            found.append((model.op.kernel.metric, model.values(numbers(2))))
-    for metric, values in found[1:]:
-        np.testing.assert_array_equal(metric, found[0][0])
-        np.testing.assert_array_equal(values, found[0][1])
+            actual.append((model.op.kernel.metric, model.values(numbers(2))))
+    for metric, values in actual[1:]:
+        np.testing.assert_array_equal(metric, actual[0][0])
+        np.testing.assert_array_equal(values, actual[0][1])
 
 
 def test_log_contains_every_round(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "run"), source=source()).model.backend.close()
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    *ways, again, round_, steps, last = [line for line in lines if line["event"] == "metric"]
+    *ways, rerun, round_, steps, decision = [line for line in lines if line["event"] == "metric"]
     assert [(way["kind"], way["exponent"]) for way in ways] == [
         (way.kind, way.exponent) for way in METRIC_VARIANTS
     ]
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
-    best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
-    for line in (again, round_):
-        assert (line["kind"], line["exponent"]) == (best["kind"], best["exponent"])
+    best_way, chosen = min(ways, key=lambda way: min(way["errors"])), decision["chosen"]
+    for line in (rerun, round_):
+        assert (line["kind"], line["exponent"]) == (best_way["kind"], best_way["exponent"])
     assert [len(line["errors"]) - 1 for line in ways] == [COMPARISON_ROUNDS] * len(ways)
-    assert len(again["errors"]) - 1 <= MAX_ROUNDS
-    assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].steps)
+    assert len(rerun["errors"]) - 1 <= MAX_ROUNDS
+    assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].n_steps)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
     assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
@@ -276,15 +278,15 @@ def test_log_contains_every_round(tmp_path: Path) -> None:
 
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
 )
 @pytest.mark.parametrize("then", ["learn", "none"])
-def test_second_fit_keeps_metric_of_first(given: dict[str, Any], then: str) -> None:
+def test_second_fit_keeps_metric_of_first(parameters: dict[str, Any], then: str) -> None:
     """Check a second fit to other rows, from which another metric would be learned."""
     X, T = numbers(0), numbers(1, 1500)
     model = sk.KernelRegressor(
-        metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **given
+        metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **parameters
     ).fit(X, of_two(X))
     metric, first = model.kernel_.metric, model.score(T, of_two(T))
     assert metric is not None
@@ -297,12 +299,12 @@ def test_second_fit_keeps_metric_of_first(given: dict[str, Any], then: str) -> N
 def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
     sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
-    given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
-    assert run_command(["plan", *given, "--all", "--no-measure"]) == 0
+    parameters = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
+    assert run_command(["plan", *parameters, "--all", "--no-measure"]) == 0
     message = capsys.readouterr().out
     assert "rows to learn the metric" in message
     assert re.search(r"FLOPs: metric \d\d?%", message)
-    assert run_command(["train", *given, "--epochs", "1"]) == 0
+    assert run_command(["train", *parameters, "--epochs", "1"]) == 0
     capsys.readouterr()
     assert run_command(["info", run]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
@@ -314,7 +316,7 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("parameters", "text"),
     [
         ({"metric": "full"}, "there is no array of a metric at full; correct model.metric, or set"),
         ({"features": "fourier"}, "cannot be used with features='fourier'"),
@@ -322,8 +324,10 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"precision": "integer"}, "transforms the features"),
     ],
 )
-def test_unsupported_settings_are_refused_in_one_sentence(given: dict[str, Any], text: str) -> None:
-    model = sk.KernelRegressor(**({"metric": "learn"} | given))
+def test_unsupported_settings_are_refused_in_one_sentence(
+    parameters: dict[str, Any], text: str
+) -> None:
+    model = sk.KernelRegressor(**({"metric": "learn"} | parameters))
     with pytest.raises(sk.StreamkernError, match=text):
         model.fit(numbers(0), of_two(numbers(0)))
 
@@ -379,13 +383,13 @@ def test_second_stage_needs_more_rows() -> None:
     "n", [48, 300, 5000, *(level.metric_rows for level in EFFORT_LEVELS.values())]
 )
 def test_fitted_and_held_out_rows_are_disjoint(n: int) -> None:
-    pool, held = metric_row_counts(n)
-    assert pool > 0
-    assert pool <= n - pool - held  # others judge
-    assert 0 < held <= n - 2 * pool
+    n_pool, n_held_out = metric_row_counts(n)
+    assert n_pool > 0
+    assert n_pool <= n - n_pool - n_held_out  # others judge
+    assert 0 < n_held_out <= n - 2 * n_pool
     fitted = n_compared_rows(n)
-    assert 0 < fitted <= n - held
-    assert fitted in (n - held, MAX_COMPARED_ROWS, n - pool - held)
+    assert 0 < fitted <= n - n_held_out
+    assert fitted in (n - n_held_out, MAX_COMPARED_ROWS, n - n_pool - n_held_out)
 
 
 @pytest.mark.slow

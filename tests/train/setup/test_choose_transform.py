@@ -23,7 +23,7 @@ from tests.runs import CLASSES, settings
 MADE = ("exponential", "additive", "noise", "counts")
 
 
-def found(
+def find_log_scale(
     X: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, complete: bool = True,
     classes: tuple[str, ...] | None = None, transforms: Any = (), **changes: Any,
 ) -> FoundTransform | None:  # fmt: skip
@@ -36,7 +36,7 @@ def found(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", MADE)
 def test_log_scale_is_chosen_if_better(kind: str, seed: int) -> None:
-    choice = found(*skewed_data(kind, 600, seed))
+    choice = find_log_scale(*skewed_data(kind, 600, seed))
     assert (choice is not None) == (kind == "exponential")
     if choice is not None:
         targets, facts = choice
@@ -48,7 +48,7 @@ def test_log_scale_is_chosen_if_better(kind: str, seed: int) -> None:
 def test_choice_does_not_depend_on_unit() -> None:
     """Check that targets in cents are treated as those in millions."""
     X, y = skewed_data("exponential", 600)
-    one, other = found(X, y), found(X, y * 2.0**40)
+    one, other = find_log_scale(X, y), find_log_scale(X, y * 2.0**40)
     assert one is not None
     assert other is not None
     np.testing.assert_array_equal(other.targets.unit, one.targets.unit * 2.0**40)
@@ -64,36 +64,36 @@ def test_choice_does_not_depend_on_unit() -> None:
     ],
 )  # fmt: skip
 def test_unsuitable_settings_disable_log_scale(changes: dict[str, Any]) -> None:
-    assert found(*skewed_data("exponential", 600), **changes) is None
+    assert find_log_scale(*skewed_data("exponential", 600), **changes) is None
 
 
 def test_unsuitable_targets_disable_log_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = skewed_data("exponential", 600)
-    below = y.copy()
-    below[::9] *= -1
+    negative_y = y.copy()
+    negative_y[::9] *= -1
     monkeypatch.setattr(choose_transform, "left_out_residuals", None)  # is never called
-    assert found(X, below) is None
-    assert found(X, y + 10 * y.std()) is None  # varies little
-    assert found(X, -np.log(y) + 9) is None  # symmetric
-    assert found(X[:200], y[:200]) is None
-    assert found(X, np.column_stack([y, y])) is None
-    assert found(X, (y > np.quantile(y, 0.9)).astype(float)) is None  # two values
-    assert found(X, np.arange(600) % 3, classes=CLASSES) is None
-    assert found(X, y, complete=False) is None
-    assert found(X, y, transforms=[lambda X, Y, rng: (X, -Y)]) is None
+    assert find_log_scale(X, negative_y) is None
+    assert find_log_scale(X, y + 10 * y.std()) is None  # varies little
+    assert find_log_scale(X, -np.log(y) + 9) is None  # symmetric
+    assert find_log_scale(X[:200], y[:200]) is None
+    assert find_log_scale(X, np.column_stack([y, y])) is None
+    assert find_log_scale(X, (y > np.quantile(y, 0.9)).astype(float)) is None  # two values
+    assert find_log_scale(X, np.arange(600) % 3, classes=CLASSES) is None
+    assert find_log_scale(X, y, complete=False) is None
+    assert find_log_scale(X, y, transforms=[lambda X, Y, rng: (X, -Y)]) is None
 
 
 def test_requested_log_scale_is_used() -> None:
     options = {"model.target_transform": "log", "model.kernel": "laplace"}
-    choice = found(*skewed_data("additive", 600), **options)
+    choice = find_log_scale(*skewed_data("additive", 600), **options)
     assert choice is not None
     X, y = skewed_data("exponential", 600)
-    several = found(X, np.column_stack([y, 50 * y**2, 0 * y]), **options)
+    several = find_log_scale(X, np.column_stack([y, 50 * y**2, 0 * y]), **options)
     assert several is not None
     unit, gain = several.targets.unit, several.targets.gain
     assert np.isfinite([unit, gain, several.targets.mean, several.targets.scale]).all()
     assert unit[1] != unit[0]
-    few = found(X[:3], y[:3], **options | {"model.n_centers": 2, "data.batch_size": 2})
+    few = find_log_scale(X[:3], y[:3], **options | {"model.n_centers": 2, "data.batch_size": 2})
     assert few is not None
     assert few.targets.gain.tolist() == [1.0]
     assert "error_ratio" not in few.facts
@@ -104,9 +104,9 @@ def test_weights_equal_repeated_rows() -> None:
     X, y = skewed_data("exponential", 300)
     w = np.ones(300)
     w[:40] = 2
-    weighted = found(X, y, w)
-    copied = found(np.concatenate([X, X[:40]]), np.concatenate([y, y[:40]]))
-    ghosts = found(
+    weighted = find_log_scale(X, y, w)
+    copied = find_log_scale(np.concatenate([X, X[:40]]), np.concatenate([y, y[:40]]))
+    ghosts = find_log_scale(
         np.concatenate([X, X[:40] + 1]), np.concatenate([y, 1e6 * y[:40]]),
         np.concatenate([w, np.zeros(40)]),
     )  # fmt: skip
@@ -123,9 +123,9 @@ def test_rare_large_targets_disable_log_scale(constant: float) -> None:
     """Check a sample without large targets, whose targets are constant."""
     X, y = skewed_data("exponential", 5000)[0], np.full(5000, constant)
     y[7] = 1e3
-    assert found(X, y) is None
+    assert find_log_scale(X, y) is None
     y[7:] *= 1 + 1e-9 * np.arange(4993)
-    assert found(X, y) is None
+    assert find_log_scale(X, y) is None
 
 
 def test_noise_free_targets_need_no_factor() -> None:
@@ -134,14 +134,16 @@ def test_noise_free_targets_need_no_factor() -> None:
     X = np.random.default_rng(0).uniform(-1.5, 1.5, (6000, 5)).astype(np.float32)
     y = np.exp(0.7 * np.sin(4 * X.astype(float)).sum(axis=1))
     options: dict[str, Any] = {"model.target_transform": "log"}
-    few, many = (found(X[:n], y[:n], **options | {"model.n_centers": n}) for n in (500, 6000))
+    few, many = (
+        find_log_scale(X[:n], y[:n], **options | {"model.n_centers": n}) for n in (500, 6000)
+    )
     assert few is not None
     assert many is not None
     assert few.targets.gain[0] > 1.2
     assert many.targets.gain[0] < 1.05
-    same = found(X, y, **options | {"model.n_centers": 500})
-    assert same is not None
-    assert same.targets.gain[0] > 1.1  # a model of few centers stays so
+    same_centers = find_log_scale(X, y, **options | {"model.n_centers": 500})
+    assert same_centers is not None
+    assert same_centers.targets.gain[0] > 1.1  # a model of few centers stays so
 
 
 def test_left_out_residuals_equal_refits() -> None:

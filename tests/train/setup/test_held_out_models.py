@@ -17,9 +17,9 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import held_out_models
 from streamkern.train.setup.choose_metric import _robust_gain
 from streamkern.train.setup.held_out_models import (
-    Fitted,
-    HeldOut,
-    chosen_kernel,
+    HeldOutModel,
+    HeldOutProblem,
+    choose_model,
     gain_in_standard_errors,
 )
 from tests.runs import Array, settings
@@ -41,38 +41,39 @@ def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("most", [N, 80])  # centers: all the rows, or the first of them
+@pytest.mark.parametrize("max_fit_rows", [N, 80])  # centers: all the rows, or the first of them
 @pytest.mark.parametrize("metric", [None, np.array([2.0, 1.0, 0.5, 0.1])])
 def test_model_solves_its_equations(
-    weighted: bool, most: int, metric: Array | None, monkeypatch: pytest.MonkeyPatch
+    weighted: bool, max_fit_rows: int, metric: Array | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out_models, "METRIC_FIT_ROWS", most)
+    monkeypatch.setattr(held_out_models, "METRIC_FIT_ROWS", max_fit_rows)
     monkeypatch.setattr(held_out_models, "EVALUATED_ROWS", 64)
-    fit, held = rows(N, 0, weighted), rows(HELD, 1, weighted)
+    fit, held_out = rows(N, 0, weighted), rows(HELD, 1, weighted)
     source = sk.ArraySource(fit.X, fit.X[:, 0])
     precise = {"model.n_centers": 50, "run.precision": "float64"}
     run = open_run(settings(**precise), RunInputs(source))
     classes = TargetScale(np.full(C, 1 / C), np.ones(C))
     with run.backend.active():
-        problem = HeldOut(run, fit, held, classes)
+        problem = HeldOutProblem(run, fit, held_out, classes)
         kernel = sk.Laplace(1.5, metric=metric)
-        found = problem.with_losses(problem.with_kernel(kernel, start_ridge=-2, min_ridge=-3))
+        actual = problem.with_losses(problem.with_kernel(kernel, start_ridge=-2, min_ridge=-3))
     run.backend.close()
-    Z = fit.X[:most]
-    K, w = laplace(fit.X, Z, metric, 1.5), np.ones(N) if fit.root is None else fit.root**2.0
+    Z = fit.X[:max_fit_rows]
+    K = laplace(fit.X, Z, metric, 1.5)
+    w = np.ones(N) if fit.root is None else fit.root**2.0
     F = {}
     for ridge in 10.0 ** np.arange(-3, 4):
         A = K.T @ (w[:, None] * K) + ridge * laplace(Z, Z, metric, 1.5)
         alpha = np.linalg.solve(A, K.T @ (w[:, None] * fit.Y))
-        F[ridge] = laplace(held.X, Z, metric, 1.5) @ alpha
-    v = np.ones(HELD) if held.root is None else held.root**2.0
-    errors = {ridge: v * ((f - held.Y) ** 2).sum(axis=1) for ridge, f in F.items()}
+        F[ridge] = laplace(held_out.X, Z, metric, 1.5) @ alpha
+    v = np.ones(HELD) if held_out.root is None else held_out.root**2.0
+    errors = {ridge: v * ((f - held_out.Y) ** 2).sum(axis=1) for ridge, f in F.items()}
     best = min(errors, key=lambda ridge: float(errors[ridge].mean()))
-    assert 10.0**found.ridge_log10 == best
-    np.testing.assert_allclose(found.errors, errors[best], rtol=1e-5, atol=1e-8)
-    assert found.error == pytest.approx(errors[best].mean(), rel=1e-6)
-    np.testing.assert_allclose(found.log_losses, v * calibrated(F[best], held.Y, v), rtol=1e-5)
-    np.testing.assert_array_equal(found.losses, found.log_losses)
+    assert 10.0**actual.ridge_log10 == best
+    np.testing.assert_allclose(actual.errors, errors[best], rtol=1e-5, atol=1e-8)
+    assert actual.error == pytest.approx(errors[best].mean(), rel=1e-6)
+    np.testing.assert_allclose(actual.log_losses, v * calibrated(F[best], held_out.Y, v), rtol=1e-5)
+    np.testing.assert_array_equal(actual.losses, actual.log_losses)
 
 
 def calibrated(F: Array, Y: Array, w: Array) -> Array:
@@ -96,7 +97,7 @@ def test_gain_in_standard_errors_is_robust() -> None:
     before = rng.exponential(size=2000)
     gain = rng.normal(0.1, 1.0, 2000)
     limited = np.minimum(gain, -gain.min())
-    expected = max(each.mean() / (each.std() / np.sqrt(2000)) for each in (gain, limited))
+    expected = max(gains.mean() / (gains.std() / np.sqrt(2000)) for gains in (gain, limited))
     assert _robust_gain(before, before - gain) == pytest.approx(expected)
     assert _robust_gain(before, before) == 0
     assert _robust_gain(np.full(2000, np.inf), before) == 0
@@ -117,19 +118,19 @@ def test_single_large_gain_does_not_hide_others() -> None:
 def test_smoother_kernel_must_be_significantly_better() -> None:
     rng, op = np.random.default_rng(0), KernelOperator(sk.Laplace(1.0), Backend(1), "exact", None)
 
-    def model(errors: Array) -> Fitted:
-        return Fitted(float(errors.mean()), errors, None, 0, 0, op, None, None)
+    def model(errors: Array) -> HeldOutModel:
+        return HeldOutModel(float(errors.mean()), errors, None, 0, 0, op, None, None)
 
     rough = model(rng.exponential(size=500))
-    slightly, much = model(0.98 * rough.errors), model(0.8 * rough.errors)
+    slightly_better, much_better = model(0.98 * rough.errors), model(0.8 * rough.errors)
     extreme = rough.errors.copy()
     extreme[0] += 200.0  # the rough model fails at one row, and has most of its error there
     failing, level = model(extreme), model(rough.errors + 0.01 * rng.normal(size=500))
     assert level.error < 0.8 * failing.error
-    assert chosen_kernel([rough, slightly]) is rough
-    assert chosen_kernel([rough, slightly, much]) is much
-    assert chosen_kernel([rough, much, slightly]) is much
-    assert chosen_kernel([failing, level]) is failing
+    assert choose_model([rough, slightly_better]) is rough
+    assert choose_model([rough, slightly_better, much_better]) is much_better
+    assert choose_model([rough, much_better, slightly_better]) is much_better
+    assert choose_model([failing, level]) is failing
     without_factor = model(np.full(500, np.inf))
-    assert chosen_kernel([without_factor, level]) is level
-    assert chosen_kernel([without_factor, without_factor]) is without_factor
+    assert choose_model([without_factor, level]) is level
+    assert choose_model([without_factor, without_factor]) is without_factor

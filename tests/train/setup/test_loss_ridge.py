@@ -35,19 +35,21 @@ def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> Loss
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_ridge_increases_with_noise(name: str) -> None:
-    found = [loss_noise(LOSSES[name], drawn(name, noise), NO_NOISE).variance for noise in (0.01, 1)]
-    assert found[0] < found[1]
+    actual = [
+        loss_noise(LOSSES[name], drawn(name, noise), NO_NOISE).variance for noise in (0.01, 1)
+    ]
+    assert actual[0] < actual[1]
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_weight_acts_as_repeated_rows(name: str) -> None:
     """Check that doubled weights double the noise for the same curve."""
     rows = drawn(name, 1.0, weighted=True)
-    once, twice = (
+    single_rows, doubled_rows = (
         loss_noise(LOSSES[name], rows._replace(w=times * rows.w), NO_NOISE).variance
         for times in (1, 10)
     )
-    assert twice == pytest.approx(10 * once)
+    assert doubled_rows == pytest.approx(10 * single_rows)
 
 
 @pytest.mark.parametrize("name", ["log_loss", "quantile"])
@@ -59,7 +61,7 @@ def test_ridge_minimises_held_out_loss_of_exact_minima(name: str) -> None:
     outer = Quantile(quantile=0.95, width=[0.05, 0.05])
     loss = outer if name == "quantile" else LOSSES[name]
     rows = drawn(name, 1.0, weighted=True, n=60)
-    found = loss_noise(loss, rows, NO_NOISE, exact=True).variance
+    actual = loss_noise(loss, rows, NO_NOISE, exact=True).variance
     rng = np.random.default_rng(0)
     rng.permutation(60)  # which draws the rows
     fold = rng.permutation(60) % RIDGE_FOLDS
@@ -67,7 +69,7 @@ def test_ridge_minimises_held_out_loss_of_exact_minima(name: str) -> None:
     def held_out(kappa: float) -> float:
         return sum(_fold_loss(loss, rows, fold != k, kappa) for k in range(RIDGE_FOLDS))
 
-    nearby = [held_out(found * 10.0**exponent) for exponent in (-1, 0, 1)]
+    nearby = [held_out(actual * 10.0**exponent) for exponent in (-1, 0, 1)]
     assert nearby[1] <= 1.002 * min(nearby)
 
 
@@ -85,8 +87,8 @@ def _fold_loss(loss: Loss, rows: LossRows, fitted: np.ndarray, kappa: float) -> 
         return float(value), (K @ slope).reshape(-1)
 
     options = {"maxiter": 5000, "ftol": 1e-13, "gtol": 1e-8}
-    best = minimize(objective, np.zeros(Y.size), jac=True, method="L-BFGS-B", options=options)
-    F = rows.K[~fitted][:, fitted] @ best.x.reshape(Y.shape)
+    minimum = minimize(objective, np.zeros(Y.size), jac=True, method="L-BFGS-B", options=options)
+    F = rows.K[~fitted][:, fitted] @ minimum.x.reshape(Y.shape)
     return float(rows.w[~fitted] @ loss.values(np, F, rows.Y[~fitted]))
 
 

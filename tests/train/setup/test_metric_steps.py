@@ -14,8 +14,8 @@ from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup import metric_steps
-from streamkern.train.setup.held_out_models import Fitted
-from streamkern.train.setup.metric_steps import metrics_of_steps, slopes
+from streamkern.train.setup.held_out_models import HeldOutModel
+from streamkern.train.setup.metric_steps import error_derivatives, metrics_of_steps
 from tests.solver_problems import Array, rows
 
 N, M, D, C = 30, 50, 4, 2
@@ -46,18 +46,18 @@ def squared(A: Array, B: Array) -> Array:
 
 def missed(
     phi: Callable[[Array], Array], metric: Array, bandwidth: float, log_ridge: float,
-    fit: SampleRows, others: SampleRows, categorical: CategoricalFeatures = (),
+    fit: SampleRows, predicted: SampleRows, categorical: CategoricalFeatures = (),
 ) -> float:  # fmt: skip
     """Return the held-out error by its definition."""
-    a, b = ((R.X * metric if metric.ndim == 1 else R.X @ metric) for R in (fit, others))
+    a, b = ((R.X * metric if metric.ndim == 1 else R.X @ metric) for R in (fit, predicted))
     steps = [sum((w * (R.X[:, None, j] != fit.X[:, j]) for j, w in categorical), np.zeros(()))
-             for R in (fit, others)]  # fmt: skip
+             for R in (fit, predicted)]  # fmt: skip
     pairs = zip((a, b), steps, strict=True)
     K, K_others = (phi((squared(u, a) + step) / bandwidth**2) for u, step in pairs)
-    w, v = (np.ones(len(R.X)) if R.root is None else R.root**2.0 for R in (fit, others))
+    w, v = (np.ones(len(R.X)) if R.root is None else R.root**2.0 for R in (fit, predicted))
     # min sum w (f - y)^2 + lam |f|^2 is (W K + lam I) alpha = W Y.
     alpha = np.linalg.solve(w[:, None] * K + np.exp(log_ridge) * np.eye(N), w[:, None] * fit.Y)
-    return float((v[:, None] * (K_others @ alpha - others.Y) ** 2).sum() / v.sum() / C)
+    return float((v[:, None] * (K_others @ alpha - predicted.Y) ** 2).sum() / v.sum() / C)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -73,60 +73,60 @@ def test_metric_derivatives_equal_finite_differences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metric_steps, "MAX_RELATIVE_RESIDUAL", np.inf)
-    fit, others = some(N, 0, weighted), some(M, 1, weighted)
-    for sample in (fit, others):
+    fit, predicted = some(N, 0, weighted), some(M, 1, weighted)
+    for sample in (fit, predicted):
         for column, _ in categorical:
             sample.X[:, column] = np.rint(sample.X[:, column])
-    others.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
-    made = kernel(1.7, metric=metric).with_categorical(categorical)
-    op = KernelOperator(made, Backend(1), "float64", SHIFT)
-    found = slopes(op, fit, others, RIDGE)
-    assert found is not None
+    predicted.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
+    metric_kernel = kernel(1.7, metric=metric).with_categorical(categorical)
+    op = KernelOperator(metric_kernel, Backend(1), "float64", SHIFT)
+    actual = error_derivatives(op, fit, predicted, RIDGE)
+    assert actual is not None
     h = 1e-6
 
     def difference(by: Array, by_ridge: float) -> float:
-        above, below = (
+        upper_error, lower_error = (
             missed(
-                phi, metric + k * by, 1.7, np.log(RIDGE) + k * by_ridge, fit, others, categorical
+                phi, metric + k * by, 1.7, np.log(RIDGE) + k * by_ridge, fit, predicted, categorical
             )
             for k in (h, -h)
         )
-        return (above - below) / (2 * h)
+        return (upper_error - lower_error) / (2 * h)
 
     units = np.eye(metric.size).reshape(metric.size, *metric.shape)
     expected = np.array([difference(unit, 0.0) for unit in units]).reshape(metric.shape)
-    np.testing.assert_allclose(found[0], expected, atol=2e-6 * np.abs(expected).max())
-    assert found[1] == pytest.approx(difference(0 * metric, 1.0), rel=1e-5)
+    np.testing.assert_allclose(actual[0], expected, atol=2e-6 * np.abs(expected).max())
+    assert actual[1] == pytest.approx(difference(0 * metric, 1.0), rel=1e-5)
 
 
 def test_large_residual_is_clipped() -> None:
     """Check that the derivative is linear in the residuals of the others, and bounded in a far
     target."""
-    fit, others = some(N, 0, False), some(M, 1, False)
+    fit, predicted = some(N, 0, False), some(M, 1, False)
     op = KernelOperator(sk.Laplace(1.7, metric=np.ones(D)), Backend(1), "float64", SHIFT)
-    found = []
-    for far in (1e3, 1e6):
-        others.Y[7] = far
-        result = slopes(op, fit, others, RIDGE)
+    actual = []
+    for magnitude in (1e3, 1e6):
+        predicted.Y[7] = magnitude
+        result = error_derivatives(op, fit, predicted, RIDGE)
         assert result is not None
-        found.append(result[0])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+        actual.append(result[0])
+    np.testing.assert_allclose(actual[0], actual[1], rtol=1e-3)
 
 
 def test_singular_factor_gives_no_slopes() -> None:
     fit = some(N, 0, False)
     fit.X[1:] = fit.X[0]
     op = KernelOperator(sk.Laplace(1.0, metric=np.ones(D)), Backend(1), "float64", SHIFT)
-    assert slopes(op, fit, some(M, 1, False), 0.0) is None
+    assert error_derivatives(op, fit, some(M, 1, False), 0.0) is None
 
 
-def model(kernel: sk.Kernel) -> Fitted:
+def model(kernel: sk.Kernel) -> HeldOutModel:
     op = KernelOperator(kernel, Backend(1), "exact", np.zeros(D))
     none = np.zeros(0)
-    return Fitted(1.0, none, none, 0, -2, op, None, None)
+    return HeldOutModel(1.0, none, none, 0, -2, op, None, None)
 
 
-def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Array | None:
+def steps_from(model: HeldOutModel, rows: SampleRows, kind: str, seed: int) -> Array | None:
     return next((kernel.metric for kernel, _ in metrics_of_steps(model, rows, kind, seed)), None)
 
 
@@ -157,9 +157,12 @@ def test_diagonal_metric_stays_diagonal() -> None:
 def test_zero_weight_rows_are_ignored() -> None:
     given, other = of_one_direction(True), of_one_direction(True)
     other.Y[::3] = 7.0
-    found = [steps_from(model(sk.Matern32(3.0)), each, "full", 0) for each in (given, other)]
-    assert found[0] is not None
-    np.testing.assert_array_equal(found[0], found[1])
+    actual = [
+        steps_from(model(sk.Matern32(3.0)), rows_of_sample, "full", 0)
+        for rows_of_sample in (given, other)
+    ]
+    assert actual[0] is not None
+    np.testing.assert_array_equal(actual[0], actual[1])
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])

@@ -22,7 +22,7 @@ from tests.runs import settings
 _Floats = npt.NDArray[Any]
 
 
-def drawn(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Floats, _Floats, Any]:
+def draw_rows(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Floats, _Floats, Any]:
     """Return rows, noisy targets with outliers, the targets without, and where outliers are.
 
     Two of six features matter, so that a metric helps.
@@ -30,9 +30,9 @@ def drawn(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Floats,
     rng = np.random.default_rng(seed)
     X = rng.uniform(-1, 1, (n, 6)).astype(np.float32)
     y = np.sin(3 * X[:, 0]) + X[:, 1] ** 2 + 0.05 * rng.standard_normal(n)
-    far = rng.random(n) < share
+    is_outlier = rng.random(n) < share
     sign = rng.choice([-1.0, 1.0], n)
-    return X, np.where(far, y + sign * rng.uniform(20, 60, n), y), y, far
+    return X, np.where(is_outlier, y + sign * rng.uniform(20, 60, n), y), y, is_outlier
 
 
 class Smooth(Loss):
@@ -46,7 +46,9 @@ class Smooth(Loss):
         return (xp.sqrt(1 + e * e) - 1).sum(axis=1)
 
 
-def found(X: _Floats, Y: _Floats, root: _Floats | None = None) -> BoundedTargets | None:
+def find_bounded_targets(
+    X: _Floats, Y: _Floats, root: _Floats | None = None
+) -> BoundedTargets | None:
     """Return the result of `find_outliers` for rows in a run with their data."""
     run = open_run(settings(**{"model.n_centers": 10}), RunInputs(ArraySource(X, Y)))
     with run.backend, run.backend.active():
@@ -55,102 +57,109 @@ def found(X: _Floats, Y: _Floats, root: _Floats | None = None) -> BoundedTargets
 
 @pytest.mark.parametrize("case", ["plain", "weighted", "equal rows"])
 def test_outliers_are_replaced_near_truth(case: str) -> None:
-    X, moved, y, far = drawn(400)
+    X, y_with_outliers, y, is_outlier = draw_rows(400)
     root = np.random.default_rng(2).uniform(0.5, 1.5, len(X)) if case == "weighted" else None
     if case == "weighted":
         assert root is not None
         root[:30] = 0
     if case == "equal rows":
-        X[1::10], moved[1::10], y[1::10], far[1::10] = X[::10], y[::10], y[::10], False
-    bounded = found(X, moved[:, None], root)
+        X[1::10], y_with_outliers[1::10], y[1::10], is_outlier[1::10] = (
+            X[::10],
+            y[::10],
+            y[::10],
+            False,
+        )
+    bounded = find_bounded_targets(X, y_with_outliers[:, None], root)
     assert bounded is not None
-    assert bounded.share == pytest.approx(far.mean(), abs=0.02)
-    Y = bounded.in_rows(SampleRows(X, moved[:, None])).Y[:, 0]
-    np.testing.assert_array_equal(Y[~far], moved[~far])
-    assert np.abs(Y - y)[far].max() < 2
-    fresh, moved, y, far = drawn(2000, seed=1)  # of rows that were not examined as well
-    Y = bounded.in_rows(SampleRows(fresh, moved[:, None])).Y[:, 0]
-    np.testing.assert_array_equal(Y[~far], moved[~far])
-    assert np.abs(Y - y)[far].max() < 2
+    assert bounded.share == pytest.approx(is_outlier.mean(), abs=0.02)
+    Y = bounded.in_rows(SampleRows(X, y_with_outliers[:, None])).Y[:, 0]
+    np.testing.assert_array_equal(Y[~is_outlier], y_with_outliers[~is_outlier])
+    assert np.abs(Y - y)[is_outlier].max() < 2
+    fresh, y_with_outliers, y, is_outlier = draw_rows(
+        2000, seed=1
+    )  # of rows that were not examined as well
+    Y = bounded.in_rows(SampleRows(fresh, y_with_outliers[:, None])).Y[:, 0]
+    np.testing.assert_array_equal(Y[~is_outlier], y_with_outliers[~is_outlier])
+    assert np.abs(Y - y)[is_outlier].max() < 2
 
 
 def test_outliers_of_one_output_keep_other_outputs() -> None:
-    X, moved, y, far = drawn(400)
-    bounded = found(X, np.stack([moved, y], axis=1))
+    X, y_with_outliers, y, is_outlier = draw_rows(400)
+    bounded = find_bounded_targets(X, np.stack([y_with_outliers, y], axis=1))
     assert bounded is not None
-    Y = bounded.in_rows(SampleRows(X, np.stack([moved, y], axis=1))).Y
+    Y = bounded.in_rows(SampleRows(X, np.stack([y_with_outliers, y], axis=1))).Y
     np.testing.assert_array_equal(Y[:, 1], y)
-    assert (Y[far, 0] != moved[far]).all()
+    assert (Y[is_outlier, 0] != y_with_outliers[is_outlier]).all()
 
 
 @pytest.mark.parametrize("noise", ["normal", "Student 3", "exponential"])
 @pytest.mark.parametrize("seed", range(3))
 def test_tails_of_common_noise_are_not_outliers(noise: str, seed: int) -> None:
-    X, _, y, _ = drawn(400, seed)
+    X, _, y, _ = draw_rows(400, seed)
     rng = np.random.default_rng(seed + 10)
     if noise == "Student 3":
         y = y + 0.3 * rng.standard_t(3, len(y))
     if noise == "exponential":
         y = y + rng.exponential(0.5, len(y))
-    assert found(X, y[:, None]) is None
+    assert find_bounded_targets(X, y[:, None]) is None
 
 
 def test_group_explained_by_features_is_not_outliers() -> None:
     """Check a twentieth of the rows with quite different targets, which their neighbours
     predict."""
-    X, _, y, _ = drawn(500)
+    X, _, y, _ = draw_rows(500)
     group = X[:, 0] > 0.9
     X[group, 0] += 8
-    assert found(X, np.where(group, y - 40, y)[:, None]) is None
+    assert find_bounded_targets(X, np.where(group, y - 40, y)[:, None]) is None
 
 
 def test_few_rows_and_constant_targets_have_no_outliers() -> None:
-    X, moved, y, _ = drawn(20)
-    assert found(X, moved[:, None]) is None
-    X, _, y, _ = drawn(100)
-    assert found(X, np.ones_like(y)[:, None]) is None
+    X, y_with_outliers, y, _ = draw_rows(20)
+    assert find_bounded_targets(X, y_with_outliers[:, None]) is None
+    X, _, y, _ = draw_rows(100)
+    assert find_bounded_targets(X, np.ones_like(y)[:, None]) is None
 
 
 @pytest.mark.parametrize("loss", ["huber", "quantile"])
 def test_robust_loss_tolerates_outliers(loss: str) -> None:
     """Check the error with outliers; with outliers in the setup it was 15 times that of clean
     targets."""
-    X, moved, y, _ = drawn(900)
-    fresh, _, truth, _ = drawn(2000, seed=1, share=0)
+    X, y_with_outliers, y, _ = draw_rows(900)
+    fresh, _, truth, _ = draw_rows(2000, seed=1, share=0)
     options: dict[str, Any] = {"loss": loss, "random_state": 0, "verbose": False}
     rmse = [
         float(np.sqrt(np.mean((model.predict(fresh) - truth) ** 2)))
-        for model in (KernelRegressor(**options).fit(X, t) for t in (y, moved))
+        for model in (KernelRegressor(**options).fit(X, t) for t in (y, y_with_outliers))
     ]
     assert rmse[1] < 1.2 * rmse[0]
 
 
 def test_run_records_outliers(tmp_path: Path) -> None:
-    X, moved, y, _ = drawn(600)
-    for name, targets in (("with", moved), ("without", y)):
+    X, y_with_outliers, y, _ = draw_rows(600)
+    for name, targets in (("with", y_with_outliers), ("without", y)):
         folder = tmp_path / name
         model = KernelRegressor(loss="huber", n_centers=200, run_dir=folder, verbose=False)
         model.fit(X, targets)
         share = [r["share"] for r in read_log(folder / "log.jsonl") if r["event"] == "outliers"]
-        kept = load(folder).report_
-        assert share == ([] if name == "without" else [kept["outliers"]])
-        assert model.report_.get("outliers") == kept.get("outliers")
-    assert kept.get("outliers") is None
+        saved_report = load(folder).report_
+        assert share == ([] if name == "without" else [saved_report["outliers"]])
+        assert model.report_.get("outliers") == saved_report.get("outliers")
+    assert saved_report.get("outliers") is None
     reported = [
-        each.text for each in read_history(read_log(tmp_path / "with" / "log.jsonl")).events
+        event.text for event in read_history(read_log(tmp_path / "with" / "log.jsonl")).events
     ]
     assert any("outliers" in text for text in reported)
 
 
 def test_squared_error_keeps_outliers() -> None:
-    X, moved, _, _ = drawn(600)
-    model = KernelRegressor(n_centers=200, verbose=False).fit(X, moved)
+    X, y_with_outliers, _, _ = draw_rows(600)
+    model = KernelRegressor(n_centers=200, verbose=False).fit(X, y_with_outliers)
     assert "outliers" not in model.report_
 
 
 @pytest.mark.parametrize("robust", [True, False])
 def test_user_loss_declares_robustness(robust: bool) -> None:
     kind = type("Own", (Smooth,), {"robust": robust, "__module__": __name__})
-    X, moved, _, _ = drawn(400)
-    model = KernelRegressor(loss=kind(), n_centers=100, verbose=False).fit(X, moved)
+    X, y_with_outliers, _, _ = draw_rows(400)
+    model = KernelRegressor(loss=kind(), n_centers=100, verbose=False).fit(X, y_with_outliers)
     assert ("outliers" in model.report_) is robust

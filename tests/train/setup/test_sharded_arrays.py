@@ -50,7 +50,7 @@ def test_gathered_arrays_equal_all_rows(size: int) -> None:
             (name, slice(i, min(i + 5, n))) for name, n in SIZES.items() for i in range(0, n, 5)
         ]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda each: copy(*each), expected))
+            list(pool.map(lambda arguments: copy(*arguments), expected))
 
     on_threads(size, lambda ranks: gathered(ranks, save))
     for name, full in WHOLE.items():
@@ -97,8 +97,8 @@ def test_stripe_equals_part_of_whole_array(tmp_path: Path, size: int) -> None:
         )  # fmt: skip
         saved = RunDirectory(tmp_path / "run", writable=False).load_setup(arriving)
         assert saved is not None
-        found = arriving.arrays(saved)
+        actual = arriving.arrays(saved)
         rows = ranks.triangle(1500)
-        np.testing.assert_array_equal(found["H.0"], H[rows, : rows.stop])
-        np.testing.assert_array_equal(found["start"], H[:, :2])
-        assert found["H.0"].size <= 1.01 * H.size / size
+        np.testing.assert_array_equal(actual["H.0"], H[rows, : rows.stop])
+        np.testing.assert_array_equal(actual["start"], H[:, :2])
+        assert actual["H.0"].size <= 1.01 * H.size / size

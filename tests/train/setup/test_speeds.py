@@ -49,11 +49,11 @@ def run() -> Iterator[ResolvedRun]:
 
 
 def test_only_used_operations_are_measured(run: ResolvedRun) -> None:
-    found = measure_speeds(run, [OpCounts(kept=1), OpCounts(wide_factors=1)])
-    assert found.compute.kept > 0
-    assert found.compute.wide_factors > 0
-    assert found.compute == OpCounts(
-        kept=found.compute.kept, wide_factors=found.compute.wide_factors
+    actual = measure_speeds(run, [OpCounts(kept=1), OpCounts(wide_factors=1)])
+    assert actual.compute.kept > 0
+    assert actual.compute.wide_factors > 0
+    assert actual.compute == OpCounts(
+        kept=actual.compute.kept, wide_factors=actual.compute.wide_factors
     )
 
 
@@ -64,13 +64,13 @@ def test_measured_seconds_follow_the_clock(
     monkeypatch.setattr(speeds, "MEASURED_S", 12 * speeds.MEASUREMENTS)
     ticks = count()
     monkeypatch.setattr(speeds, "perf_counter", lambda: float(next(ticks)))
-    found = measure_speeds(run, [OpCounts(kept=1, swept=1)])
-    assert found.compute.kept == pytest.approx(1 / (64 * 50))
-    assert found.compute.swept == pytest.approx(1 / (2 * 64 * 50))
-    assert found.prepared == pytest.approx(1 / 64)
+    actual = measure_speeds(run, [OpCounts(kept=1, swept=1)])
+    assert actual.compute.kept == pytest.approx(1 / (64 * 50))
+    assert actual.compute.swept == pytest.approx(1 / (2 * 64 * 50))
+    assert actual.prepared == pytest.approx(1 / 64)
 
 
 def test_reading_waits_more_than_it_computes(run: ResolvedRun) -> None:
-    found = measure_speeds(run, [OpCounts(calls=1)])
-    assert found.read > 0.01 / UNIT_ROWS
-    assert found.busy < 0.5 * found.read
+    actual = measure_speeds(run, [OpCounts(calls=1)])
+    assert actual.read > 0.01 / UNIT_ROWS
+    assert actual.busy < 0.5 * actual.read
