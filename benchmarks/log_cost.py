@@ -12,7 +12,7 @@ import numpy as np
 
 import streamkern as sk
 from benchmarks.harness import C, Figure, bandwidth, check, figure, in_turns, one_hot, points
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
@@ -85,7 +85,7 @@ class _Passes:
     def told(self) -> None:
         """Run the steps with a log on the disk, a progress line and a callback that reads
         numbers."""
-        with Line(_Terminal()) as line:
+        with ProgressLine(_Terminal()) as line:
             self._pass("told", RunProgress(line, self.log, Position(), on_record=self._hear))
 
     def _hear(self, record: dict[str, Any]) -> None:

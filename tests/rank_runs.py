@@ -95,7 +95,7 @@ def stop_rank0_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     def stops(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
         at = taken.position.step
         if self._ranks.rank == 0 and at - start_time.setdefault(id(self), at - 1) >= steps:
-            self._stop.requested = "the test"
+            self._stop.requested_by = "the test"
         return SYNC_IF_DUE(self, taken, now=now)
 
     start_time: dict[int, int] = {}

@@ -24,7 +24,7 @@ import filelock
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.basics.values import parsed_json
+from streamkern.basics.values import parse_json
 from streamkern.filesystem.durable import (
     check_writable,
     disk_full_hint,
@@ -276,7 +276,7 @@ class Scratch:
     def _read_state(self) -> dict[str, Any] | None:
         """Return the saved state; {} if it is damaged or of another schema, None without a mark."""
         try:
-            document = parsed_json((self.folder / _STATE_FILE).read_bytes())
+            document = parse_json((self.folder / _STATE_FILE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         if not isinstance(document, dict) or not _STATE_MARK.items() <= document.items():

@@ -79,10 +79,10 @@ def write_predictions(
             scratch, table.record, table.dtype, table.width,
             numbered=table.numbered, chunk_rows=table.chunk_rows,
         )  # fmt: skip
-        n_rows = output.rows_done(buffer)
+        n_rows = output.n_finished_rows(buffer)
         if n_rows is None:
             try:
-                output.check_free()
+                output.check_replaceable()
             except StreamkernError:
                 if not buffer.n_rows:  # there is nothing that a later call could resume
                     scratch.discard()
@@ -131,7 +131,8 @@ def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
 
     Raises DataError unless the input has as many rows as there are predictions.
     """
-    slab_values, first = (values for _, _, values in slabs), 0
+    slab_values = (values for _, _, values in slabs)
+    first = 0  # position of the first prediction in `pending`
     pending = next(slab_values, np.empty((0, 1)))  # predictions not yet yielded
     for columns in blocks:
         k = len(columns[0])
@@ -220,8 +221,8 @@ def _compute_missing(
     """Compute the predictions that are not in the buffer yet, and add them to it."""
     for first, rows, values in compute(buffer.n_rows):
         positions = np.arange(first, first + len(rows)) if table.numbered else rows
-        stored = values.argmax(axis=1)[:, None] if table.only_ids else values
-        buffer.add(positions, rows, stored)
+        records = values.argmax(axis=1)[:, None] if table.only_ids else values
+        buffer.add(positions, rows, records)
         if progress is not None:
             progress("predicted", buffer.n_rows, table.n_rows or None)
     buffer.save(_COMPUTED)

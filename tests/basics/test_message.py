@@ -14,7 +14,7 @@ import streamkern
 from streamkern.basics import errors
 from streamkern.basics.errors import ConfigError, MemoryBudgetError, StreamkernError
 from streamkern.basics.message import Mention, mention, mentions, render_message
-from streamkern.basics.warning import warn, warnings_completed
+from streamkern.basics.warning import append_to_warnings, warn
 
 USER_TEXT = st.text().filter(lambda text: not set(text) & set("\u2062\u2064"))
 
@@ -68,7 +68,7 @@ def test_identical_lines_are_shown_once() -> None:
 
 
 def test_warning_keeps_message_for_other_vocabularies() -> None:
-    with warnings.catch_warnings(record=True) as caught, warnings_completed(lambda text: " (so)"):
+    with warnings.catch_warnings(record=True) as caught, append_to_warnings(lambda text: " (so)"):
         warnings.simplefilter("always")
         warn(f"{mention('run.threads', 2)} is less than it could be")
     [warning] = caught

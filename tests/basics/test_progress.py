@@ -21,7 +21,15 @@ import numpy as np
 import pytest
 
 from streamkern import KernelRegressor
-from streamkern.basics.progress import NOTEBOOK, PIPE, RELAYED, TERMINAL, WIPE, Line, Relay
+from streamkern.basics.progress import (
+    ERASE_LINE,
+    NOTEBOOK,
+    PIPE,
+    RELAYED,
+    TERMINAL,
+    ProgressLine,
+    Relay,
+)
 
 AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, RELAYED), 0.0)
 
@@ -33,7 +41,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Line, "PERIODS_S", AT_ONCE)
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", AT_ONCE)
 
 
 @pytest.fixture
@@ -61,13 +69,13 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def test_line_is_redrawn_in_place_and_wiped_without_a_thread() -> None:
     before, terminal = threading.active_count(), Terminal()
-    with Line(terminal) as line:
-        assert not line.shown
+    with ProgressLine(terminal) as line:
+        assert not line.has_shown
         line.show("read", 1000, None)
         line.show("write", 1000, 2000)
-        assert line.shown
+        assert line.has_shown
         assert threading.active_count() == before
-    assert terminal.getvalue().split(WIPE) == [
+    assert terminal.getvalue().split(ERASE_LINE) == [
         "",
         "read 1,000 rows",
         "write 1,000 of 2,000 rows",
@@ -78,20 +86,20 @@ def test_line_is_redrawn_in_place_and_wiped_without_a_thread() -> None:
 def test_long_line_is_cut_to_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     terminal = Terminal()
-    Line(terminal).draw("x" * 300)
-    assert terminal.getvalue() == WIPE + "x" * 99
+    ProgressLine(terminal).draw("x" * 300)
+    assert terminal.getvalue() == ERASE_LINE + "x" * 99
 
 
 def test_pipe_gets_a_line_every_30_s(clock: SimpleNamespace) -> None:
     pipe = io.StringIO()
-    with Line(pipe) as line:
+    with ProgressLine(pipe) as line:
         for clock.s in range(100, 200):
             line.draw(f"{clock.s - 100} %")
     assert pipe.getvalue() == "".join(f"streamkern: {k} %\n" for k in (30, 60, 90))
 
 
 def test_notebook_shows_one_updated_line(notebook: io.StringIO) -> None:
-    with Line(notebook) as line:
+    with ProgressLine(notebook) as line:
         for text in ("9 of 10", "10 of 10", "11"):
             line.draw(text)
     assert notebook.getvalue().split("\n") == ["9 of 10", "10 of 10", "11", "", ""]
@@ -102,12 +110,12 @@ def test_last_line_stays_if_drawn_or_requested(notebook: io.StringIO) -> None:
         for requested, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
             stream.seek(0)
             stream.truncate()
-            with Line(stream, setting=requested) as line:
+            with ProgressLine(stream, setting=requested) as line:
                 if drawn:
                     line.draw("half")
                 line.finish("trained")
                 line.draw("later")
-            last = stream.getvalue().replace(WIPE, "\n")
+            last = stream.getvalue().replace(ERASE_LINE, "\n")
             assert last.splitlines()[-1:] == ["streamkern: trained"][: requested is True], (
                 requested,
                 last,
@@ -121,7 +129,7 @@ def test_pipe_gets_last_line_after_3_s_of_work(clock: SimpleNamespace) -> None:
     ):  # fmt: skip
         pipe = io.StringIO()
         clock.s = 100
-        with Line(pipe, setting=requested) as line:
+        with ProgressLine(pipe, setting=requested) as line:
             clock.s += took
             line.draw("half")
             line.finish("trained", always=always)
@@ -135,8 +143,8 @@ def test_narrow_terminal_drops_last_parts_of_line(
     for columns in range(3, 100):
         monkeypatch.setenv("COLUMNS", str(columns))
         terminal = Terminal()
-        Line(terminal).draw(text)
-        shown = terminal.getvalue().removeprefix(WIPE)
+        ProgressLine(terminal).draw(text)
+        shown = terminal.getvalue().removeprefix(ERASE_LINE)
         assert len(shown) < columns
         assert shown in text[: len(shown)]
         if columns > 20:  # no part of it is cut
@@ -150,15 +158,15 @@ def test_line_uses_width_of_its_own_terminal(
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
     with os.fdopen(theirs, "w") as stream:
-        Line(stream).draw("x" * 300)
-        assert os.read(ours, 1000).decode() == WIPE + "x" * 49
+        ProgressLine(stream).draw("x" * 300)
+        assert os.read(ours, 1000).decode() == ERASE_LINE + "x" * 49
     os.close(ours)
 
 
 def test_stream_outside_kernel_is_not_a_notebook(notebook: io.StringIO) -> None:
     """Check IPython on a terminal, and a cell that redirects standard error."""
     pipe = io.StringIO()
-    Line(pipe).draw("half")
+    ProgressLine(pipe).draw("half")
     assert pipe.getvalue() == "streamkern: half\n"
 
 
@@ -167,7 +175,7 @@ def test_auto_progress_waits_until_work_takes_long(
     stream: io.StringIO, clock: SimpleNamespace
 ) -> None:
     first = 3.0 if stream.isatty() else 30.0
-    with Line(stream, setting="auto") as line:
+    with ProgressLine(stream, setting="auto") as line:
         for clock.s in (100.0, 100.0 + first - 0.1):
             line.draw("early")
         assert stream.getvalue() == ""
@@ -183,7 +191,7 @@ def test_progress_off_or_short_work_writes_nothing(
     kind: type[io.StringIO], requested: bool | str
 ) -> None:
     stream = kind()
-    with Line(stream, setting=requested) as line, line.ticking(lambda: "setup"):
+    with ProgressLine(stream, setting=requested) as line, line.redraw_periodically(lambda: "setup"):
         line.draw("loss 1")
         line.close()
     assert stream.getvalue() == ""
@@ -199,17 +207,17 @@ def test_broken_terminal_raises_no_error() -> None:
             tried.append(text)
             raise BrokenPipeError
 
-    line = Line(Broken())
+    line = ProgressLine(Broken())
     for text in ("loss 1", "loss 2"):
         line.draw(text)
     line.close()
     line.finish("done")
-    assert tried == [f"{WIPE}loss 1"]
+    assert tried == [f"{ERASE_LINE}loss 1"]
     terminal, before = Terminal(), threading.active_count()
     terminal.close()
-    line = Line(terminal)
+    line = ProgressLine(terminal)
     line.draw("loss 1")
-    with Line(terminal).ticking(lambda: "setup"):
+    with ProgressLine(terminal).redraw_periodically(lambda: "setup"):
         assert not line.is_due
     assert threading.active_count() == before
 
@@ -224,11 +232,11 @@ def test_long_call_is_drawn_by_temporary_thread() -> None:
             seen.set()
         return f"block {number}"
 
-    with Line(terminal).ticking(text):
+    with ProgressLine(terminal).redraw_periodically(text):
         assert seen.wait(30)
     assert threading.active_count() == before
-    assert terminal.getvalue().split(WIPE)[1:3] == ["block 0", "block 1"]
-    assert terminal.getvalue().endswith(WIPE)
+    assert terminal.getvalue().split(ERASE_LINE)[1:3] == ["block 0", "block 1"]
+    assert terminal.getvalue().endswith(ERASE_LINE)
 
 
 def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +245,7 @@ def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(threading.Thread, "start", full)
     done = False
-    with Line(Terminal()).ticking(lambda: "setup"):
+    with ProgressLine(Terminal()).redraw_periodically(lambda: "setup"):
         done = True
     assert done
 
@@ -286,7 +294,7 @@ SETUP = r"setup: .+  \(\d+ s so far\)"
 def test_terminal_shows_setup_and_steps_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, *drawn, last = terminal_output(pty.openpty(), monkeypatch, 1).split(WIPE)
+    first, *drawn, last = terminal_output(pty.openpty(), monkeypatch, 1).split(ERASE_LINE)
     assert first == ""
     assert re.fullmatch(LAST, last.strip())
     kinds = [
@@ -300,7 +308,7 @@ def test_terminal_shows_setup_and_steps_in_one_line(
 
 
 def test_terminal_shows_nothing_for_a_short_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Line, "PATIENCE_S", 1000.0)
+    monkeypatch.setattr(ProgressLine, "SHORT_WORK_S", 1000.0)
     assert terminal_output(pty.openpty(), monkeypatch, "auto") == ""
 
 
@@ -316,7 +324,7 @@ def test_pipe_shows_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_relayed_line_is_sent_once_a_second(clock: SimpleNamespace) -> None:
     """Check that the line is sent about once a second, and when it must be wiped."""
     reported: list[str] = []
-    with Line(setting=Relay(reported.append)) as line:
+    with ProgressLine(setting=Relay(reported.append)) as line:
         for text in ("one", "two"):
             line.draw(text)
         clock.s += 1.0

@@ -24,7 +24,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics import machine
 from streamkern.basics import stop as stop_module
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
-from streamkern.basics.stop import Stopped, StopRequest, end_on_signal, resumable
+from streamkern.basics.stop import Stopped, StopRequest, end_on_signal, handle_stop
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -57,22 +57,22 @@ def test_signal_stops_work_at_once(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_is_deferred_inside_later(number: signal.Signals) -> None:
     with StopRequest(install=True) as stop:
-        with stop.later():
-            assert stop.requested is None
+        with stop.defer_signals():
+            assert stop.requested_by is None
             signal.raise_signal(number)
-            assert stop.requested == number.name
-            with pytest.raises(Stopped), stop.at_once():
+            assert stop.requested_by == number.name
+            with pytest.raises(Stopped), stop.raise_on_signal():
                 pytest.fail("what may be stopped is not begun")
         with pytest.raises(Stopped):
             stop.check()
 
 
 def test_second_signal_interrupts_deferred_work() -> None:
-    with StopRequest(install=True) as stop, stop.later():
+    with StopRequest(install=True) as stop, stop.defer_signals():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert stop.requested == "SIGTERM"
+        assert stop.requested_by == "SIGTERM"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
@@ -88,16 +88,16 @@ def test_repeated_hangup_requests_stop_once(
     try:
         stop = StopRequest(install=True)
         with end_on_signal(stop, ended.append), stop:  # type: ignore[arg-type]
-            with stop.later():
+            with stop.defer_signals():
                 for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
                     signal.raise_signal(number)
-            assert stop.requested == "SIGHUP"
+            assert stop.requested_by == "SIGHUP"
         assert (seen, ended) == ([], [])
-        with StopRequest(install=True) as stop, stop.later():
+        with StopRequest(install=True) as stop, stop.defer_signals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
-            assert stop.requested == "SIGTERM"
-        with StopRequest(install=True) as stop, stop.later():
+            assert stop.requested_by == "SIGTERM"
+        with StopRequest(install=True) as stop, stop.defer_signals():
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
             assert seen == []
@@ -133,7 +133,7 @@ def test_ignored_signals_stay_ignored() -> None:
     try:
         with StopRequest(install=True) as stop:
             signal.raise_signal(signal.SIGHUP)
-            assert stop.requested is None
+            assert stop.requested_by is None
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -154,7 +154,7 @@ def test_command_can_run_on_another_thread(tmp_path: Path) -> None:
 
 def test_only_saved_work_is_reported_as_resumable() -> None:
     def work(stop: StopRequest | None, *, kept: bool) -> None:
-        with resumable(stop, kept=kept, position=lambda: "at 3"):
+        with handle_stop(stop, saves_work=kept, position=lambda: "at 3"):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted, match=r"by SIGTERM at 3; run the same command again"):
@@ -386,14 +386,14 @@ AGAIN = "run the same command again to continue"
 @pytest.mark.parametrize(
     ("inside", "code", "sentence"),
     [
-        ("stop.resumable(request, kept=True)", TRY_AGAIN, f"; {AGAIN}"),
+        ("stop.handle_stop(request, saves_work=True)", TRY_AGAIN, f"; {AGAIN}"),
         (
-            "stop.resumable(request, kept=True, position=lambda: 'at 3')",
+            "stop.handle_stop(request, saves_work=True, position=lambda: 'at 3')",
             TRY_AGAIN,
             f" at 3; {AGAIN}",
         ),
-        ("stop.resumable(request, kept=False)", INTERRUPTED, ""),
-        ("request.later(), request.at_once()", INTERRUPTED, ""),
+        ("stop.handle_stop(request, saves_work=False)", INTERRUPTED, ""),
+        ("request.defer_signals(), request.raise_on_signal()", INTERRUPTED, ""),
     ],
 )
 def test_signal_inside_library_call_exits_as_outside(
@@ -432,7 +432,9 @@ except stop.Stopped:
 
 @pytest.mark.slow
 @posix
-@pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
+@pytest.mark.parametrize(
+    "inside", ["request.defer_signals()", "request.raise_on_signal(saves=True)"]
+)
 def test_second_signal_ends_saving_process_inside_library(inside: str) -> None:
     """Check that only a second signal ends a process that should save, while a library keeps its
     main thread from Python's handlers."""

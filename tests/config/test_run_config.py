@@ -247,7 +247,7 @@ def test_errors_never_suggest_the_refused_word() -> None:
         *OTHER_PARAMETERS,
         *WORDS_ELSEWHERE,
         *streamkern.__all__,
-        *streamkern._MEANT,
+        *streamkern._FOREIGN_NAMES,
     }
     words |= {"sum", "product", "auto", "region", "engine", "deadline_s", "solver.", "data.train"}
     for table in (DataConfig, ModelConfig, SolverConfig, ExecutionConfig):

@@ -105,7 +105,7 @@ def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> None:
     F, labels, w = classes(600, c)
-    made = Calibration.of_classes(F[:300], labels[:300], w[:300] if weighted else None)
+    made = Calibration.fit_to_classes(F[:300], labels[:300], w[:300] if weighted else None)
     assert made.probabilities is not None
     figures = CalibratedFigures(made)
     for part in (slice(300, 450), slice(450, 600)):
@@ -122,7 +122,7 @@ def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> Non
     bins = [(sure >= k / 15) & (sure < (k + 1) / 15 + (k == 14)) for k in range(15)]
     ece = sum(abs((v * (sure - right))[inside].sum()) for inside in bins) / v.sum()
     assert found["ece"] == pytest.approx(ece)
-    sets = made.intervals.sets(F[300:], 0.9)
+    sets = made.intervals.prediction_sets(F[300:], 0.9)
     assert found["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=v))
     assert 0.8 < found["coverage"] <= 1
 
@@ -130,12 +130,12 @@ def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> Non
 def test_calibrated_value_figures_equal_reference() -> None:
     F = rng.normal(size=(4000, 2))
     Y = F + rng.normal(size=(4000, 2)) * [1, 3]
-    made = Calibration.of_values(F[:2000], Y[:2000], None)
+    made = Calibration.fit_to_values(F[:2000], Y[:2000], None)
     figures = CalibratedFigures(made)
     figures.add(F[2000:], Y[2000:], None)
     found = figures.result()
     assert found["coverage"] == pytest.approx(0.9, abs=0.02)
     assert found["width"] == pytest.approx(2 * 1.645 * 2, rel=0.05)  # of normal noise
-    few = CalibratedFigures(Calibration.of_values(F[:5], Y[:5], None))
+    few = CalibratedFigures(Calibration.fit_to_values(F[:5], Y[:5], None))
     few.add(F, Y, None)
     assert few.result() == {}  # five rows tell nothing of 90 %

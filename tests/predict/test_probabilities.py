@@ -11,11 +11,11 @@ from sklearn.linear_model import LogisticRegression
 from streamkern.predict.probabilities import (
     MIN_ROWS_OF_ISOTONIC,
     Softmax,
+    fit_isotonic,
     fit_probabilities,
-    isotonic,
+    fit_temperature,
+    fit_vector,
     probabilities_from_arrays,
-    temperature,
-    vector,
 )
 
 rng = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def loss(F: np.ndarray, labels: np.ndarray, w: np.ndarray, slope: object, shift:
 @pytest.mark.parametrize("c", [2, 5])
 def test_temperature_equals_scipy_optimum(c: int) -> None:
     F, labels, w = drawn(300, c)
-    found = temperature(F, labels, w)
+    found = fit_temperature(F, labels, w)
     best = minimize_scalar(
         lambda t: loss(F, labels, w, np.exp(t), 0.0), bounds=(-3, 5), method="bounded",
         options={"xatol": 1e-10},
@@ -54,7 +54,7 @@ def test_temperature_equals_scipy_optimum(c: int) -> None:
 
 def test_vector_scaling_equals_scipy_optimum() -> None:
     F, labels, w = drawn(400, 3, shift=1.0)
-    found = vector(F, labels, w)
+    found = fit_vector(F, labels, w)
     best = minimize(lambda t: loss(F, labels, w, t[:3], t[3:]), np.ones(6), tol=1e-12)
     assert loss(F, labels, w, found.slope, found.shift) <= best.fun + 1e-9
     made = Softmax(best.x[:3], best.x[3:])
@@ -75,15 +75,15 @@ def test_isotonic_calibration_equals_scikit_learn() -> None:
         ],
         axis=1,
     )
-    found = isotonic(F, labels, w)(F + 0.004)
+    found = fit_isotonic(F, labels, w)(F + 0.004)
     np.testing.assert_allclose(found, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)
 
 
 def test_perfect_rows_do_not_give_certain_probabilities() -> None:
     labels = np.arange(40) % 4
-    p = temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
+    p = fit_temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
     assert 0.97 < p.max() < 1 - 1e-3
-    useless = temperature(-np.eye(4)[labels], labels, np.ones(40))  # worse than nothing
+    useless = fit_temperature(-np.eye(4)[labels], labels, np.ones(40))  # worse than nothing
     np.testing.assert_allclose(useless(np.eye(4)), 0.25)
 
 
@@ -102,7 +102,7 @@ def test_simpler_method_is_chosen_unless_significantly_worse() -> None:
 
 def test_probabilities_roundtrip_through_arrays() -> None:
     F, labels, w = drawn(300, 3)
-    for way in (temperature, vector, isotonic):
+    for way in (fit_temperature, fit_vector, fit_isotonic):
         made = way(F, labels, w)
         again = probabilities_from_arrays(made.arrays())
         assert again is not None
@@ -115,5 +115,5 @@ def test_vector_scaling_of_two_classes_is_logistic_regression() -> None:
     F, labels, _ = drawn(600, 2)
     d = (F[:, 1] - F[:, 0])[:, None]
     theirs = LogisticRegression(C=np.inf, tol=1e-10).fit(d, labels).predict_proba(d)
-    ours = vector(np.hstack((0 * d, d)), labels, np.ones(600))(np.hstack((0 * d, d)))
+    ours = fit_vector(np.hstack((0 * d, d)), labels, np.ones(600))(np.hstack((0 * d, d)))
     np.testing.assert_allclose(ours, theirs, atol=5e-3)  # but for the one row more

@@ -96,7 +96,7 @@ def test_residual_scale_roundtrips_and_normalises_intervals() -> None:
     estimated = ResidualScale(
         np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5
     )
-    plain = Calibration(Intervals.of(missed, None))
+    plain = Calibration(Intervals.from_scores(missed, None))
     made = plain.with_normalised(estimated, missed, spread, np.arange(40.0))
     again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
     assert again is not None

@@ -27,7 +27,7 @@ from streamkern.rundir import checksums
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.run_log import _sealed
+from streamkern.rundir.run_log import _sealed_line
 from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import load_model
 from streamkern.tuning.journal import TrialJournal
@@ -195,7 +195,7 @@ def altered(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
 
 
 def sealed_line(record: dict[str, Any]) -> bytes:
-    return _sealed(json.dumps(record, allow_nan=False).encode()) if record else b"{}\n"
+    return _sealed_line(json.dumps(record, allow_nan=False).encode()) if record else b"{}\n"
 
 
 def read(path: Path) -> None:

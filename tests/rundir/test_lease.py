@@ -275,7 +275,7 @@ def test_closed_holder_is_replaced_without_waiting(objects: Objects) -> None:
 def test_lease_numbers_exceed_those_in_use(objects: Objects) -> None:
     """Check a run that was copied without its leases."""
     held = Lease(objects)
-    held.acquire(beyond=7)
+    held.acquire(last_number=7)
     assert held.number == 8
     held.release()
 

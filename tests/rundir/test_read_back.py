@@ -55,7 +55,7 @@ JSON = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 BODIES = st.dictionaries(
-    st.text().filter(lambda name: name not in checksums._OWN_KEYS), JSON, max_size=4
+    st.text().filter(lambda name: name not in checksums._SEAL_KEYS), JSON, max_size=4
 )
 
 

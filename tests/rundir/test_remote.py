@@ -37,7 +37,7 @@ from streamkern.cli import main
 from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format, checksums, lease
-from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_directory import RunDirectory, SavedGroup
 from streamkern.rundir.run_storage import LocalFolder, ObjectFolder, RunStorage, open_folder
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.loop import guard
@@ -83,7 +83,7 @@ class Place:
                 run.save(step, state(step), meta(step))
         return self
 
-    def latest(self) -> Saved | None:
+    def latest(self) -> SavedGroup | None:
         return self.run(writable=False).load_latest()
 
     def files(self, of: str = "") -> list[str]:

@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
 from streamkern.rundir import checkpoint_format, checksums, run_directory
-from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_directory import RunDirectory, SavedGroup
 from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
 from tests.checkpoints import assert_is_state, meta, state
@@ -79,7 +79,7 @@ def with_steps(path: Path, *steps: int, keep: int = 3) -> Path:
     return path
 
 
-def latest(path: Path) -> Saved | None:
+def latest(path: Path) -> SavedGroup | None:
     return RunDirectory(path, writable=False).load_latest()
 
 

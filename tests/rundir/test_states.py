@@ -438,8 +438,8 @@ class Machine(RuleBasedStateMachine):
         writer, before, note = Writer(self.place, rate, offset), self.holder, self.place.note()
         hold = writer.run._folder.acquire_lock
 
-        def noted(beyond: int) -> Any:
-            writer.held = hold(beyond)
+        def noted(last_number: int) -> Any:
+            writer.held = hold(last_number)
             return writer.held
 
         writer.run._folder.acquire_lock = noted  # type: ignore[method-assign]

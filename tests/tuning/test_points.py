@@ -60,7 +60,7 @@ def test_stopped_search_resumes_to_same_table(tmp_path: Path) -> None:
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
         done.extend([fields] if event == "trial" else [])
-        stop.requested = "SIGTERM" if len(done) == 5 else None
+        stop.requested_by = "SIGTERM" if len(done) == 5 else None
 
     location: dict[str, Any] = {"source": array_source(), "out": tmp_path / "t"}
     with pytest.raises(TrainingInterrupted):

@@ -30,8 +30,8 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.basics.optional import install
-from streamkern.basics.plots import png
+from streamkern.basics.optional import install_command
+from streamkern.basics.plots import png_bytes
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import run_file_text, toml
@@ -145,7 +145,7 @@ def test_refinement_moves_beyond_the_grid() -> None:
 def test_neighbours_are_midpoints_or_extensions(
     best: float | None, tried: list[float], more: list[float]
 ) -> None:
-    assert points.neighbours(best, tried) == more
+    assert points.neighbour_bandwidths(best, tried) == more
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_neighbours_are_midpoints_or_extensions(
     ],
 )
 def test_ridge_beyond_extends_the_grid(best: float, tried: list[float], more: list[float]) -> None:
-    assert points.ridge_beyond(best, tried) == more
+    assert points.next_ridges(best, tried) == more
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "linear"])
@@ -699,7 +699,7 @@ def test_signal_during_a_trial_is_handled_at_next_step(tmp_path: Path) -> None:
 
     def request_stop(record: dict[str, Any]) -> None:
         seen.append(record["step"])
-        stop.requested = "SIGTERM" if record["step"] == 3 else None
+        stop.requested_by = "SIGTERM" if record["step"] == 3 else None
 
     run = settings(**{"run.evaluate_every": 1})
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
@@ -988,7 +988,7 @@ def test_missing_matplotlib_omits_the_plot(
     hide_package("matplotlib", monkeypatch)
     code, out, err = run("tune", run_file, *WORDS)
     assert code == DONE
-    assert f"note: the plot needs matplotlib: {install('report')}" in err
+    assert f"note: the plot needs matplotlib: {install_command('report')}" in err
     assert "[model]" in out
     names = {path.name for path in run_file.with_name("run-tune").iterdir()}
     assert "result.json" in names
@@ -1006,9 +1006,9 @@ def test_plot_accepts_diverged_and_single_trials() -> None:
     ]
     for row in rows:
         row |= {"held_out_r2": row["held_out_mse"], "se": None}
-    assert png(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
+    assert png_bytes(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
     for table in (rows, rows[:1], rows[1:2], rows[1:]):
-        assert png(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
+        assert png_bytes(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
 
 
 def test_invalid_words_give_one_sentence(run: Run, run_file: Path) -> None:

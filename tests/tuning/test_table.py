@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamkern.tuning.metrics import CLASS_METRICS, packed_predictions
+from streamkern.tuning.metrics import CLASS_METRICS, pack_losses
 from streamkern.tuning.table import SearchTable, TrialPoint
 
 Array = npt.NDArray[Any]
@@ -22,7 +22,7 @@ def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: b
     record = {
         "kernel": "laplace", "bandwidth": name, "ridge": 0.0, "settings": ["laplace", name, 0.0],
         "held_out_mse": mse, "held_out_accuracy": 1 - error.mean(),
-        "losses": {"error": packed_predictions(error)}, "seconds": 1.0,
+        "losses": {"error": pack_losses(error)}, "seconds": 1.0,
     }  # fmt: skip
     return TrialPoint([record], is_given=given)
 
@@ -44,7 +44,7 @@ def test_given_settings_stay_unless_significantly_worse(
     of sqrt(k) / n."""
     given, other = point(1, common + more, given=True), point(2, common)
     made = table(given, other, point(3, 100))
-    assert made.chosen() is (other if changes else given)
+    assert made.chosen_point() is (other if changes else given)
     rows = made.rows()
     assert [row["bandwidth"] for row in rows] == ([2, 1, 3] if changes else [1, 2, 3])
     d = np.zeros(N)
@@ -57,7 +57,7 @@ def test_given_settings_stay_unless_significantly_worse(
 def test_discordant_errors_count_as_noise() -> None:
     """Check 8 better and 3 worse rows: a gain of 5 / n with a standard error of sqrt(11) / n."""
     given, other = point(1, 8, given=True), point(2, 3, first=100)
-    assert table(given, other).chosen() is given
+    assert table(given, other).chosen_point() is given
 
 
 def test_folds_are_independent() -> None:
@@ -78,15 +78,15 @@ def test_folds_are_independent() -> None:
 
 def test_equal_accuracies_are_ranked_by_mse() -> None:
     made = table(point(1, 10, 0.3), point(2, 10, 0.1), point(3, 10, 0.2))
-    assert made.best().bandwidth == 2
-    assert [p.bandwidth for p in made.ranked()] == [2, 3, 1]
+    assert made.best_point().bandwidth == 2
+    assert [p.bandwidth for p in made.ranked_points()] == [2, 3, 1]
 
 
 def test_diverged_point_is_last_even_if_given() -> None:
     bad = point(1, 0, given=True)
     bad.records[0]["held_out_mse"] = None
     made = table(bad, point(2, 50))
-    assert made.chosen().bandwidth == 2
+    assert made.chosen_point().bandwidth == 2
     assert made.rows()[-1]["held_out_mse"] is None
     assert not made.rows()[-1]["within"]
 
@@ -94,4 +94,4 @@ def test_diverged_point_is_last_even_if_given() -> None:
 def test_equal_points_are_merged() -> None:
     made = table(point(1, 10), point(1, 10), point(2, 10))
     assert len(made.points) == 2
-    assert made.tried("bandwidth", "laplace") == [1, 2]
+    assert made.tried_values("bandwidth", "laplace") == [1, 2]

@@ -67,10 +67,10 @@ def test_measured_seconds_follow_the_clock(
     found = measure_speeds(run, [OpCounts(kept=1, swept=1)])
     assert found.compute.kept == pytest.approx(1 / (64 * 50))
     assert found.compute.swept == pytest.approx(1 / (2 * 64 * 50))
-    assert found.prepared == pytest.approx(1 / 64)
+    assert found.prepare_s == pytest.approx(1 / 64)
 
 
 def test_reading_waits_more_than_it_computes(run: ResolvedRun) -> None:
     found = measure_speeds(run, [OpCounts(calls=1)])
-    assert found.read > 0.01 / UNIT_ROWS
-    assert found.busy < 0.5 * found.read
+    assert found.read_s > 0.01 / UNIT_ROWS
+    assert found.busy_s < 0.5 * found.read_s

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import streamkern
-from streamkern.basics.room import ROOM_CALLS
+from streamkern.basics.subpackage import INTENDED_CALLS
 
 
-@pytest.mark.parametrize("name", ROOM_CALLS)
+@pytest.mark.parametrize("name", INTENDED_CALLS)
 def test_calling_a_package_names_the_function(name: str) -> None:
-    function = ROOM_CALLS[name].partition("(")[0]
+    function = INTENDED_CALLS[name].partition("(")[0]
     assert callable(getattr(streamkern, function))
     with pytest.raises(TypeError, match=rf"call streamkern\.{function}\(") as raised:
         getattr(streamkern, name)("data.csv")
@@ -27,11 +27,10 @@ def test_calling_a_package_names_the_function(name: str) -> None:
 
 
 def test_packages_are_imported_with_streamkern() -> None:
-    code = (
-        f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {list(ROOM_CALLS)}))"
-    )
+    names = list(INTENDED_CALLS)
+    code = f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {names}))"
     found = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert found == [f"streamkern.{name}" for name in ROOM_CALLS]
+    assert found == [f"streamkern.{name}" for name in INTENDED_CALLS]
 
 
 @pytest.mark.parametrize("name", ["append", "evaluate", "plan", "report", "tune", "load"])
