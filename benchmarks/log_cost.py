@@ -43,20 +43,20 @@ def measure(repeats: int, *, rows: int = 40_000, centers: int = 4000, d: int = 2
         "solver": {"name": "block", "ridge": 0.0},
         "run": {"device": "cpu"},
     }
-    given = RunInputs(sk.ArraySource(X, one_hot(X)))
-    run = open_run(sk.RunConfig.from_tables(tables), given)
+    inputs = RunInputs(sk.ArraySource(X, one_hot(X)))
+    run = open_run(sk.RunConfig.from_tables(tables), inputs)
     with run.backend, tempfile.TemporaryDirectory() as folder:
         made = start(run, lambda event, fields: None)
         with RunDirectory(Path(folder) / "run") as directory, directory.open_log() as log:
             passes = _Passes(run, made, log)
-            taken = in_turns({"silent": passes.silent, "told": passes.told}, repeats)
+            times = in_turns({"silent": passes.silent, "told": passes.told}, repeats)
         written = (Path(folder) / "run" / "log.jsonl").read_bytes()
-    same = [np.array_equal(passes.weights["silent"], w) for w in passes.weights.values()]
-    check(all(same) and passes.heard > 0 and b"train_mse" in written, "a pass that is told of")
+    are_equal = [np.array_equal(passes.weights["silent"], w) for w in passes.weights.values()]
+    check(all(are_equal) and passes.heard > 0 and b"train_mse" in written, "a pass that is told of")
     case = f"rows={rows}, p={centers}, d={d}, c={C}, m={made.batch_size}"
     shares = passes.shares[-repeats:]  # the first one warms up
     return [
-        *(figure(case, variant, "s", taken[variant]) for variant in ("silent", "told")),
+        *(figure(case, variant, "s", times[variant]) for variant in ("silent", "told")),
         figure(case, "time in it", "% of the pass", shares, allowed=ALLOWED),
     ]
 

@@ -19,7 +19,7 @@ from streamkern.basics.optional import import_optional, install_command
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
+def fresh_cache() -> Iterator[None]:
     install_command.cache_clear()
     yield
     install_command.cache_clear()
@@ -48,9 +48,11 @@ def test_remedy_installs_checkout_in_editable_mode() -> None:
 def test_remedy_installs_from_original_url(
     origin: Any, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = {"direct_url.json": None if origin is None else json.dumps(origin)}
+    metadata_files = {"direct_url.json": None if origin is None else json.dumps(origin)}
     monkeypatch.setattr(optional, "__file__", str(tmp_path / "a" / "b" / "optional.py"))
-    monkeypatch.setattr(optional, "distribution", lambda name: SimpleNamespace(read_text=read.get))
+    monkeypatch.setattr(
+        optional, "distribution", lambda name: SimpleNamespace(read_text=metadata_files.get)
+    )
     requested = shlex.split(install_command("s3"))[-1]  # as PEP 508 has it
     assert requested == ("streamkern[s3]" if url is None else f"streamkern[s3] @ {url}")
 

@@ -31,7 +31,7 @@ from streamkern.basics.progress import (
     Relay,
 )
 
-AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, RELAYED), 0.0)
+NO_PERIODS = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, RELAYED), 0.0)
 
 
 class Terminal(io.StringIO):
@@ -40,8 +40,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProgressLine, "PERIODS_S", AT_ONCE)
+def without_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", NO_PERIODS)
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def test_line_is_redrawn_in_place_and_wiped_without_a_thread() -> None:
-    before, terminal = threading.active_count(), Terminal()
+    n_threads_before, terminal = threading.active_count(), Terminal()
     with ProgressLine(terminal) as line:
         assert not line.has_shown
         line.show("read", 1000, None)
         line.show("write", 1000, 2000)
         assert line.has_shown
-        assert threading.active_count() == before
+        assert threading.active_count() == n_threads_before
     assert terminal.getvalue().split(ERASE_LINE) == [
         "",
         "read 1,000 rows",
@@ -107,23 +107,23 @@ def test_notebook_shows_one_updated_line(notebook: io.StringIO) -> None:
 
 def test_last_line_stays_if_drawn_or_requested(notebook: io.StringIO) -> None:
     for stream in (notebook, io.StringIO(), Terminal()):
-        for requested, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
+        for requested, is_drawn in ((True, True), (True, False), ("auto", False), (False, False)):
             stream.seek(0)
             stream.truncate()
             with ProgressLine(stream, setting=requested) as line:
-                if drawn:
+                if is_drawn:
                     line.draw("half")
                 line.finish("trained")
                 line.draw("later")
-            last = stream.getvalue().replace(ERASE_LINE, "\n")
-            assert last.splitlines()[-1:] == ["streamkern: trained"][: requested is True], (
+            last_line = stream.getvalue().replace(ERASE_LINE, "\n")
+            assert last_line.splitlines()[-1:] == ["streamkern: trained"][: requested is True], (
                 requested,
-                last,
+                last_line,
             )
 
 
 def test_pipe_gets_last_line_after_3_s_of_work(clock: SimpleNamespace) -> None:
-    for took, requested, always, seen in (
+    for took, requested, always, is_shown in (
         (4, "auto", True, True), (2, "auto", True, False), (4, True, False, True),
         (2, True, False, False), (4, False, True, False),
     ):  # fmt: skip
@@ -133,7 +133,7 @@ def test_pipe_gets_last_line_after_3_s_of_work(clock: SimpleNamespace) -> None:
             clock.s += took
             line.draw("half")
             line.finish("trained", always=always)
-        assert pipe.getvalue() == "streamkern: trained\n" * seen, (took, requested)
+        assert pipe.getvalue() == "streamkern: trained\n" * is_shown, (took, requested)
 
 
 def test_narrow_terminal_drops_last_parts_of_line(
@@ -174,12 +174,12 @@ def test_stream_outside_kernel_is_not_a_notebook(notebook: io.StringIO) -> None:
 def test_auto_progress_waits_until_work_takes_long(
     stream: io.StringIO, clock: SimpleNamespace
 ) -> None:
-    first = 3.0 if stream.isatty() else 30.0
+    first_s = 3.0 if stream.isatty() else 30.0
     with ProgressLine(stream, setting="auto") as line:
-        for clock.s in (100.0, 100.0 + first - 0.1):
+        for clock.s in (100.0, 100.0 + first_s - 0.1):
             line.draw("early")
         assert stream.getvalue() == ""
-        clock.s = 100.0 + first
+        clock.s = 100.0 + first_s
         line.draw("late")
     assert "late" in stream.getvalue()
     assert "early" not in stream.getvalue()
@@ -200,11 +200,11 @@ def test_progress_off_or_short_work_writes_nothing(
 def test_broken_terminal_raises_no_error() -> None:
     """Check that nothing more is written after the first failure, nor to a terminal that was closed
     before."""
-    tried: list[str] = []
+    written: list[str] = []
 
     class Broken(Terminal):
         def write(self, text: str) -> int:
-            tried.append(text)
+            written.append(text)
             raise BrokenPipeError
 
     line = ProgressLine(Broken())
@@ -212,29 +212,29 @@ def test_broken_terminal_raises_no_error() -> None:
         line.draw(text)
     line.close()
     line.finish("done")
-    assert tried == [f"{ERASE_LINE}loss 1"]
-    terminal, before = Terminal(), threading.active_count()
+    assert written == [f"{ERASE_LINE}loss 1"]
+    terminal, n_threads_before = Terminal(), threading.active_count()
     terminal.close()
     line = ProgressLine(terminal)
     line.draw("loss 1")
     with ProgressLine(terminal).redraw_periodically(lambda: "setup"):
         assert not line.is_due
-    assert threading.active_count() == before
+    assert threading.active_count() == n_threads_before
 
 
 def test_long_call_is_drawn_by_temporary_thread() -> None:
-    before, terminal, seen = threading.active_count(), Terminal(), threading.Event()
+    n_threads_before, terminal, was_drawn = threading.active_count(), Terminal(), threading.Event()
     numbers = itertools.count()
 
     def text() -> str:
         number = next(numbers)
         if number == 2:
-            seen.set()
+            was_drawn.set()
         return f"block {number}"
 
     with ProgressLine(terminal).redraw_periodically(text):
-        assert seen.wait(30)
-    assert threading.active_count() == before
+        assert was_drawn.wait(30)
+    assert threading.active_count() == n_threads_before
     assert terminal.getvalue().split(ERASE_LINE)[1:3] == ["block 0", "block 1"]
     assert terminal.getvalue().endswith(ERASE_LINE)
 
@@ -244,10 +244,10 @@ def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    done = False
+    is_done = False
     with ProgressLine(Terminal()).redraw_periodically(lambda: "setup"):
-        done = True
-    assert done
+        is_done = True
+    assert is_done
 
 
 # ---------------------------------------------------------------------------- a whole run, real
@@ -280,25 +280,29 @@ def terminal_output(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: A
     return b"".join(parts).decode()
 
 
-STEP = (
+STEP_LINE = (
     r"\d+%, epoch [12] of 2  [\d:]+ (s|min) left  (train mse \S+  )?\S+ samples/s"
     r"(  waits for data \d+%)?(  reads \S+ MB/s)?"
 )
-LAST = (
+LAST_LINE = (
     r"streamkern: trained Laplace\(bandwidth=1\) with 20 centers, solver block(, ridge \S+)?  "
     r"2 epochs in [\d.]+ s  train mse \S+"
 )
-SETUP = r"setup: .+  \(\d+ s so far\)"
+SETUP_LINE = r"setup: .+  \(\d+ s so far\)"
 
 
 def test_terminal_shows_setup_and_steps_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, *drawn, last = terminal_output(pty.openpty(), monkeypatch, 1).split(ERASE_LINE)
-    assert first == ""
-    assert re.fullmatch(LAST, last.strip())
+    first_line, *drawn, last_line = terminal_output(pty.openpty(), monkeypatch, 1).split(ERASE_LINE)
+    assert first_line == ""
+    assert re.fullmatch(LAST_LINE, last_line.strip())
     kinds = [
-        "setup" if re.fullmatch(SETUP, text) else "step" if re.fullmatch(STEP, text) else text
+        "setup"
+        if re.fullmatch(SETUP_LINE, text)
+        else "step"
+        if re.fullmatch(STEP_LINE, text)
+        else text
         for text in drawn
         if text
     ]
@@ -315,10 +319,12 @@ def test_terminal_shows_nothing_for_a_short_fit(monkeypatch: pytest.MonkeyPatch)
 def test_pipe_shows_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     *lines, end = terminal_output(os.pipe(), monkeypatch, 1).split("\n")
     assert end == ""
-    *lines, last = lines
-    assert all(re.fullmatch(f"streamkern: ({SETUP}|{STEP})", line) for line in lines), lines
+    *lines, last_line = lines
+    assert all(re.fullmatch(f"streamkern: ({SETUP_LINE}|{STEP_LINE})", line) for line in lines), (
+        lines
+    )
     assert "epoch 2 of 2  0 s left" in lines[-1]
-    assert re.fullmatch(LAST, last)
+    assert re.fullmatch(LAST_LINE, last_line)
 
 
 def test_relayed_line_is_sent_once_a_second(clock: SimpleNamespace) -> None:

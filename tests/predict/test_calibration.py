@@ -23,14 +23,14 @@ def test_intervals_cover_each_row_by_the_others(scores: np.ndarray, level: float
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
             Intervals.from_scores(scores[1:, None], None).score_quantile(min(level + 1 / n, 0.999))
         return
-    inside = [
+    is_covered = [
         scores[k]
         <= Intervals.from_scores(np.delete(scores, k)[:, None], None).score_quantile(level)[0]
         for k in range(n)
     ]
-    assert np.mean(inside) >= level - 1e-9
+    assert np.mean(is_covered) >= level - 1e-9
     if len(set(scores)) == n:
-        assert np.mean(inside) <= level + 1 / n + 1e-9
+        assert np.mean(is_covered) <= level + 1 / n + 1e-9
 
 
 @given(SCORES)
@@ -48,8 +48,8 @@ def test_weights_act_as_counts(scores: np.ndarray) -> None:
         abs(np.searchsorted(often, of_both.score_quantile(0.5)[0]) - len(often) / 2)
         <= 2 + (often == of_both.score_quantile(0.5)[0]).sum()
     )
-    again = Intervals.from_arrays(of_both.arrays())
-    np.testing.assert_array_equal(again.score_quantile(0.5), of_both.score_quantile(0.5))
+    restored = Intervals.from_arrays(of_both.arrays())
+    np.testing.assert_array_equal(restored.score_quantile(0.5), of_both.score_quantile(0.5))
 
 
 @given(SCORES, st.integers(0, 2**31), st.floats(0.05, 0.95))
@@ -80,8 +80,8 @@ def test_prediction_sets_contain_likeliest_class_and_truth() -> None:
     labels = (p.cumsum(axis=1) < rng.random((40_000, 1))).sum(axis=1)
     scores = 1 - p[np.arange(2000), labels[:2000]][:, None]
     sets = Intervals.from_scores(scores, None).prediction_sets(p[2000:], 0.9)
-    held = sets[np.arange(38_000), labels[2000:]].mean()
-    assert 0.88 < held < 0.95  # more than asked, as no set is empty
+    coverage = sets[np.arange(38_000), labels[2000:]].mean()
+    assert 0.88 < coverage < 0.95  # more than asked, as no set is empty
     assert sets[np.arange(38_000), p[2000:].argmax(axis=1)].all()
     np.testing.assert_array_equal(
         Intervals.from_scores(np.array([[1.0, 2.0]] * 9), None).score_quantile(0.9), [1, 2]
@@ -96,11 +96,11 @@ def test_invalid_levels_are_refused() -> None:
 
 def test_value_intervals_roundtrip_through_arrays() -> None:
     F, Y = np.zeros((50, 2)), np.random.default_rng(0).normal(size=(50, 2))
-    made = Calibration.fit_to_values(F, Y, None)
-    again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
-    assert again is not None
+    calibration = Calibration.fit_to_values(F, Y, None)
+    restored = Calibration.from_arrays(calibration.arrays() | {"alpha": np.ones(3)})
+    assert restored is not None
     np.testing.assert_array_equal(
-        again.intervals.score_quantile(0.5), made.intervals.score_quantile(0.5)
+        restored.intervals.score_quantile(0.5), calibration.intervals.score_quantile(0.5)
     )
     assert Calibration.from_arrays({"alpha": np.ones(3)}) is None
 
@@ -130,15 +130,15 @@ def test_rows_of_one_origin_count_once(weighted: bool) -> None:
     w = rng.random(len(origins)) if weighted else None
     calibration = Calibration.fit_to_classes(F[origins], labels[origins], w, origins)
     weights = np.bincount(origins, w, 120)
-    once = Calibration.fit_to_classes(F, labels, weights)
+    merged = Calibration.fit_to_classes(F, labels, weights)
     assert calibration.probabilities is not None
-    assert once.probabilities is not None
-    assert calibration.describe()["rows"] == once.describe()["rows"] == 120
+    assert merged.probabilities is not None
+    assert calibration.describe()["rows"] == merged.describe()["rows"] == 120
     np.testing.assert_allclose(
-        calibration.intervals.score_quantile(0.8), once.intervals.score_quantile(0.8)
+        calibration.intervals.score_quantile(0.8), merged.intervals.score_quantile(0.8)
     )
-    assert calibration.probabilities.method == once.probabilities.method
-    np.testing.assert_allclose(calibration.probabilities(F), once.probabilities(F), rtol=1e-9)
+    assert calibration.probabilities.method == merged.probabilities.method
+    np.testing.assert_allclose(calibration.probabilities(F), merged.probabilities(F), rtol=1e-9)
     distinct = Calibration.fit_to_classes(F, labels, None, np.arange(120)[::-1])
     plain = Calibration.fit_to_classes(F, labels, None)
     assert distinct.probabilities is not None
@@ -177,8 +177,8 @@ def test_weights_of_shifts_act_as_counts() -> None:
 def test_shifts_roundtrip_through_arrays() -> None:
     F, Y = np.zeros((50, 2)), np.random.default_rng(0).standard_normal((50, 1))
     of_quantiles = Calibration.fit_to_quantiles(F, np.repeat(Y, 2, axis=1), None, [0.2, 0.8])
-    again = Calibration.from_arrays(of_quantiles.arrays())
-    assert again is not None
-    assert again.n_rows == 50
-    np.testing.assert_array_equal(again.shifts, of_quantiles.shifts)
+    restored = Calibration.from_arrays(of_quantiles.arrays())
+    assert restored is not None
+    assert restored.n_rows == 50
+    np.testing.assert_array_equal(restored.shifts, of_quantiles.shifts)
     np.testing.assert_allclose(of_quantiles.shifts, np.quantile(Y, [0.2, 0.8]), atol=0.15)

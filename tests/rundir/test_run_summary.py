@@ -33,15 +33,20 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_run_summary_equals_written_run_and_writes_nothing(place: Path) -> None:
-    before = tree(place)
-    seen = summarise_run(place)
-    assert tree(place) == before
-    assert (seen.config, seen.steps, seen.writer, seen.notes) == (BOUND, (1, 2), None, ())
-    assert seen.setup is not None
-    assert seen.checkpoint is not None
-    assert (seen.setup["meta"], seen.checkpoint["meta"]) == ({"kind": "setup"}, {"at": 2})
-    assert seen.setup["arrays"] == {"Z": [[3, 2], "float64"]}
-    assert [r["samples"] for r in seen.records] == [0, 10, 20]
+    files_before = tree(place)
+    summary = summarise_run(place)
+    assert tree(place) == files_before
+    assert (summary.config, summary.steps, summary.writer, summary.notes) == (
+        BOUND,
+        (1, 2),
+        None,
+        (),
+    )
+    assert summary.setup is not None
+    assert summary.checkpoint is not None
+    assert (summary.setup["meta"], summary.checkpoint["meta"]) == ({"kind": "setup"}, {"at": 2})
+    assert summary.setup["arrays"] == {"Z": [[3, 2], "float64"]}
+    assert [r["samples"] for r in summary.records] == [0, 10, 20]
 
 
 def test_run_summary_reads_no_arrays(place: Path) -> None:
@@ -60,13 +65,13 @@ def test_run_summary_names_running_writer(place: Path) -> None:
 @pytest.mark.parametrize("name", ["checkpoints/000000000002.json", "run.json", "setup.json"])
 def test_run_summary_names_damaged_files_and_keeps_the_rest(place: Path, name: str) -> None:
     flip_bit(place, name, 30)
-    seen = summarise_run(place)
-    (note,) = seen.notes
+    summary = summarise_run(place)
+    (note,) = summary.notes
     assert name.rpartition("/")[2] in note
     assert "damaged" in note
-    assert seen.config == BOUND
-    assert (seen.checkpoint or {})["meta"] == {"at": 1 if "checkpoints" in name else 2}
-    assert (seen.setup is None) == (name == "setup.json")
+    assert summary.config == BOUND
+    assert (summary.checkpoint or {})["meta"] == {"at": 1 if "checkpoints" in name else 2}
+    assert (summary.setup is None) == (name == "setup.json")
 
 
 def test_run_summary_counts_lost_log_lines(place: Path) -> None:
@@ -78,8 +83,13 @@ def test_run_summary_counts_lost_log_lines(place: Path) -> None:
 def test_run_summary_of_new_run_and_of_other_folder(place: Path, tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "new") as run:
         run.write_config(BOUND)
-        seen = summarise_run(tmp_path / "new")
-    assert (seen.config, seen.setup, seen.checkpoint, seen.records) == (BOUND, None, None, ())
+        summary = summarise_run(tmp_path / "new")
+    assert (summary.config, summary.setup, summary.checkpoint, summary.records) == (
+        BOUND,
+        None,
+        None,
+        (),
+    )
     remove(place, "run.json")
     assert summarise_run(place).config == BOUND
     (tmp_path / "empty").mkdir()
@@ -107,12 +117,12 @@ def test_verify_reports_each_file_whole_or_damaged(kind: str, tmp_path: Path) ->
     assert set(verify_run(path).values()) == {"whole"}
     folder = open_folder(path)
     for name in (setup, saves[0], saves[2]):
-        found = verify_run(path)
-        assert found[name] == "whole"
+        results = verify_run(path)
+        assert results[name] == "whole"
         part = f"{name}/{'Z' if name == setup else 'alpha'}/c/0/0"
         folder.write(part, b"\0" * 200)
         damaged = verify_run(path)
-        assert {**found, name: damaged[name]} == damaged
+        assert {**results, name: damaged[name]} == damaged
         assert "c/0/0" in damaged[name]
     folder.write(f"{saves[1]}.json", b"{")
     assert "000000000002.json is damaged" in verify_run(path)[saves[1]]

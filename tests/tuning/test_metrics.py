@@ -28,7 +28,7 @@ def test_class_metrics_equal_scikit_learn(weighted: bool) -> None:
     y = rng.choice(4, 300, p=[0.7, 0.1, 0.1, 0.1])
     F, Y = 0.4 * rng.standard_normal((300, 4)) + np.eye(4)[y], np.eye(4)[y]
     w = rng.integers(0, 4, 300).astype(np.float32) if weighted else None
-    lost = row_losses(F, Y, None)
+    losses = row_losses(F, Y, None)
     P, labels = clipped_probabilities(F), F.argmax(axis=1)
     expected = {
         "accuracy": truth.accuracy_score(y, labels, sample_weight=w),
@@ -37,13 +37,13 @@ def test_class_metrics_equal_scikit_learn(weighted: bool) -> None:
         "mse": truth.mean_squared_error(Y, F, sample_weight=w),
     }
     for name, metric in CLASS_METRICS.items():
-        figure = metric.to_loss(float(row_weights(metric, y, w) @ lost[metric.loss]))
+        figure = metric.to_loss(float(row_weights(metric, y, w) @ losses[metric.loss]))
         assert figure == pytest.approx(expected[name], rel=1e-6), name
     assert expected.keys() == CLASS_METRICS.keys()
     np.testing.assert_allclose(P.sum(axis=1), 1)
     assert P.min() > 0
-    inside = (F > 1e-3).all(axis=1)
-    ratio = P[inside] / F[inside]  # only divided by their sum
+    is_unclipped = (F > 1e-3).all(axis=1)
+    ratio = P[is_unclipped] / F[is_unclipped]  # only divided by their sum
     np.testing.assert_allclose(ratio, ratio[:, :1].repeat(4, axis=1))
 
 
@@ -54,14 +54,14 @@ def test_value_metrics_equal_scikit_learn(weighted: bool) -> None:
     F = Y + rng.standard_normal((200, 3))
     w = rng.random(200) if weighted else None
     v = row_weights(REGRESSION_METRICS["mse"], Y, w)
-    lost = row_losses(F, Y, v @ np.square(Y - v @ Y))
+    losses = row_losses(F, Y, v @ np.square(Y - v @ Y))
     expected = {
         "mse": truth.mean_squared_error(Y, F, sample_weight=w),
         "mae": truth.mean_absolute_error(Y, F, sample_weight=w),
         "r2": truth.r2_score(Y, F, sample_weight=w),
     }
     for name, metric in REGRESSION_METRICS.items():
-        figure = metric.to_loss(float(row_weights(metric, Y, w) @ lost[metric.loss]))
+        figure = metric.to_loss(float(row_weights(metric, Y, w) @ losses[metric.loss]))
         assert figure == pytest.approx(expected[name], rel=1e-9), name
 
 
@@ -93,7 +93,7 @@ def test_packed_losses_are_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "classes", "found"),
+    ("name", "classes", "expected"),
     [
         ("auto", True, "accuracy"),
         ("auto", False, "mse"),
@@ -101,8 +101,8 @@ def test_packed_losses_are_float32() -> None:
         ("r2", False, "r2"),
     ],
 )
-def test_metrics_are_found_by_name(name: str, classes: bool, found: str) -> None:
-    assert find_metric(name, classes).name == found
+def test_metrics_are_found_by_name(name: str, classes: bool, expected: str) -> None:
+    assert find_metric(name, classes).name == expected
 
 
 def test_loss_metric_is_the_first_metric() -> None:
