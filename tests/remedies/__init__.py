@@ -41,7 +41,7 @@ Case = tuple[Any, ...]
 
 
 def long_rows(max_entries: int = 2, n: int = N, d: int = 9000) -> Any:
-    """Return sparse rows (n, d) with at most `max_entries` entries, in few of the first features."""
+    """Return sparse rows (n, d) with at most `max_entries` entries each, in few of the features."""
     columns = np.arange(min(d, 9000)) % 100 == 7  # of rows that differ in few features
     rows = np.zeros((n, columns.sum()), np.float32)
     for k in range(max_entries):
