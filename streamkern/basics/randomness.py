@@ -247,15 +247,17 @@ class RowRandom:
         n = math.prod(shape)
         per_block = 4 if self.dtype == np.float32 else 2
         out = self.empty((len(self.rows), n), self.dtype)
-        hashed, first = philox_key(*self._key), self._next_block
+        hashed, first_block = philox_key(*self._key), self._next_block
         keys = round_keys(hashed)
 
         def fill(part: slice, tile: AnyArray) -> None:
             if self.fills is not None and self.dtype == np.float32:
-                self.fills.normals(self.rows[part], keys, first, tile)
+                self.fills.normals(self.rows[part], keys, first_block, tile)
                 return
             n_blocks = tile.shape[1] // per_block
-            self._box_muller(*_cipher(self.xp, hashed, self.rows[part], first, n_blocks), tile)
+            self._box_muller(
+                *_cipher(self.xp, hashed, self.rows[part], first_block, n_blocks), tile
+            )
 
         _by_tiles(self.xp, self.run, fill, out, per_block)
         self._next_block += -(-n // per_block)
@@ -274,10 +276,10 @@ class RowRandom:
             noisy += X
             return noisy
         out, flat = self.empty((k, n), self.dtype), X.reshape(k, n)
-        keys, first = round_keys(philox_key(*self._key)), self._next_block
+        keys, first_block = round_keys(philox_key(*self._key)), self._next_block
 
         def fill(part: slice, tile: AnyArray) -> None:
-            noise(self.rows[part], keys, first, tile, flat[part], sigma)
+            noise(self.rows[part], keys, first_block, tile, flat[part], sigma)
 
         _by_tiles(self.xp, self.run, fill, out, per_block=4)
         self._next_block += n // 4

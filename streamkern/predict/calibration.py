@@ -241,14 +241,15 @@ class Calibration:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
         """Return the calibration that is stored in `arrays`; None if there is none."""
-        stored = _without_prefix(arrays, CALIBRATION_PREFIX)
-        if not stored:
+        named_arrays = _without_prefix(arrays, CALIBRATION_PREFIX)
+        if not named_arrays:
             return None
-        intervals, probabilities = Intervals.from_arrays(stored), probabilities_from_arrays(stored)
-        if "shifts" in stored:
-            return cls(intervals, shifts=stored["shifts"])
-        calibration = cls(intervals, probabilities, unit=stored.get("unit"))
-        normalised_arrays = _without_prefix(stored, _SCALE_PREFIX)
+        intervals = Intervals.from_arrays(named_arrays)
+        probabilities = probabilities_from_arrays(named_arrays)
+        if "shifts" in named_arrays:
+            return cls(intervals, shifts=named_arrays["shifts"])
+        calibration = cls(intervals, probabilities, unit=named_arrays.get("unit"))
+        normalised_arrays = _without_prefix(named_arrays, _SCALE_PREFIX)
         if not normalised_arrays:
             return calibration
         scores = Intervals.from_arrays(_without_prefix(normalised_arrays, _SCORES_PREFIX))
@@ -260,18 +261,18 @@ class Calibration:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by prefixed names."""
-        stored = self.intervals.arrays()
+        named_arrays = self.intervals.arrays()
         if self.shifts is not None:
-            stored["shifts"] = self.shifts
+            named_arrays["shifts"] = self.shifts
         if self.unit is not None:
-            stored["unit"] = self.unit
+            named_arrays["unit"] = self.unit
         if self.probabilities is not None:
-            stored |= self.probabilities.arrays()
+            named_arrays |= self.probabilities.arrays()
         if self.residual_scale is not None and self.normalised is not None:
             scores = {f"{_SCORES_PREFIX}{k}": a for k, a in self.normalised.arrays().items()}
             scaled = self.residual_scale.arrays() | scores
-            stored |= {f"{_SCALE_PREFIX}{name}": array for name, array in scaled.items()}
-        return {f"{CALIBRATION_PREFIX}{name}": array for name, array in stored.items()}
+            named_arrays |= {f"{_SCALE_PREFIX}{name}": array for name, array in scaled.items()}
+        return {f"{CALIBRATION_PREFIX}{name}": array for name, array in named_arrays.items()}
 
     def describe(self) -> dict[str, Any]:
         """Return a short description, as JSON."""

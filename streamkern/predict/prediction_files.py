@@ -72,8 +72,8 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
         labels = array(name, (n,), dtype, _fill_label(table.classes))
     if table.numbered:
         arrays["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
-    for first, numbers, values in slabs:
-        part = slice(first, first + len(values))
+    for start, numbers, values in slabs:
+        part = slice(start, start + len(values))
         arrays["values"][part] = values
         if table.classes is not None:
             labels[part] = table.labels(values)
@@ -270,14 +270,14 @@ class PredictionFile:
             return
         if not self._overwrite:
             raise self._exists_error()
-        if not self._was_written_by_us():
+        if not self._has_mark():
             raise ConfigError(
                 f"{self._path} was not written by streamkern, or was changed since, so it is not "
                 "overwritten",
                 "delete it, or give another output",
             )
 
-    def _was_written_by_us(self) -> bool:
+    def _has_mark(self) -> bool:
         """Return whether the existing file is marked as predictions."""
         if self._ending != ".parquet" or not self._path.is_file():
             return is_marked(self._path, PREDICTIONS)
@@ -299,9 +299,7 @@ class PredictionFile:
         sync_folder(self._path.parent)
 
     def _exists_error(self) -> ConfigError:
-        return _exists_error(
-            str(self._path), *(() if self._was_written_by_us() else ("delete it",))
-        )
+        return _exists_error(str(self._path), *(() if self._has_mark() else ("delete it",)))
 
     def _rename_if_absent(self) -> None:
         """Rename the temporary file, but never replace a file that has just appeared."""
