@@ -153,14 +153,14 @@ def test_command_can_run_on_another_thread(tmp_path: Path) -> None:
 
 
 def test_only_saved_work_is_reported_as_resumable() -> None:
-    def work(stop: StopRequest | None, *, kept: bool) -> None:
-        with handle_stop(stop, saves_work=kept, position=lambda: "at 3"):
+    def work(stop: StopRequest | None, *, saves_work: bool) -> None:
+        with handle_stop(stop, saves_work=saves_work, position=lambda: "at 3"):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted, match=r"by SIGTERM at 3; run the same command again"):
-        work(None, kept=True)
+        work(None, saves_work=True)
     with StopRequest(install=True) as stop, pytest.raises(Stopped):
-        work(stop, kept=False)
+        work(stop, saves_work=False)
 
 
 # ------------------------------------------------------------------------------------ in a run
@@ -244,12 +244,12 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:
     """Wait until the process has taken the run directory."""
 
-    def taken() -> bool:
+    def is_taken() -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return bool(json.loads((run_dir / "writer.json").read_text())["pid"] == process.pid)
         return False
 
-    wait_until(taken, process)
+    wait_until(is_taken, process)
 
 
 @pytest.fixture(scope="module")

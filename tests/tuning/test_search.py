@@ -63,7 +63,7 @@ OPEN_SETTINGS: dict[str, Any] = {"model.bandwidth": "auto", "solver.ridge": "aut
 
 
 def record_trials(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
-    """Append the record of every training to a list."""
+    """Return a `report` function that appends the fields of each trial to a list."""
     return lambda event, fields: report.append(fields) if event == "trial" else None
 
 
