@@ -50,9 +50,9 @@ IN_JSON_ONLY = ("min", "max", "repeats")
 def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False) -> dict[str, Any]:
     """Measure `subjects`, and return their figures, the wrong results, and the state of the machine
     before and after."""
-    began, before = time.perf_counter(), environment()
+    began, environment_before = time.perf_counter(), environment()
     figures: list[dict[str, Any]] = []
-    wrong: list[str] = []
+    failures: list[str] = []
     for name in subjects:
         subject = importlib.import_module(f"benchmarks.{name}")
         print(f"\n{name}: {subject.__doc__.splitlines()[0]}", flush=True)
@@ -60,19 +60,19 @@ def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False
             sizes = subject.SMALL if small else {}
             found = subject.measure(repeats or subject.REPEATS, **sizes)
         except WrongResult as error:
-            wrong.append(f"{name}: {error}")
+            failures.append(f"{name}: {error}")
             print(f"WRONG: {error}", flush=True)
             continue
         print(_table(found), flush=True)
         figures += [{"subject": name, **f} for f in found]
     return {
         "schema": SCHEMA,
-        **before,
+        **environment_before,
         "load_after": environment()["machine"]["load"],
         "seconds": round(time.perf_counter() - began, 1),
         "small": small,
         "figures": figures,
-        "wrong": wrong,
+        "wrong": failures,
     }
 
 

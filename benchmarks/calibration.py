@@ -39,9 +39,9 @@ TOOK: list[float] = []
 def timed(*given: Any) -> Any:
     """Yield a list that receives the seconds of each call of `calibrate`."""
     began = time.perf_counter()
-    found = calibrate(*given)
+    calibrated = calibrate(*given)
     TOOK.append(time.perf_counter() - began)
-    return found
+    return calibrated
 
 
 calibrate, step_loop.calibrate = step_loop.calibrate, timed
@@ -50,9 +50,9 @@ calibrate, step_loop.calibrate = step_loop.calibrate, timed
 def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:
     """Return training rows and targets, test rows and targets, and whether the targets are
     classes."""
-    held = np.load(path)
-    X, y = held["X"].astype(np.float64), held["y"]
-    classes = "task" in held and str(held["task"]) != "regression"
+    data = np.load(path)
+    X, y = data["X"].astype(np.float64), data["y"]
+    classes = "task" in data and str(data["task"]) != "regression"
     y = np.unique(y, return_inverse=True)[1] if classes else y.astype(np.float64).reshape(len(X))
     order = np.random.default_rng(seed).permutation(len(X))
     fit, test = order[len(X) // 5 :], order[: len(X) // 5]
@@ -68,9 +68,9 @@ def by_parts(model: Any, X: Any, y: Any) -> dict[str, float]:
     easy, hard = np.array_split(order["hard"], 2)
     fifths, found = np.array_split(order[""], 5), dict[str, float]()
     for kind, e in (("", plain), ("normalised_", ends)):
-        inside = (e[:, 0] <= y) & (y <= e[:, 1])
-        found |= {f"{kind}easy": inside[easy].mean(), f"{kind}hard": inside[hard].mean()}
-        found[f"{kind}worst_fifth"] = min(inside[part].mean() for part in fifths)
+        is_covered = (e[:, 0] <= y) & (y <= e[:, 1])
+        found |= {f"{kind}easy": is_covered[easy].mean(), f"{kind}hard": is_covered[hard].mean()}
+        found[f"{kind}worst_fifth"] = min(is_covered[part].mean() for part in fifths)
     return {name: float(value) for name, value in found.items()}
 
 
@@ -80,31 +80,34 @@ def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
     if len(X) < FEWEST:
         return None
     kind = sk.KernelClassifier if classes else sk.KernelRegressor
-    made: dict[str, Any] = {"n_centers": min(centers, len(X) // 2), "random_state": seed}
+    parameters: dict[str, Any] = {"n_centers": min(centers, len(X) // 2), "random_state": seed}
     began = time.perf_counter()
-    model = kind(calibrate=True, **made).fit(X, y)
+    model = kind(calibrate=True, **parameters).fit(X, y)
     took = time.perf_counter() - began
-    plain = kind(calibrate=False, **made).fit(X, y)
-    found = {"table": path.stem, "seed": seed, "rows": len(X), "fit_s": took}
-    told = model.report_["calibration"]
-    found |= told | {"rows": len(X), "set_aside": told["rows"], "share": TOOK[-1] / took}
+    plain = kind(calibrate=False, **parameters).fit(X, y)
+    results = {"table": path.stem, "seed": seed, "rows": len(X), "fit_s": took}
+    report = model.report_["calibration"]
+    results |= report | {"rows": len(X), "set_aside": report["rows"], "share": TOOK[-1] / took}
     source = ArraySource(X_test, y_test, classes=model._names() if classes else None)
     with model._model() as calibrated, plain._model() as other:
-        figures, before = calibrated.evaluate(source), other.evaluate(source)
+        figures, figures_of_all_rows = calibrated.evaluate(source), other.evaluate(source)
     if not classes:
-        found |= {"rmse": figures["mse"] ** 0.5, "rmse_of_all_rows": before["mse"] ** 0.5}
-        found |= {name: value for name, value in figures.items() if name.endswith(OF_INTERVALS)}
-        return found | by_parts(model, X_test, y_test)
-    found |= {name: value for name, value in figures.items() if name not in ("mse", "r2")}
-    found["accuracy_of_all_rows"] = before["accuracy"]
+        results |= {
+            "rmse": figures["mse"] ** 0.5,
+            "rmse_of_all_rows": figures_of_all_rows["mse"] ** 0.5,
+        }
+        results |= {name: value for name, value in figures.items() if name.endswith(OF_INTERVALS)}
+        return results | by_parts(model, X_test, y_test)
+    results |= {name: value for name, value in figures.items() if name not in ("mse", "r2")}
+    results["accuracy_of_all_rows"] = figures_of_all_rows["accuracy"]
     share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / len(X))
     aside = split_rows(ArraySource(X, y, classes=model._names()), share, seed, TO_CALIBRATE)[1]
     rows = [(block.X, block.y) for block in aside.blocks()]
-    own = tuple(np.concatenate(part) for part in zip(*rows, strict=True))
+    own_values = tuple(np.concatenate(part) for part in zip(*rows, strict=True))
     for method in METHODS:
-        theirs = CalibratedClassifierCV(FrozenEstimator(model), method=method).fit(*own)
-        found[f"log_loss_{method}"] = log_loss(y_test, theirs.predict_proba(X_test))
-    return found
+        theirs = CalibratedClassifierCV(FrozenEstimator(model), method=method).fit(*own_values)
+        results[f"log_loss_{method}"] = log_loss(y_test, theirs.predict_proba(X_test))
+    return results
 
 
 def main() -> None:
@@ -112,13 +115,13 @@ def main() -> None:
     parser = tables_parser(__doc__)
     parser.add_argument("--centers", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=2)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     fits = (
-        row(path, seed, asked.centers)
-        for path in tables_in(asked.folders)
-        for seed in range(asked.seeds)
+        row(path, seed, args.centers)
+        for path in tables_in(args.folders)
+        for seed in range(args.seeds)
     )
-    told_and_kept((found for found in fits if found is not None), asked.json)
+    told_and_kept((found for found in fits if found is not None), args.json)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def measure(
     entries: int = 2**24,
 ) -> list[Figure]:
     """Return GFLOP/s, GB/s (bytes read plus bytes written) and entries/s."""
-    found = [f for n in sizes for f in _sgemm(repeats, n)]
+    figures = [f for n in sizes for f in _sgemm(repeats, n)]
     with ThreadPoolExecutor(available_cpus()) as pool:
-        return [*found, *_copy(repeats, pool, copy_bytes), *_exp(repeats, pool, entries)]
+        return [*figures, *_copy(repeats, pool, copy_bytes), *_exp(repeats, pool, entries)]
 
 
 def _sgemm(repeats: int, n: int) -> list[Figure]:
@@ -48,11 +48,11 @@ def _sgemm(repeats: int, n: int) -> list[Figure]:
     if torch is not None:
         tensors = [torch.from_numpy(a) for a in (A, B, np.empty_like(out))]
         calls["PyTorch, all threads"] = lambda: torch.mm(*tensors[:2], out=tensors[2])
-    taken = in_turns(calls, repeats)
+    times = in_turns(calls, repeats)
     truth = A[:4].astype(np.float64) @ B
     check(np.allclose(out[:4], truth, atol=1e-5 * n), f"SGEMM {n}")
     work = 2 * n**3 / 1e9
-    return [figure(f"SGEMM {n}", v, "GFLOP/s", rates(work, t)) for v, t in taken.items()]
+    return [figure(f"SGEMM {n}", v, "GFLOP/s", rates(work, t)) for v, t in times.items()]
 
 
 def _copy(repeats: int, pool: ThreadPoolExecutor, n_bytes: int) -> list[Figure]:
@@ -63,11 +63,11 @@ def _copy(repeats: int, pool: ThreadPoolExecutor, n_bytes: int) -> list[Figure]:
     def copy() -> None:
         list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
 
-    taken = in_turns({"NumPy, all threads": copy}, repeats)
+    times = in_turns({"NumPy, all threads": copy}, repeats)
     check(np.array_equal(source, target), "the copy")
     work = 2 * source.nbytes / 1e9
     case = f"copy {n_bytes >> 20} MiB"
-    return [figure(case, v, "GB/s", rates(work, t)) for v, t in taken.items()]
+    return [figure(case, v, "GB/s", rates(work, t)) for v, t in times.items()]
 
 
 def _exp(repeats: int, pool: ThreadPoolExecutor, entries: int) -> list[Figure]:
@@ -79,7 +79,7 @@ def _exp(repeats: int, pool: ThreadPoolExecutor, entries: int) -> list[Figure]:
         for _ in range(rounds):
             np.exp(x, out=out)
 
-    taken = in_turns({"NumPy, all threads": lambda: list(pool.map(work, results))}, repeats)
+    times = in_turns({"NumPy, all threads": lambda: list(pool.map(work, results))}, repeats)
     check(np.allclose(results[0], np.exp(x.astype(np.float64)), rtol=1e-5, atol=0), "exp")
     done = rounds * len(x) * len(results) / 1e9
-    return [figure("exp, in cache", v, "Gentries/s", rates(done, t)) for v, t in taken.items()]
+    return [figure("exp, in cache", v, "Gentries/s", rates(done, t)) for v, t in times.items()]

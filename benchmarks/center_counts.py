@@ -59,16 +59,18 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of .npz files")
     parser.add_argument("--names", nargs="*", help="of tables")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    data = load_tables(given.data)
-    found: dict[str, list[dict[str, Any]]] = {}
+    args = parser.parse_args()
+    data = load_tables(args.data)
+    results: dict[str, list[dict[str, Any]]] = {}
     circumstances = {"environment": environment()}
-    for name in given.names or data:
-        problem = make_problem(data[name], 50, given.seed)
+    for name in args.names or data:
+        problem = make_problem(data[name], 50, args.seed)
         counts = [k for k in COUNTS if isinstance(k, str) or k < len(problem.X)]
-        found[name] = [fitted(problem, k, given.seed) for k in counts]
-        print(text_table([row_of(name, found[name])], list(row_of(name, found[name]))), flush=True)
-        write_results(given.json, circumstances | {"tables": found})
+        results[name] = [fitted(problem, k, args.seed) for k in counts]
+        print(
+            text_table([row_of(name, results[name])], list(row_of(name, results[name]))), flush=True
+        )
+        write_results(args.json, circumstances | {"tables": results})
 
 
 if __name__ == "__main__":

@@ -117,13 +117,13 @@ def chaos(
                 _one(place, name, tally)
                 if faults:
                     print(f"{key}: {sum(tally.faults.values())} faults", flush=True)
-            left = connections_to(proxy.port)
+            n_open = connections_to(proxy.port)
     return {
         "seed": seed, "engines": list(engines), "only": list(only), "asked": faults,
         "faults_total": sum(tally.faults.values()), "requests_total": sum(tally.requests.values()),
         "faults": dict(tally.faults), "faults_by_method": dict(sorted(tally.by_method.items())),
         "requests": dict(tally.requests), "workloads": tally.workloads,
-        "connections_left": left, "seconds": round(time.monotonic() - began, 1),
+        "connections_left": n_open, "seconds": round(time.monotonic() - began, 1),
         "seconds_by_workload": {k: round(s, 1) for k, s in tally.seconds.items()},
         "peak_mib": resident_bytes("VmHWM") / 2**20 or None, "wrong": tally.wrong,
     }  # fmt: skip
@@ -183,10 +183,10 @@ def connections_to(port: int, patience_s: float = 10.0) -> int:
     give_up = time.monotonic() + patience_s
     while True:
         gc.collect()
-        found = psutil.Process().net_connections("tcp")
-        left = sum(c.status == "ESTABLISHED" and c.raddr[1] == port for c in found)
-        if not left or time.monotonic() > give_up:
-            return left
+        connections = psutil.Process().net_connections("tcp")
+        n_open = sum(c.status == "ESTABLISHED" and c.raddr[1] == port for c in connections)
+        if not n_open or time.monotonic() > give_up:
+            return n_open
         time.sleep(0.1)
 
 
@@ -194,10 +194,12 @@ def plain_peak_mib(engines: Sequence[str], only: Sequence[str], limit_s: float) 
     """Return the peak memory of one round without faults, in a process of its own."""
     command = [sys.executable, "-m", MODULE, "--plain", "--limit", str(limit_s), "--engine"]
     command += ["both" if len(engines) > 1 else engines[0], "--only", *only]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    if done.returncode:
-        raise WrongResult(f"a round without faults: {done.stdout[-2000:]} {done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["peak_mib"])
+    completed = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    if completed.returncode:
+        raise WrongResult(
+            f"a round without faults: {completed.stdout[-2000:]} {completed.stderr[-2000:]}"
+        )
+    return float(json.loads(completed.stdout.splitlines()[-1])["peak_mib"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,16 +211,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one workload")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    engines = ENGINES if given.engine == "both" else (given.engine,)
-    if given.plain:
-        only = [name for name in given.only if name != "stall"]
-        results = chaos(0, engines=engines, only=only, limit_s=given.limit, mixes=[{}])
+    args = parser.parse_args(arguments)
+    engines = ENGINES if args.engine == "both" else (args.engine,)
+    if args.plain:
+        only = [name for name in args.only if name != "stall"]
+        results = chaos(0, engines=engines, only=only, limit_s=args.limit, mixes=[{}])
         print(json.dumps(results))
         return 1 if results["wrong"] else 0
-    plain = plain_peak_mib(engines, given.only, given.limit)
+    plain = plain_peak_mib(engines, args.only, args.limit)
     results = chaos(
-        given.faults, engines=engines, only=given.only, seed=given.seed, limit_s=given.limit
+        args.faults, engines=engines, only=args.only, seed=args.seed, limit_s=args.limit
     )
     results |= {"schema": SCHEMA, "plain_peak_mib": plain, **environment()}
     if results["peak_mib"] > MORE_MEMORY * plain + MORE_MIB:
@@ -226,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"memory: {results['peak_mib']:.0f} MiB, {plain:.0f} without faults"
         )
     print(json.dumps({k: v for k, v in results.items() if k != "machine"}, indent=1))
-    write_results(given.json, results)
+    write_results(args.json, results)
     return 1 if results["wrong"] else 0
 
 

@@ -210,8 +210,10 @@ def list_all(place: Place) -> None:
     objects = open_objects(place.data, storage_options=place.options)
     for _ in range(20):
         check(dict(objects.list()) == names, "a listing")
-        below = {key for key in names if key.startswith("train.zarr/X/")}
-        check({key for key, _ in objects.list("train.zarr/X")} == below, "a listing of a folder")
+        chunk_names = {key for key in names if key.startswith("train.zarr/X/")}
+        check(
+            {key for key, _ in objects.list("train.zarr/X")} == chunk_names, "a listing of a folder"
+        )
         check(objects.stat("train.zarr/zarr.json")[0] == names["train.zarr/zarr.json"], "a size")
     store = sk.open_store(f"{place.data}/train.zarr", storage_options=place.options)
     local = sk.open_store(root / "train.zarr")
@@ -262,9 +264,9 @@ def train(place: Place) -> None:
     lives(place, ["train", config])
     sk.train_model(config).model.backend.close()
     options = {**place.options, "endpoint_url": place.server.endpoint}
-    found = last_arrays(f"{place.url}/run", options)
-    check(found.keys() == place.truth.weights.keys(), "the names of the last checkpoint")
-    same(found.values(), [place.truth.weights[name] for name in found], "the last checkpoint")
+    arrays = last_arrays(f"{place.url}/run", options)
+    check(arrays.keys() == place.truth.weights.keys(), "the names of the last checkpoint")
+    same(arrays.values(), [place.truth.weights[name] for name in arrays], "the last checkpoint")
 
 
 def predict(place: Place) -> None:
@@ -319,11 +321,11 @@ WORKLOADS: dict[str, Callable[[Place], None]] = {
 }  # fmt: skip
 
 
-def same(found: Any, expected: Any, what: str) -> None:
+def same(actual: Any, expected: Any, description: str) -> None:
     """Stop unless these arrays are equal in every bit."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         bits = (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-        check(bits, what)
+        check(bits, description)
 
 
 # ----------------------------------------------------------------------------- lives of a command
@@ -344,15 +346,15 @@ def lives(place: Place, command: Sequence[Any]) -> None:
         for n in range(10):
             if not kills and command[0] == "train":
                 return
-            said = Path(folder, f"{n}.txt")
+            output_file = Path(folder, f"{n}.txt")
             life = context.Process(
-                target=_live, args=(command, str(said), place.options, place.limit_s)
+                target=_live, args=(command, str(output_file), place.options, place.limit_s)
             )
             life.start()
             life.join(place.draw.uniform(0.3, LONGEST_LIFE_S) if kills else place.limit_s + 30)
             life.kill()
             life.join()
-            code, text = life.exitcode, said.read_text() if said.exists() else ""
+            code, text = life.exitcode, output_file.read_text() if output_file.exists() else ""
             life.close()
             if code == 0 or "already holds a store" in text:  # killed after its last write
                 return
@@ -363,14 +365,16 @@ def lives(place: Place, command: Sequence[Any]) -> None:
     raise WrongResult(f"{command[0]} came to no end")
 
 
-def _live(command: Sequence[Any], said: str, options: dict[str, Any], limit_s: float) -> None:
+def _live(
+    command: Sequence[Any], output_file: str, options: dict[str, Any], limit_s: float
+) -> None:
     """Run a command; its credentials are in the environment, as command lines may hold none."""
     os.environ["AWS_ACCESS_KEY_ID"] = options["key"]
     os.environ["AWS_SECRET_ACCESS_KEY"] = options["secret"]
     from streamkern.cli.main import run_command as cli
     from streamkern.train.train import train as run_training
 
-    with Path(said).open("w") as file:
+    with Path(output_file).open("w") as file:
         faulthandler.dump_traceback_later(limit_s, exit=True, file=file)
         with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             if command[0] == "train":

@@ -29,8 +29,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any]:
     """Return training rows, in which every second class is rare, and test rows."""
-    held, rng = np.load(path), np.random.default_rng(seed)
-    X, y = held["X"].astype(np.float64), np.unique(held["y"], return_inverse=True)[1]
+    data, rng = np.load(path), np.random.default_rng(seed)
+    X, y = data["X"].astype(np.float64), np.unique(data["y"], return_inverse=True)[1]
     order = rng.permutation(len(X))[: 2 * MOST]
     fit, test = np.array_split(order, 2)
     rare = rng.permutation(y.max() + 1)[::2]
@@ -41,14 +41,14 @@ def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any]:
 def row(path: Path, seed: int) -> dict[str, Any]:
     """Return the results of one table."""
     X, y, X_test, y_test = table(path, seed)
-    found: dict[str, Any] = {"table": path.stem, "seed": seed, "rows": len(X)}
-    found["fewest"] = int(np.bincount(y)[np.unique(y)].min())
+    results: dict[str, Any] = {"table": path.stem, "seed": seed, "rows": len(X)}
+    results["fewest"] = int(np.bincount(y)[np.unique(y)].min())
     for name, way in WAYS.items():
         model = sk.KernelClassifier(random_state=seed, calibrate=False, **way).fit(X, y)
         predicted = model.predict(X_test)
-        found[name] = float(balanced_accuracy_score(y_test, predicted))
-        found[f"{name}_accuracy"] = float(accuracy_score(y_test, predicted))
-    return found
+        results[name] = float(balanced_accuracy_score(y_test, predicted))
+        results[f"{name}_accuracy"] = float(accuracy_score(y_test, predicted))
+    return results
 
 
 def main() -> None:

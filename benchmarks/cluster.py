@@ -34,7 +34,7 @@ def measure(
     """
     from distributed import Client, LocalCluster
 
-    found = []
+    figures = []
     with ExitStack() as stack:
         cluster = stack.enter_context(
             LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address="127.0.0.1:0")
@@ -46,11 +46,11 @@ def measure(
             for name, direct in (("cluster", False), ("cluster, direct", True))
         }
         for size in sizes_mb:
-            found += _measure(repeats, size, work_ms[0], total_mb, clients)
-        middle = sizes_mb[len(sizes_mb) // 2]
+            figures += _measure(repeats, size, work_ms[0], total_mb, clients)
+        middle_size = sizes_mb[len(sizes_mb) // 2]
         for work in work_ms[1:]:
-            found += _measure(repeats, middle, work, total_mb / 2, clients)
-    return found
+            figures += _measure(repeats, middle_size, work, total_mb / 2, clients)
+    return figures
 
 
 def _measure(
@@ -72,9 +72,9 @@ def _measure(
                 threads=threads,
             )  # fmt: skip
             calls[name] = partial(_epoch, stack.enter_context(loader))
-        taken = in_turns(calls, repeats)
+        times = in_turns(calls, repeats)
     case = f"{size_mb:g} MB" + (f", {work:g} ms of Python" if work else "")
-    per_unit = {name: [s / n_units * 1e3 for s in seconds] for name, seconds in taken.items()}
+    per_unit = {name: [s / n_units * 1e3 for s in seconds] for name, seconds in times.items()}
     floor = float(np.median(per_unit["threads"]))
     return [
         figure(case, name, "ms/unit", values, floor=floor, over=float(np.median(values)) - floor)
@@ -90,5 +90,5 @@ def _unit(work_s: float, seed: int, epoch: int, start: int, stop: int) -> tuple[
 
 
 def _epoch(loader: BatchReader) -> None:
-    seen = sum(len(batch.row_ids) for batch in loader.epoch(0))
-    check(seen == loader.source.n_rows, "the number of rows")
+    n_rows = sum(len(batch.row_ids) for batch in loader.epoch(0))
+    check(n_rows == loader.source.n_rows, "the number of rows")

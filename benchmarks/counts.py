@@ -54,18 +54,18 @@ def made(loss: str, mean: float, n: int, seed: int) -> Rows:
 
 def bikes(folder: Path, seed: int) -> Rows:
     """Return the hours of bike.npz in random order, with their counts."""
-    held = np.load(folder / "bike.npz")
-    log_counts = np.asarray(held["y"], np.float64)
+    data = np.load(folder / "bike.npz")
+    log_counts = np.asarray(data["y"], np.float64)
     order = np.random.default_rng(seed).permutation(len(log_counts))
     counts = np.rint(np.exp(log_counts - log_counts.min()))  # the least count is 1
-    X = held["X"][:, :-2].astype(np.float32)
+    X = data["X"][:, :-2].astype(np.float32)
     return Rows(X[order], counts[order], None, len(order) * 4 // 5)
 
 
 def deviance(rows: Rows, loss: str, method: str, seed: int, centers: Any) -> dict[str, float]:
     """Return the deviance on the other rows, and the seconds that the fit took."""
     X, y, fitted = rows.X, rows.y, rows.fitted
-    own = {"random_state": seed, "n_centers": centers}
+    settings = {"random_state": seed, "n_centers": centers}
     began = time.perf_counter()
     if method == "mean":
         F = np.full(len(y) - fitted, y[:fitted].mean())
@@ -74,9 +74,9 @@ def deviance(rows: Rows, loss: str, method: str, seed: int, centers: Any) -> dic
         F = rows.truth[fitted:]
     else:
         models: dict[str, Any] = {
-            "log link": lambda: sk.KernelRegressor(loss=loss, **own),
+            "log link": lambda: sk.KernelRegressor(loss=loss, **settings),
             "boosting": lambda: HistGradientBoostingRegressor(loss=loss, random_state=seed),
-            "squares": lambda: sk.KernelRegressor(**own),
+            "squares": lambda: sk.KernelRegressor(**settings),
         }
         model = models[method]().fit(X[:fitted], y[:fitted])
         took = time.perf_counter() - began
@@ -117,8 +117,8 @@ def main() -> None:
     parser.add_argument("--centers", default=1000, type=lambda s: s if s == "auto" else int(s))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    told = rows_of(options.folder, options.rows, options.seeds, options.centers)
-    told_and_kept(told, options.json)
+    report = rows_of(options.folder, options.rows, options.seeds, options.centers)
+    told_and_kept(report, options.json)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=4, help="draws behind the exact model")
     options = parser.parse_args()
     task, rows = make_task(), []
-    before = environment()
+    environment_before = environment()
     errors = references(task, options.draws)
     exact = float(np.mean(errors))
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +175,7 @@ def main() -> int:
     print(text_table(rows, [key for key in rows[0] if key != "length"]))
     print("\n".join(verdict(rows, errors)))
     results = {
-        "before": before,
+        "before": environment_before,
         "after": environment(),
         "exact": {"mean": exact, "draws": errors},
         "runs": rows,

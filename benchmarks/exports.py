@@ -60,15 +60,18 @@ class CompiledModel:
         signature = re.search(rf"void {name}_predict\(\n(.*?)\)\n{{", text, re.S)
         assert signature is not None
         self.parameters = _SIGNATURE.findall(signature[1])
-        whole, made = path.with_name("whole.c"), path.with_suffix(".so")
+        source_file, library_file = path.with_name("whole.c"), path.with_suffix(".so")
         size = f"size_t size_of_workspace(void) {{ return sizeof(struct {name}_workspace); }}\n"
-        whole.write_text(text + size)
+        source_file.write_text(text + size)
         assert COMPILER is not None
         words = ("-std=c11", "-Wall", "-Werror", "-pedantic", "-shared", "-fPIC", *flags)
         subprocess.run(
-            [COMPILER, *words, "-o", made, whole, "-lm"], check=True, capture_output=True, text=True
+            [COMPILER, *words, "-o", library_file, source_file, "-lm"],
+            check=True,
+            capture_output=True,
+            text=True,
         )
-        library = ctypes.CDLL(str(made))
+        library = ctypes.CDLL(str(library_file))
         library.size_of_workspace.restype = ctypes.c_size_t
         self._call = library[f"{name}_predict"]
         self._workspace = ctypes.create_string_buffer(library.size_of_workspace())
@@ -96,23 +99,26 @@ def errors(kernel: str, encoder: str, loss: str, folder: Path) -> dict[str, floa
     folder : of the files; another one for each model, as a compiled one stays loaded
     """
     rows, y = _data(encoder, loss)
-    new = rows[TRAINED - OTHERS :]
+    new_rows = rows[TRAINED - OTHERS :]
     model = _model(kernel, encoder, loss).fit(rows[:TRAINED], y[:TRAINED])
-    truth = {"predictions": model.predict(new)}
+    truth = {"predictions": model.predict(new_rows)}
     if loss == "log_loss":
-        truth = {"scores": model.predict_values(new), "probabilities": model.predict_proba(new)}
+        truth = {
+            "scores": model.predict_values(new_rows),
+            "probabilities": model.predict_proba(new_rows),
+        }
     model.to_c(folder / "m.c", overwrite=True)
-    narrow = _shares(truth, _onnx(model, new, "float32", folder))
-    wide = _shares(truth, _c(CompiledModel(folder / "m.c"), new))
-    found = {
+    narrow = _shares(truth, _onnx(model, new_rows, "float32", folder))
+    wide = _shares(truth, _c(CompiledModel(folder / "m.c"), new_rows))
+    results = {
         "ONNX float32, new": float(narrow[OTHERS:].max()),
         "ONNX float32, trained": float(narrow[:OTHERS].max()),
         "C float64": float(wide.max()),
     }
     if kernel != "relu_ntk":  # onnxruntime has the arc cosine in float32 only
-        wide = _shares(truth, _onnx(model, new, "float64", folder))
-        found["ONNX float64"] = float(wide.max())
-    return found
+        wide = _shares(truth, _onnx(model, new_rows, "float64", folder))
+        results["ONNX float64"] = float(wide.max())
+    return results
 
 
 def _model(kernel: str, encoder: str, loss: str) -> Any:
@@ -204,8 +210,8 @@ def worst(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for kind, value, members in [*groups, ("all", "", cases)]:
         row: dict[str, Any] = {"of": f"{kind} {value}".strip()}
         for name in LIMITS:
-            known = [case[name] for case in members if name in case]
-            row[name] = f"{max(known):.0e}" if known else "refused"
+            values = [case[name] for case in members if name in case]
+            row[name] = f"{max(values):.0e}" if values else "refused"
         found.append(row)
     return found
 
@@ -224,14 +230,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cases.append(dict(zip(("kernel", "encoder", "loss"), case, strict=True)))
             cases[-1] |= errors(*case, own)
     print(text_table(worst(cases), ["of", *LIMITS]))
-    above = [
+    exceeding = [
         (case, found)
         for case in cases
         if (found := wrong({n: case[n] for n in case if n in LIMITS}))
     ]
-    for case, found in above:
+    for case, found in exceeding:
         print("above the limit:", case["kernel"], case["encoder"], case["loss"], found)
-    return 1 if above else 0
+    return 1 if exceeding else 0
 
 
 if __name__ == "__main__":

@@ -104,11 +104,11 @@ def main() -> None:
     parser = json_parser(__doc__)
     parser.add_argument("--data", type=Path, help="folder of NAME.npz; default scikit-learn's")
     args = parser.parse_args()
-    found = {name: errors_of(*problem) for name, *problem in problems(args.data)}
+    results = {name: errors_of(*problem) for name, *problem in problems(args.data)}
     record: dict[str, Any] = {"environment": environment()}
     for without in ("any kernel", "any ridge", "mean"):
-        record[f"rules over {without}"] = told = summary(found, without)
-        print(f"with the rules over {without}:", json.dumps(told, indent=1))
+        record[f"rules over {without}"] = report = summary(results, without)
+        print(f"with the rules over {without}:", json.dumps(report, indent=1))
     write_results(args.json, record)
 
 

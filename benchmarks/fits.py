@@ -54,10 +54,10 @@ def options(parser: argparse.ArgumentParser, methods: Sequence[str], rows: int |
 
 def error_of(model: Any, X: Any, y: Array, classes: bool) -> float:
     """Return the RMSE, or the share of wrong classes."""
-    found = np.asarray(model.predict(X)).reshape(len(y))
+    predictions = np.asarray(model.predict(X)).reshape(len(y))
     if classes:
-        return float(np.mean(found.astype(np.int64) != y))
-    return float(np.sqrt(np.mean((found.astype(np.float64) - y) ** 2)))
+        return float(np.mean(predictions.astype(np.int64) != y))
+    return float(np.sqrt(np.mean((predictions.astype(np.float64) - y) ** 2)))
 
 
 def log_loss(model: Any, X: Any, y: Array) -> float:
@@ -86,28 +86,28 @@ def measured(model: Any, rows: Split) -> Record:
 def in_a_process(call: Callable[..., Record], *given: Any, limit: float) -> Record:
     """Return what a call returns in a process of its own, or how it failed."""
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_send, args=(there, call, given))
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_send, args=(sender, call, given))
     process.start()
-    there.close()
+    sender.close()
     try:
-        found = here.recv() if here.poll(limit) else {"failed": f"> {limit:g} s"}
+        result = receiver.recv() if receiver.poll(limit) else {"failed": f"> {limit:g} s"}
     except EOFError:
-        found = {"failed": "an error"}
+        result = {"failed": "an error"}
     process.kill()
     process.join()
-    return dict(found)
+    return dict(result)
 
 
-def _send(there: Connection, call: Callable[..., Record], given: Sequence[Any]) -> None:
-    there.send(call(*given))
+def _send(sender: Connection, call: Callable[..., Record], arguments: Sequence[Any]) -> None:
+    sender.send(call(*arguments))
 
 
 # -- all of them -------------------------------------------------------------------------------
 
 
 def fit_all(
-    given: argparse.Namespace, tables: Mapping[str, Any], methods: Sequence[str],
+    args: argparse.Namespace, tables: Mapping[str, Any], methods: Sequence[str],
     fit: Callable[..., Record], summary: Callable[[Records], str],
 ) -> Records:  # fmt: skip
     """Return all records, with those of the file; each table's summary is printed.
@@ -115,19 +115,19 @@ def fit_all(
     fit : (table, method, seed, records of the table, given) -> figures, in a process of its own
     """
     for library in ("OMP", "OPENBLAS", "MKL"):
-        os.environ[f"{library}_NUM_THREADS"] = str(given.threads)
-    circumstances = {"threads": given.threads, "most_rows": given.rows}
-    records = _kept(given.json, circumstances)
+        os.environ[f"{library}_NUM_THREADS"] = str(args.threads)
+    circumstances = {"threads": args.threads, "most_rows": args.rows}
+    records = _kept(args.json, circumstances)
     for name, table in tables.items():
         of_one = records.setdefault(name, [])
         done = {(r["method"], r["seed"]) for r in of_one}
-        for seed, method in ((s, m) for s in range(given.seeds) for m in methods):
+        for seed, method in ((s, m) for s in range(args.seeds) for m in methods):
             if (method, seed) in done:
                 continue
-            found = in_a_process(fit, table, method, seed, of_one, given, limit=given.limit)
-            of_one.append({"method": method, "seed": seed} | found)
-            whole = {"environment": environment()} | circumstances | {"tables": records}
-            write_results(given.json, whole)
+            result = in_a_process(fit, table, method, seed, of_one, args, limit=args.limit)
+            of_one.append({"method": method, "seed": seed} | result)
+            record = {"environment": environment()} | circumstances | {"tables": records}
+            write_results(args.json, record)
         print(f"{name}\n{summary({name: of_one})}\n", flush=True)
     return records
 
@@ -135,20 +135,20 @@ def fit_all(
 def _kept(path: Path | None, circumstances: Record) -> Records:
     if path is None or not path.exists():
         return {}
-    found = json.loads(path.read_text())
+    output = json.loads(path.read_text())
     for key, value in circumstances.items():
-        if found.get(key) != value:
-            raise SystemExit(f"{path} has {key} {found.get(key)}, not {value}: name another file")
-    return dict(found["tables"])
+        if output.get(key) != value:
+            raise SystemExit(f"{path} has {key} {output.get(key)}, not {value}: name another file")
+    return dict(output["tables"])
 
 
 def medians(records: Sequence[Mapping[str, Any]], figure: str) -> dict[str, float]:
     """Return the median of a figure over the seeds, by method, of those that have it."""
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     for record in records:
         if figure in record:
-            found.setdefault(record["method"], []).append(record[figure])
-    return {method: float(np.median(values)) for method, values in found.items()}
+            results.setdefault(record["method"], []).append(record[figure])
+    return {method: float(np.median(values)) for method, values in results.items()}
 
 
 def behind(records: Records, figure: str) -> dict[str, list[float]]:

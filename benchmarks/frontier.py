@@ -17,12 +17,12 @@ PLACES = (
 
 def frontier(points: Points) -> list[str]:
     """Return the methods that no other one beats in both cost and error, cheapest first."""
-    found, least = list[str](), float("inf")
+    names, min_error = list[str](), float("inf")
     for name, (_, error) in sorted(points.items(), key=lambda each: each[1]):
-        if error < least:
-            found.append(name)
-            least = error
-    return found
+        if error < min_error:
+            names.append(name)
+            min_error = error
+    return names
 
 
 def plot(path: Path, points: Points, cost: str, error: str) -> None:
@@ -59,7 +59,7 @@ def _name_points(axes: Any, points: Points, best: list[str], renderer: Any) -> N
 
     at = {name: axes.transData.transform(point) for name, point in points.items()}
     radius = 5 * axes.figure.dpi / 72
-    taken = {name: Bbox([xy - radius, xy + radius]) for name, xy in at.items()}
+    boxes = {name: Bbox([xy - radius, xy + radius]) for name, xy in at.items()}
     for name in sorted(points, key=lambda name: name not in best):
         for right, up, horizontal, vertical in PLACES:
             text = axes.annotate(
@@ -68,12 +68,12 @@ def _name_points(axes: Any, points: Points, best: list[str], renderer: Any) -> N
                 path_effects=[withStroke(linewidth=3, foreground="white")],
             )  # fmt: skip
             box = text.get_window_extent(renderer)
-            others = [other for key, other in taken.items() if key != name]
-            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
-            if inside and not any(box.overlaps(other) for other in others):
+            other_boxes = [other for key, other in boxes.items() if key != name]
+            is_inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
+            if is_inside and not any(box.overlaps(other) for other in other_boxes):
                 break
             text.remove()
         else:
             text = axes.annotate(name, points[name], (7, 0), textcoords="offset points")
             box = text.get_window_extent(renderer)
-        taken[f"name of {name}"] = box
+        boxes[f"name of {name}"] = box

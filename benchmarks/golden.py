@@ -178,8 +178,8 @@ def _estimators() -> Iterator[tuple[str, str]]:
 def main() -> int:
     """Print a line for each."""
     with tempfile.TemporaryDirectory() as folder:
-        for what, found in golden(Path(folder)):
-            print(f"{found}  {what}", flush=True)
+        for case, found in golden(Path(folder)):
+            print(f"{found}  {case}", flush=True)
     return 0
 
 

@@ -54,10 +54,10 @@ class WrongResult(Exception):
     """A timed function returned a wrong result."""
 
 
-def check(right: bool, what: str) -> None:
+def check(is_right: bool, description: str) -> None:
     """Stop the subject if a result is wrong."""
-    if not right:
-        raise WrongResult(f"{what} is wrong")
+    if not is_right:
+        raise WrongResult(f"{description} is wrong")
 
 
 # ------------------------------------------------------------------------------------ timing
@@ -75,7 +75,7 @@ def in_turns(
     if warm_up:
         for call in calls.values():
             call()
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for i in range(repeats):
         first = i % len(names)
         order = names[first:] + names[:first]
@@ -83,8 +83,8 @@ def in_turns(
             time.sleep(QUIET_S)
             began = time.perf_counter()
             calls[name]()
-            taken[name].append(time.perf_counter() - began)
-    return taken
+            times[name].append(time.perf_counter() - began)
+    return times
 
 
 def figure(
@@ -92,15 +92,15 @@ def figure(
     **more: Any,
 ) -> Figure:  # fmt: skip
     """Median and spread of `values`. A unit that ends in "/s" is better when higher."""
-    found = np.array(list(values), float)
-    low, median, high = np.percentile(found, (25, 50, 75)).tolist()
-    reached = None
+    sample = np.array(list(values), float)
+    low, median, high = np.percentile(sample, (25, 50, 75)).tolist()
+    share_of_floor = None
     if floor is not None:
-        reached = median / floor if unit.endswith("/s") else floor / median
+        share_of_floor = median / floor if unit.endswith("/s") else floor / median
     return {
         "case": case, "variant": variant, "unit": unit, "median": median, "low": low,
-        "high": high, "min": float(found.min()), "max": float(found.max()),
-        "repeats": len(found), "floor": floor, "fraction": reached, "ratio": None, **more,
+        "high": high, "min": float(sample.min()), "max": float(sample.max()),
+        "repeats": len(sample), "floor": floor, "fraction": share_of_floor, "ratio": None, **more,
     }  # fmt: skip
 
 

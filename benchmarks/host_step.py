@@ -122,14 +122,14 @@ def measure(p: int, n_blocks: int, repeats: int = REPEATS) -> dict[str, Any]:
     step = a_step(library, p, n_blocks)
     for _ in range(WARM):
         step()
-    library.launches, taken = 0, []
+    library.launches, times = 0, []
     for _ in range(repeats):
         start = time.thread_time()
         for _ in range(STEPS):
             step()
-        taken.append((time.thread_time() - start) / STEPS * 1e6)
+        times.append((time.thread_time() - start) / STEPS * 1e6)
     launches = library.launches / (repeats * STEPS)
-    return {"centers": p, "blocks": n_blocks, "launches": launches, "host_us": median(taken)}
+    return {"centers": p, "blocks": n_blocks, "launches": launches, "host_us": median(times)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,12 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = json_parser(__doc__)
     parser.add_argument("--centers", type=int, default=60_000)
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 12, 1])
-    given = parser.parse_args(arguments)
-    found = [measure(given.centers, n) for n in given.blocks]
+    args = parser.parse_args(arguments)
+    found = [measure(args.centers, n) for n in args.blocks]
     for figures in found:
         print("  ".join(f"{name} {value:g}" for name, value in figures.items()), flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -99,21 +99,21 @@ def child(kind: str, rows: int) -> dict[str, Any]:
         baseline = resident_bytes("VmRSS")
         began = time.perf_counter()
         source = make_source(kind, rows)
-        found = {"kind": kind, "rows": source.n_rows, "units": source.n_units}
-        found |= _plan(source)
+        results = {"kind": kind, "rows": source.n_rows, "units": source.n_units}
+        results |= _plan(source)
         _first(source, backend, 0)
-        found["first_s"] = time.perf_counter() - began
+        results["first_s"] = time.perf_counter() - began
         n_batches = -(-source.n_rows // BATCH)
         resumed = {}
         for name, start in (("middle_s", n_batches // 2), ("last_s", n_batches - 1)):
             began = time.perf_counter()
             resumed[start] = _first(source, backend, start)
-            found[name] = time.perf_counter() - began
-        found |= _epoch(source, backend, resumed)
-        found["peak_mib"] = (resident_bytes("VmHWM") - baseline) / 2**20
+            results[name] = time.perf_counter() - began
+        results |= _epoch(source, backend, resumed)
+        results["peak_mib"] = (resident_bytes("VmHWM") - baseline) / 2**20
         floor = _floor(backend, kind)
-        return {**found, "floor_s": floor * source.n_rows,
-                "share": floor * source.n_rows / found["epoch_s"]}  # fmt: skip
+        return {**results, "floor_s": floor * source.n_rows,
+                "share": floor * source.n_rows / results["epoch_s"]}  # fmt: skip
 
 
 def _loader(source: Any) -> Any:
@@ -132,8 +132,8 @@ def _plan(source: Any) -> dict[str, float]:
     loader.close()
     mix_units = loader.order_key()["mix_units"]
     plan = EpochPlan(unit_sizes(source), seed=1, epoch=0, batch_size=BATCH, mix_units=mix_units)
-    held = sum(a.nbytes for a in vars(plan).values() if isinstance(a, np.ndarray))
-    return {"plan_s": seconds, "plan_mib": held / 2**20}
+    plan_bytes = sum(a.nbytes for a in vars(plan).values() if isinstance(a, np.ndarray))
+    return {"plan_s": seconds, "plan_mib": plan_bytes / 2**20}
 
 
 def _feed(loader: Any, backend: Backend) -> Any:
@@ -147,9 +147,9 @@ def _first(source: Any, backend: Backend, start: int) -> bytes:
     with _loader(source) as loader, _feed(loader, backend) as feed:
         batches = feed.epoch(0, start)
         batch = next(batches)
-        found = _digest(batch)
+        digest = _digest(batch)
         batches.close()
-    return found
+    return digest
 
 
 def _digest(batch: Any) -> bytes:
@@ -213,12 +213,12 @@ def _floor(backend: Backend, kind: str, repeats: int = 50) -> float:
 
 def _median(call: Callable[[], None], repeats: int) -> float:
     call()
-    taken = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - began)
-    return float(np.median(taken))
+        times.append(time.perf_counter() - began)
+    return float(np.median(times))
 
 
 def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
@@ -227,11 +227,11 @@ def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
     for kind in kinds:
         for rows in sizes:
             command = [sys.executable, "-m", MODULE, "--child", kind, str(rows)]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-            if done.returncode:
-                results["wrong"].append(f"{kind}, {rows}: {done.stderr.strip()[-2000:]}")
+            completed = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+            if completed.returncode:
+                results["wrong"].append(f"{kind}, {rows}: {completed.stderr.strip()[-2000:]}")
                 continue
-            results["figures"].append(json.loads(done.stdout.splitlines()[-1]))
+            results["figures"].append(json.loads(completed.stdout.splitlines()[-1]))
             print(show(results["figures"][-1:]), flush=True)
     results["peak_spread"] = {
         kind: max(peaks) / min(peaks) - 1

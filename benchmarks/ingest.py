@@ -48,8 +48,8 @@ def measure(
         data.check()
     work = data.n_bytes / 1e6
     medians = {name: float(np.median(times)) for name, times in taken.items()}
-    alone = sum(medians.values()) - medians["ingest"] - medians[FILES]
-    floor = work / max(alone / available_cpus(), medians[FILES])
+    remaining_s = sum(medians.values()) - medians["ingest"] - medians[FILES]
+    floor = work / max(remaining_s / available_cpus(), medians[FILES])
     case = f"{data.n_bytes / 1e9:.2g} GB float32"
     return [
         figure(

@@ -203,14 +203,14 @@ def trained(run_dir: Path) -> dict[str, str]:
     assert saved.meta["position"]["done"]
     named = {f"setup {name}": a for name, a in setup.arrays.items()}
     named |= {f"checkpoint {name}": a for name, a in saved.arrays.items()}
-    found = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in named.items()}
-    found["metrics"] = json.dumps(saved.meta["metrics"], sort_keys=True)
+    results = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in named.items()}
+    results["metrics"] = json.dumps(saved.meta["metrics"], sort_keys=True)
     # A killed save may have been given another number; no more groups than manifests.
     groups = [p for p in (run_dir / "checkpoints").iterdir() if p.is_dir()]
     manifests = [p for p in (run_dir / "checkpoints").iterdir() if p.is_file()]
-    found["in the folder"] = ", ".join(sorted(p.name for p in run_dir.iterdir()))
-    found["checkpoints"] = f"{len(groups)} groups, {sorted(p.name for p in manifests)}"
-    return found
+    results["in the folder"] = ", ".join(sorted(p.name for p in run_dir.iterdir()))
+    results["checkpoints"] = f"{len(groups)} groups, {sorted(p.name for p in manifests)}"
+    return results
 
 
 def copied(folder: Path, work: Path) -> str:
@@ -315,8 +315,8 @@ def _life(arguments: list[str], errors: str) -> None:
     from streamkern.cli.main import run_command
 
     sys.argv = ["streamkern", *arguments]
-    with Path(errors).open("w") as said:
-        sys.stdout = sys.stderr = said
+    with Path(errors).open("w") as error_file:
+        sys.stdout = sys.stderr = error_file
         sys.exit(run_command())
 
 
@@ -351,7 +351,7 @@ def call(arguments: list[str]) -> float:
 
 def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Outcome:
     """Kill a command so many times, and compare each time that it came to its end."""
-    outcome, said = Outcome(), folder / "said"
+    outcome, error_file = Outcome(), folder / "said"
     plain = folder / "plain"
     plain.mkdir()
     outcome.whole_s = call(command.arguments(plain))
@@ -361,14 +361,16 @@ def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Out
         work.mkdir()
         arguments = command.arguments(work)
         while not outcome.failures:
-            life = begin(arguments, said)
+            life = begin(arguments, error_file)
             life.join(draw.uniform(0, 1.2 * outcome.whole_s) if outcome.kills < kills else None)
             life.kill()
             life.join()
-            if life.exitcode == 0 or _was_there(life.exitcode, said):
+            if life.exitcode == 0 or _was_there(life.exitcode, error_file):
                 break
             if life.exitcode != -9:
-                outcome.failures.append(f"exit code {life.exitcode}: {said.read_text()[-2000:]}")
+                outcome.failures.append(
+                    f"exit code {life.exitcode}: {error_file.read_text()[-2000:]}"
+                )
                 break
             outcome.kills += 1
             outcome.failures += command.wrong(work)
@@ -379,10 +381,10 @@ def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Out
     return outcome
 
 
-def _was_there(code: int | None, said: Path) -> bool:
+def _was_there(code: int | None, error_file: Path) -> bool:
     """Return whether a command refused to overwrite its output. Predictions that were complete when
     the command was killed stay, and are compared."""
-    return code == 2 and "exists already; give another output" in said.read_text()
+    return code == 2 and "exists already; give another output" in error_file.read_text()
 
 
 def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
@@ -415,13 +417,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--only", type=lambda text: tuple(text.split(",")), default=())
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    outcomes = run(given.kills, given.only, given.seed)
+    args = parser.parse_args()
+    outcomes = run(args.kills, args.only, args.seed)
     total = sum(outcome.kills for outcome in outcomes.values())
-    bad = [name for name, outcome in outcomes.items() if outcome.failures]
+    failed = [name for name, outcome in outcomes.items() if outcome.failures]
     print(f"{total} kills, {sum(o.ended for o in outcomes.values())} came to an end; ", end="")
-    print(f"differences in {', '.join(bad)}" if bad else "every byte as undisturbed")
-    sys.exit(1 if bad else 0)
+    print(f"differences in {', '.join(failed)}" if failed else "every byte as undisturbed")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

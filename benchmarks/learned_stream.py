@@ -49,39 +49,39 @@ def write_store(path: Path, n: int, part: int) -> None:
     ingest(X, path, y=(y + 0.1 * rng.normal(size=n)).astype(np.float32))
 
 
-def make_config(given: argparse.Namespace, folder: Path, metric: str, name: str) -> RunConfig:
+def make_config(args: argparse.Namespace, folder: Path, metric: str, name: str) -> RunConfig:
     """Return the settings of the run `name`."""
     return RunConfig.from_tables({
         "data": {
             "train": str(folder / "train.zarr"),
             "test": str(folder / "test.zarr"),
-            "copies": given.copies, "epochs": 1,
+            "copies": args.copies, "epochs": 1,
             "transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": SIGMA}],
         },
-        "model": {"n_centers": given.centers, "metric": metric},
+        "model": {"n_centers": args.centers, "metric": metric},
         "solver": {"name": "block"},
         "run": {
-            "run_dir": str(folder / name), "device": "cpu", "threads": given.threads,
-            "memory": given.memory, "checkpoint_every": "10 s", "evaluate_every": 0,
+            "run_dir": str(folder / name), "device": "cpu", "threads": args.threads,
+            "memory": args.memory, "checkpoint_every": "10 s", "evaluate_every": 0,
         },
     })  # fmt: skip
 
 
-def _life(given: argparse.Namespace, folder: Path, metric: str, name: str) -> None:
+def _life(args: argparse.Namespace, folder: Path, metric: str, name: str) -> None:
     import sklearn.utils.validation  # noqa: F401  # all imports come before
 
-    config = make_config(given, folder, metric, name)
+    config = make_config(args, folder, metric, name)
     open_run(config).backend.close()  # compiles
     (folder / BEFORE).write_text(str(begin_peak()))  # the imports had a peak of their own
     train(config).model.backend.close()
 
 
 def live(
-    given: argparse.Namespace, folder: Path, metric: str, name: str, seconds: float | None = None
+    args: argparse.Namespace, folder: Path, metric: str, name: str, seconds: float | None = None
 ) -> tuple[bool, float]:
     """Return whether a process ended within these seconds, and its peak memory in MiB."""
     life = multiprocessing.get_context("spawn").Process(
-        target=_life, args=(given, folder, metric, name)
+        target=_life, args=(args, folder, metric, name)
     )
     life.start()
     began, peak = time.monotonic(), 0
@@ -91,9 +91,9 @@ def live(
     life.kill()
     life.join()
     check(life.exitcode in (0, -9), f"the exit code of {name}, {life.exitcode},")
-    before = folder / BEFORE
-    above = peak - int(before.read_text()) if before.exists() else 0
-    return life.exitcode == 0, above / 2**20
+    before_file = folder / BEFORE
+    peak_above = peak - int(before_file.read_text()) if before_file.exists() else 0
+    return life.exitcode == 0, peak_above / 2**20
 
 
 def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
@@ -111,35 +111,35 @@ def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
     }, bits  # fmt: skip
 
 
-def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return a record for each of the three runs."""
     write_store(folder / "train.zarr", ROWS, 0)
     write_store(folder / "test.zarr", TEST, 1)
-    records, bits, draw = [], {}, random.Random(given.seed)
+    records, bits, draw = [], {}, random.Random(args.seed)
     for name, metric in (("learned", "learn"), ("none", "none")):
-        run = open_run(make_config(given, folder, metric, name))
+        run = open_run(make_config(args, folder, metric, name))
         plan = run.buffers.peak / 2**20
         run.backend.close()
         began = time.monotonic()
-        ended, peak = live(given, folder, metric, name)
+        ended, peak = live(args, folder, metric, name)
         check(ended, f"the run {name}")
         seconds = time.monotonic() - began
         found, bits[name] = result(folder, name)
-        record = {"run": name, "rows": ROWS * given.copies, "seconds": seconds, "kills": 0}
+        record = {"run": name, "rows": ROWS * args.copies, "seconds": seconds, "kills": 0}
         records.append(record | {"peak_mib": peak, "plan_mib": plan} | found)
         print(text_table(records[-1:], list(COLUMNS)), flush=True)
-    whole, plan = records[0]["seconds"], records[0]["plan_mib"]
+    full_seconds, plan = records[0]["seconds"], records[0]["plan_mib"]
     began, kills, peak, ended = time.monotonic(), 0, 0.0, False
     while not ended:
         limit = None
-        if kills < given.kills:
-            limit = given.first if kills == 0 else draw.uniform(0.3, 2.0) * whole / given.kills
-        ended, highest = live(given, folder, "learn", "killed", limit)
+        if kills < args.kills:
+            limit = args.first if kills == 0 else draw.uniform(0.3, 2.0) * full_seconds / args.kills
+        ended, highest = live(args, folder, "learn", "killed", limit)
         peak, kills = max(peak, highest), kills + (not ended)
     found, bits["killed"] = result(folder, "killed")
     check(bits["killed"] == bits["learned"], "a bit of the run that was killed")
     records.append({
-        "run": "killed", "rows": ROWS * given.copies, "seconds": time.monotonic() - began,
+        "run": "killed", "rows": ROWS * args.copies, "seconds": time.monotonic() - began,
         "kills": kills, "peak_mib": peak, "plan_mib": plan, **found,
     })  # fmt: skip
     return records
@@ -159,12 +159,12 @@ def main() -> None:
     add("--memory", default="2 GiB")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0, help="of the kills")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        records = measure(given, Path(folder))
+        records = measure(args, Path(folder))
     print(text_table(records, list(COLUMNS)))
-    circumstances = {"environment": environment(), "centers": given.centers}
-    write_results(given.json, circumstances | {"runs": records})
+    circumstances = {"environment": environment(), "centers": args.centers}
+    write_results(args.json, circumstances | {"runs": records})
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ def measure(repeats: int, *, rows: int = 2**20, chunk_mb: float = 8) -> list[Fig
     The consumer does nothing with a batch. The floor is reading the files of the store whole and
     undecoded, on as many threads, to memory that is there; both find them in the page cache.
     """
-    found = []
+    figures = []
     for dtype in (np.uint8, np.float32):
         with tempfile.TemporaryDirectory() as folder:
             X = _rows(rows, np.dtype(dtype))
             url, y = Path(folder) / "x.zarr", np.arange(rows) % C
             sk.ingest_store(X, url, y=y, chunk_mb=chunk_mb, shuffle=False)
-            found += _measure(repeats, url, X)
-    return found
+            figures += _measure(repeats, url, X)
+    return figures
 
 
 def _rows(rows: int, dtype: np.dtype) -> np.ndarray:
@@ -61,20 +61,20 @@ def _measure(repeats: int, url: Path, X: np.ndarray) -> list[Figure]:
         noisy.check(X, NOISE)
         files = _Files(url, pool)
         decoded = _Decoded(url, pool)
-        taken = in_turns(
+        times = in_turns(
             {"raw": files, "decoded": decoded, "loader": plain.load, "kept": kept.load,
              "feed": plain, "noise": noisy}, repeats,
         )  # fmt: skip
-    return _figures(name, taken, files.n_bytes, X)
+    return _figures(name, times, files.n_bytes, X)
 
 
 def _figures(
-    name: str, taken: dict[str, list[float]], raw_bytes: int, X: np.ndarray
+    name: str, times: dict[str, list[float]], raw_bytes: int, X: np.ndarray
 ) -> list[Figure]:
-    raw_speed = raw_bytes / float(np.median(taken["raw"])) / 1e9
-    floor = float(np.median(taken["raw"])) / len(X) * 1e6
-    found = [
-        figure(name, variant, "GB/s", rates(n / 1e9, taken[key]), floor=raw_speed)
+    raw_speed = raw_bytes / float(np.median(times["raw"])) / 1e9
+    floor = float(np.median(times["raw"])) / len(X) * 1e6
+    figures = [
+        figure(name, variant, "GB/s", rates(n / 1e9, times[key]), floor=raw_speed)
         for key, variant, n in (
             ("raw", "files, read whole", raw_bytes),
             ("decoded", "store, chunk by chunk", X.nbytes),
@@ -82,8 +82,8 @@ def _figures(
             ("kept", "Loader, shuffled, of a store that is kept decoded", X.nbytes),
         )
     ]
-    return found + [
-        figure(name, variant, "us/sample", [t / len(X) * 1e6 for t in taken[key]], floor=floor)
+    return figures + [
+        figure(name, variant, "us/sample", [t / len(X) * 1e6 for t in times[key]], floor=floor)
         for key, variant in (
             ("loader", "Loader"),
             ("kept", "Loader, of a store that is kept decoded"),
@@ -103,8 +103,8 @@ class _Files:
         self.places = [memoryview(bytearray(size)) for size in sizes]
 
     def __call__(self) -> None:
-        read = sum(self.pool.map(self._read, self.paths, self.places))
-        check(read == self.n_bytes, "the length of the files")
+        n_read = sum(self.pool.map(self._read, self.paths, self.places))
+        check(n_read == self.n_bytes, "the length of the files")
 
     @staticmethod
     def _read(path: Path, place: memoryview) -> int:
@@ -159,12 +159,12 @@ class _Epochs:
     def check(self, X: np.ndarray, noise: float) -> None:
         """Check that every row comes once, as it was stored plus noise of the given standard
         deviation."""
-        seen, squares = np.zeros(len(X), int), 0.0
+        n_seen, squares = np.zeros(len(X), int), 0.0
         for batch in self.feed.epoch(0):
-            seen[batch.row_ids] += 1
-            added = batch.X - X[batch.row_ids].astype(np.float32)
-            squares += float(np.square(added, dtype=np.float64).sum())
-        check(bool((seen == 1).all()), "the set of rows in an epoch")
+            n_seen[batch.row_ids] += 1
+            noise_part = batch.X - X[batch.row_ids].astype(np.float32)
+            squares += float(np.square(noise_part, dtype=np.float64).sum())
+        check(bool((n_seen == 1).all()), "the set of rows in an epoch")
         # The deviation of the mean square of n draws is noise^2 sqrt(2 / n).
         found, slack = squares / X.size, 8 * noise**2 * np.sqrt(2 / X.size)
         check(abs(found - noise**2) <= slack, f"the noise (mean square {found:.6g})")

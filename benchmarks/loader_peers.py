@@ -60,7 +60,7 @@ def measure(
             print(f"{name} is left out: {peer.package} is not installed", flush=True)
         else:
             peers[name] = peer
-    found = []
+    figures = []
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory())) / BUCKET
         context = multiprocessing.get_context("spawn")
@@ -76,12 +76,12 @@ def measure(
         }
         for kind, (width, dtype) in KINDS.items():
             data = _written(root / dtype.__name__, dtype, width, peers, megabytes, chunk_mb)
-            found += _figures(repeats, f"{kind}, disk", data, pools, resumes)
+            figures += _figures(repeats, f"{kind}, disk", data, pools, resumes)
             with FileServer(root.parent, latency_ms / 1e3) as server:
                 where = data._replace(endpoint=server.endpoint)
                 case = f"{kind}, S3 with {latency_ms:g} ms"
-                found += _figures(repeats, case, where, pools, resumes)
-    return found
+                figures += _figures(repeats, case, where, pools, resumes)
+    return figures
 
 
 def _written(
@@ -107,8 +107,8 @@ def _written(
 
 
 def _given(peer: Peer, data: Data) -> Data:
-    most = max(MOST_BYTES // data.X[0].nbytes, MIN_ROWS)
-    return data._replace(n_rows=min(data.n_rows, most)) if peer.by_row else data
+    max_rows = max(MOST_BYTES // data.X[0].nbytes, MIN_ROWS)
+    return data._replace(n_rows=min(data.n_rows, max_rows)) if peer.by_row else data
 
 
 class Epochs:
@@ -143,8 +143,8 @@ def _epoch(name: str, data: Data) -> tuple[float, int]:
     began = time.perf_counter()
     numbers = [_split(batch)[1] for batch in _OPEN[data]]
     seconds = time.perf_counter() - began
-    seen = np.bincount(np.concatenate(numbers), minlength=data.n_rows)
-    return seconds, int((seen != 1).sum())
+    n_seen = np.bincount(np.concatenate(numbers), minlength=data.n_rows)
+    return seconds, int((n_seen != 1).sum())
 
 
 def _split(batch: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +174,7 @@ def _figures(
             best[name] = workers, speeds, call
     row_bytes = data.X[0].nbytes
     top = float(np.median(best[CEILING][1])) if CEILING in best else None
-    found = [
+    figures = [
         figure(
             case, f"{name}, {workers} workers" if len(PEERS[name].workers) > 1 else name,
             "rows/s", speeds, floor=top, gb_s=float(np.median(speeds)) * row_bytes / 1e9,
@@ -182,8 +182,8 @@ def _figures(
         )
         for name, (workers, speeds, call) in best.items()
     ]  # fmt: skip
-    compare([f for f in found if not f["variant"].startswith(CEILING)], OURS)
-    return found
+    compare([f for f in figures if not f["variant"].startswith(CEILING)], OURS)
+    return figures
 
 
 def _resume(name: str, data: Data, stop: int = 5) -> str:
@@ -191,7 +191,7 @@ def _resume(name: str, data: Data, stop: int = 5) -> str:
     peer, same = PEERS[name], []
     for first, second in ((2, 2), (2, 1)):
         data = data._replace(workers=first, stateful=True)
-        whole = _batches(peer.open(data), data)
+        all_batches = _batches(peer.open(data), data)
         loader = peer.open(data)
         if not hasattr(loader, "state_dict"):
             return "no state"
@@ -199,13 +199,13 @@ def _resume(name: str, data: Data, stop: int = 5) -> str:
             pass
         try:
             state = pickle.loads(pickle.dumps(loader.state_dict()))
-            again = peer.open(data._replace(workers=second))
-            again.load_state_dict(state)
-            rest = _batches(again, data)
+            resumed = peer.open(data._replace(workers=second))
+            resumed.load_state_dict(state)
+            rest = _batches(resumed, data)
         except Exception as error:
             print(f"{peer.package}, from {first} to {second} workers: {error!r}", flush=True)
             rest = []
-        same.append(rest == whole[stop:])
+        same.append(rest == all_batches[stop:])
     return "any workers" if all(same) else "same workers" if same[0] else "other bits"
 
 

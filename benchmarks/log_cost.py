@@ -12,7 +12,7 @@ import numpy as np
 
 import streamkern as sk
 from benchmarks.harness import C, Figure, bandwidth, check, figure, in_turns, one_hot, points
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
@@ -43,20 +43,20 @@ def measure(repeats: int, *, rows: int = 40_000, centers: int = 4000, d: int = 2
         "solver": {"name": "block", "ridge": 0.0},
         "run": {"device": "cpu"},
     }
-    given = RunInputs(sk.ArraySource(X, one_hot(X)))
-    run = open_run(sk.RunConfig.from_tables(tables), given)
+    inputs = RunInputs(sk.ArraySource(X, one_hot(X)))
+    run = open_run(sk.RunConfig.from_tables(tables), inputs)
     with run.backend, tempfile.TemporaryDirectory() as folder:
         made = start(run, lambda event, fields: None)
         with RunDirectory(Path(folder) / "run") as directory, directory.open_log() as log:
             passes = _Passes(run, made, log)
-            taken = in_turns({"silent": passes.silent, "told": passes.told}, repeats)
+            times = in_turns({"silent": passes.silent, "told": passes.told}, repeats)
         written = (Path(folder) / "run" / "log.jsonl").read_bytes()
-    same = [np.array_equal(passes.weights["silent"], w) for w in passes.weights.values()]
-    check(all(same) and passes.heard > 0 and b"train_mse" in written, "a pass that is told of")
+    are_equal = [np.array_equal(passes.weights["silent"], w) for w in passes.weights.values()]
+    check(all(are_equal) and passes.heard > 0 and b"train_mse" in written, "a pass that is told of")
     case = f"rows={rows}, p={centers}, d={d}, c={C}, m={made.batch_size}"
     shares = passes.shares[-repeats:]  # the first one warms up
     return [
-        *(figure(case, variant, "s", taken[variant]) for variant in ("silent", "told")),
+        *(figure(case, variant, "s", times[variant]) for variant in ("silent", "told")),
         figure(case, "time in it", "% of the pass", shares, allowed=ALLOWED),
     ]
 
@@ -85,7 +85,7 @@ class _Passes:
     def told(self) -> None:
         """Run the steps with a log on the disk, a progress line and a callback that reads
         numbers."""
-        with Line(_Terminal()) as line:
+        with ProgressLine(_Terminal()) as line:
             self._pass("told", RunProgress(line, self.log, Position(), on_record=self._hear))
 
     def _hear(self, record: dict[str, Any]) -> None:

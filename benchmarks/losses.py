@@ -28,8 +28,8 @@ EPOCHS = {"squared_error": (5,), "log_loss": (1, 5, 12)}
 
 def fitted(path: Path, seed: int, loss: str, epochs: int) -> tuple[float, float, float]:
     """Return error rate, log loss and seconds of one fit."""
-    held = np.load(path)
-    X, y = held["X"].astype(np.float32), held["y"]
+    data = np.load(path)
+    X, y = data["X"].astype(np.float32), data["y"]
     order = np.random.default_rng(seed).permutation(len(X))
     fit, test = np.split(order, [len(X) * 4 // 5])
     model = sk.KernelClassifier(

@@ -35,9 +35,9 @@ def main() -> None:
     model = sk.KernelRegressor(solver=options.solver, n_centers=options.centers).fit(X, Y)
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told = {"seconds": round(wall, 1), "processor": round(busy, 1), "MiB": most >> 10}
+    report = {"seconds": round(wall, 1), "processor": round(busy, 1), "MiB": most >> 10}
     fit = {"solver": options.solver, "outputs": options.outputs, "ridge": model.report_["ridge"]}
-    print(json.dumps(fit | told))
+    print(json.dumps(fit | report))
 
 
 if __name__ == "__main__":

@@ -264,34 +264,34 @@ def main() -> int:
     add("--only", type=int, help="this case alone")
     add("--metric", help='such as "learn"; by default "none", with --tables as drawn')
     add("--tables", action="store_true", help="few different rows, odd targets")
-    given = parser.parse_args()
-    numbers = range(given.first, given.first + given.runs) if given.only is None else [given.only]
+    args = parser.parse_args()
+    numbers = range(args.first, args.first + args.runs) if args.only is None else [args.only]
     bad, began, verdicts = 0, time.perf_counter(), dict[int, Verdict]()
     for number in numbers:
-        case = draw_table(number) if given.tables else draw(number)
-        if given.metric or not given.tables:
-            case.options["metric"] = given.metric or "none"
+        case = draw_table(number) if args.tables else draw(number)
+        if args.metric or not args.tables:
+            case.options["metric"] = args.metric or "none"
         verdicts[number] = verdict = judge(case)
-        if verdict.faults or given.only is not None:
+        if verdict.faults or args.only is not None:
             bad += bool(verdict.faults)
-            told = f"{number}: {case.name}, {case.n_fit} rows, {case.options}"
-            print(f"{told}: {verdict}", flush=True)
+            report = f"{number}: {case.name}, {case.n_fit} rows, {case.options}"
+            print(f"{report}: {verdict}", flush=True)
         if number % 100 == 99:
             print(f"{number + 1}: {bad} failed, {time.perf_counter() - began:.0f} s", flush=True)
     print(f"{len(numbers)} runs, {bad} failed")
-    record: dict[str, Any] = {"runs": len(numbers), "first": given.first, "failed": bad}
-    record |= {"metric": given.metric, "tables": given.tables}
+    record: dict[str, Any] = {"runs": len(numbers), "first": args.first, "failed": bad}
+    record |= {"metric": args.metric, "tables": args.tables}
     for name in Verdict._fields[1:]:
-        found = {at: getattr(v, name) for at, v in verdicts.items()}
+        results = {at: getattr(v, name) for at, v in verdicts.items()}
         ratios = sorted(
-            ((at, ratio) for at, ratio in found.items() if ratio is not None),
+            ((at, ratio) for at, ratio in results.items() if ratio is not None),
             key=lambda pair: -pair[1],
         )
         record[name] = {"judged": len(ratios), "worst": ratios[:10]}
         if ratios:
             record[name]["median"] = float(np.median([ratio for _, ratio in ratios]))
         print(f"worst of {len(ratios)} {name}:", *(f"{at}: {r:.3f}" for at, r in ratios[:10]))
-    write_results(given.json, {"environment": environment(), **record})
+    write_results(args.json, {"environment": environment(), **record})
     return 1 if bad else 0
 
 

@@ -100,8 +100,8 @@ def _reading(repeats: int, server: FileServer, path: Path, mb: float, link: floa
     # One loader for all rounds: a run pays for the first touch of its buffers once.
     with BatchReader(source, batch_size=2000, seed=0) as loader:
         calls["obstore, loader"] = partial(_load, loader)
-        taken = in_turns(calls, repeats)
-    del taken["raw GETs"]
+        times = in_turns(calls, repeats)
+    del times["raw GETs"]
     megabytes = local.spec.n_rows * local.spec.row_bytes / 1e6
     case = f"{mb:g} MiB chunks, {connections} connections, " + (
         f"{link:.0f} MB/s link" if link else "loopback"
@@ -109,7 +109,7 @@ def _reading(repeats: int, server: FileServer, path: Path, mb: float, link: floa
     floor = float(np.median(ceiling[-repeats:]))
     return [
         figure(case, "raw GETs", "MB/s", ceiling[-repeats:]),
-        *(figure(case, k, "MB/s", rates(megabytes, s), floor=floor) for k, s in taken.items()),
+        *(figure(case, k, "MB/s", rates(megabytes, s), floor=floor) for k, s in times.items()),
     ]
 
 
@@ -139,14 +139,14 @@ def _training(repeats: int, server: FileServer, path: Path, centers: int) -> lis
         made = start(run, lambda event, fields: None)
         epochs[name] = Epoch(run, made)
     try:
-        taken = in_turns({name: e.from_store for name, e in epochs.items()}, repeats)
+        times = in_turns({name: e.from_store for name, e in epochs.items()}, repeats)
     finally:
         for run in runs:
             run.backend.close()
     weights = [e.weights["store"] for e in epochs.values()]
     check(np.array_equal(*weights), "training from object storage, next to training from disk,")
     rows = runs[0].data.source.n_rows
-    local, remote = (rates(rows, taken[name]) for name in epochs)
+    local, remote = (rates(rows, times[name]) for name in epochs)
     stall = float(np.median(epochs["from object storage"].stalls))
     case = f"training, p={runs[0].problem.p}, rows={rows}"
     return [

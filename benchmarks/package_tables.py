@@ -96,10 +96,10 @@ TABLES = {
 
 def shipped(names: Sequence[str] | None) -> dict[str, pd.DataFrame]:
     """Return the tables whose packages are installed, by name, with the target as last column."""
-    found = {}
+    results = {}
     for name, table in TABLES.items():
         if (names and name not in names) or importlib.util.find_spec(table.package) is None:
             continue
         frame = table.frame().drop(columns=list(table.dropped)).dropna(subset=[table.target])
-        found[name] = frame[[*(c for c in frame if c != table.target), table.target]]
-    return found
+        results[name] = frame[[*(c for c in frame if c != table.target), table.target]]
+    return results

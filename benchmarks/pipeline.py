@@ -46,12 +46,12 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
 def _measure(repeats: int, run: ResolvedRun, made: Assembled) -> list[Figure]:
     epoch = Epoch(run, made)
     epoch.keep()
-    taken = in_turns({"from memory": epoch.from_memory, "from store": epoch.from_store}, repeats)
+    times = in_turns({"from memory": epoch.from_memory, "from store": epoch.from_store}, repeats)
     weights = list(epoch.weights.values())
     check(np.array_equal(*weights), "training from the store, next to training from memory,")
     rows = run.data.source.n_rows
     case = f"rows={rows}, p={run.problem.p}, m={made.batch_size}, b={run.sizes.block_size}"
-    memory, store = (rates(rows, taken[key]) for key in ("from memory", "from store"))
+    memory, store = (rates(rows, times[key]) for key in ("from memory", "from store"))
     floor = float(np.median(memory))
     stalls = float(np.median(epoch.stalls))
     return [

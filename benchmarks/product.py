@@ -53,14 +53,14 @@ def _measure(repeats: int, m: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]
         backends = {name: stack.enter_context(b) for name, b in our_backends().items()}
         calls = {name: _ours(b, A, B, W, outs, name) for name, b in backends.items()}
         calls |= _others(stack, A, B, W, outs)
-        taken = in_turns({**calls, "SGEMM": sgemm}, repeats)
+        times = in_turns({**calls, "SGEMM": sgemm}, repeats)
     for name, error in errors(A, B, W, outs).items():
         check(error <= LARGEST_ERROR, f"K @ W at d={d} by {name} (off by {error:.1e})")
-    limit = sgemm.speed(taken["SGEMM"]) / 1e9
+    limit = sgemm.speed(times["SGEMM"]) / 1e9
     work = 2 * m * p * (d + C) / 1e9
-    found = [figure(f"d={d}", v, "GFLOP/s", rates(work, taken[v]), floor=limit) for v in calls]
-    compare(found, backends)
-    return found
+    figures = [figure(f"d={d}", v, "GFLOP/s", rates(work, times[v]), floor=limit) for v in calls]
+    compare(figures, backends)
+    return figures
 
 
 def _ours(

@@ -353,24 +353,24 @@ def main() -> int:
     add("--check", action="store_true", help="hold the renderings against public figures, alone")
     add("--json", type=Path, help="write all records here")
     add("--go-on", action="store_true", help="keep the seeds that --json holds, run the others")
-    given = parser.parse_args()
-    if given.check:
+    args = parser.parse_args()
+    if args.check:
         rows = check()
         print(text_table(rows, list(rows[0])))
         return 0 if all(row["within"] == "yes" for row in rows) else 1
-    data = load_tables(given.data)
-    tables = json.loads(given.json.read_text())["tables"] if given.go_on else {}
-    circumstances = {"environment": environment(), "centers": given.centers}
-    names = given.names or list(data)
+    data = load_tables(args.data)
+    tables = json.loads(args.json.read_text())["tables"] if args.go_on else {}
+    circumstances = {"environment": environment(), "centers": args.centers}
+    names = args.names or list(data)
     Trial(make_problem(data[names[0]], 50, 0), 0).auto()  # whatever the first call takes
     for name in names:
         kept = tables.get(name, [])
-        seeds = sorted(set(range(given.seeds)) - {r["seed"] for r in kept})
-        tables[name] = kept + measure(data[name], given.centers, seeds)
+        seeds = sorted(set(range(args.seeds)) - {r["seed"] for r in kept})
+        tables[name] = kept + measure(data[name], args.centers, seeds)
         print(of_one(name, tables[name]), end="\n\n", flush=True)
         rows, verdicts = summary(tables), [verdict(tables, family) for family in FAMILIES]
         results = {"summary": rows, "verdicts": verdicts, "tables": tables}
-        write_results(given.json, circumstances | results)
+        write_results(args.json, circumstances | results)
     print(text_table(rows, list(rows[0])), *verdicts, sep="\n")
     return 0
 

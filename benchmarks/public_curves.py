@@ -113,15 +113,15 @@ def points(found: dict[str, Any], exact: dict[str, float]) -> list[dict[str, Any
 
 def judged(row: dict[str, Any]) -> dict[str, str]:
     """Return "ahead", "level" (to the published digits) or "BEHIND" for each figure of a point."""
-    found = {}
+    results = {}
     if row["public"] is not None:
         gain = row["less exact"] - row["public less exact"]
         # Two published figures are rounded.
         word = "level" if abs(gain) <= 2 * ROUNDING else "ahead" if gain > 0 else "BEHIND"
-        found["accuracy"] = word
+        results["accuracy"] = word
     if row["public mse/exact"] is not None:
-        found["MSE"] = "ahead" if row["mse/exact"] < row["public mse/exact"] else "BEHIND"
-    return found
+        results["MSE"] = "ahead" if row["mse/exact"] < row["public mse/exact"] else "BEHIND"
+    return results
 
 
 def verdict(method: str, rows: list[dict[str, Any]]) -> str:
@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1, help="runs of each, seeds 0, 1, ...")
     options = parser.parse_args()
-    before, task = environment(), make_task()
+    environment_before, task = environment(), make_task()
     F = exact_values(task, ROWS)
     exact = {
         "accuracy": float((F.argmax(axis=1) == task.y_test).mean()),
@@ -172,7 +172,7 @@ def main() -> int:
     print(f"\n{text_table(rows, list(rows[0]))}\n")
     print("\n".join(verdicts))
     results = {
-        "before": before, "after": environment(), "exact": exact, "runs": runs,
+        "before": environment_before, "after": environment(), "exact": exact, "runs": runs,
         "points": rows, "verdicts": verdicts,
     }  # fmt: skip
     write_results(options.json, results)

@@ -24,9 +24,9 @@ FITTED, TESTED = 3000, 8000
 
 def figures(path: Path, seed: int) -> dict[str, Any]:
     """Return the figures of a table with and without scores."""
-    held = np.load(path)
-    X, y = held["X"].astype(np.float32), held["y"]
-    classes = str(held["task"]) != "regression"
+    data = np.load(path)
+    X, y = data["X"].astype(np.float32), data["y"]
+    classes = str(data["task"]) != "regression"
     if not classes:
         y = np.float64(y if y.ndim == 1 else y[:, 0]) / y.std()
     order = np.random.default_rng(seed).permutation(len(X))

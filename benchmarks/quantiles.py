@@ -35,8 +35,8 @@ Split = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[
 
 def split(path: Path, seed: int) -> Split:
     """Return rows and targets to fit and to test, targets in standard deviations."""
-    held = np.load(path)
-    X, y = held["X"].astype(np.float32), np.asarray(held["y"], np.float64)
+    data = np.load(path)
+    X, y = data["X"].astype(np.float32), np.asarray(data["y"], np.float64)
     y = (y if y.ndim == 1 else y[:, 0]) / y.std()
     order = np.random.default_rng(seed).permutation(len(X))
     fit, test = np.split(order, [len(X) * 4 // 5])

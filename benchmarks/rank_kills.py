@@ -105,13 +105,19 @@ def arrays(run: Path) -> dict[str, Any]:
 
 def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str, Any]:
     """Run a training that is killed `kills` times, and return its times."""
-    found: dict[str, Any] = {"kills": 0, "of_driver": 0, "gave_up": 0, "seen_s": [], "again_s": []}
+    results: dict[str, Any] = {
+        "kills": 0,
+        "of_driver": 0,
+        "gave_up": 0,
+        "seen_s": [],
+        "again_s": [],
+    }
     life, furthest = Life(folder, run), -1
-    while life.alive or life.gave_up(found["gave_up"]):
+    while life.alive or life.gave_up(results["gave_up"]):
         if not life.alive:
-            found["gave_up"] += 1
+            results["gave_up"] += 1
             life = Life(folder, run)
-        ranks = life.ranks() if newest(run) > furthest and found["kills"] < kills else []
+        ranks = life.ranks() if newest(run) > furthest and results["kills"] < kills else []
         if not ranks:
             time.sleep(0.05)
             continue
@@ -120,9 +126,9 @@ def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str
         driver = draw.random() < OF_THE_DRIVER
         if not _ended(psutil.Process(life.process.pid) if driver else draw.choice(ranks)):
             continue  # by itself
-        found["kills"] += 1
+        results["kills"] += 1
         if driver:
-            found["of_driver"] += 1
+            results["of_driver"] += 1
             life.process.wait()
             life = Life(folder, run)
             continue
@@ -130,12 +136,12 @@ def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str
             time.sleep(0.02)
         if life.losses() == losses:
             continue  # it was not yet a rank, or there was nothing left to do
-        found["seen_s"].append(round(time.monotonic() - at, 3))
+        results["seen_s"].append(round(time.monotonic() - at, 3))
         while life.alive and newest(run) <= furthest and time.monotonic() - at < 120:
             time.sleep(0.05)
-        found["again_s"].append(round(time.monotonic() - at, 3))
-    found["failed"] = life.said.read_text()[-2000:] if life.process.returncode else ""
-    return found
+        results["again_s"].append(round(time.monotonic() - at, 3))
+    results["failed"] = life.said.read_text()[-2000:] if life.process.returncode else ""
+    return results
 
 
 def _ended(process: psutil.Process) -> bool:
@@ -191,16 +197,16 @@ def main() -> int:
     parser = json_parser(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     record, before = NOTHING, []
-    if asked.json is not None and asked.json.exists():
-        written = json.loads(asked.json.read_text())
+    if args.json is not None and args.json.exists():
+        written = json.loads(args.json.read_text())
         record, before = written["record"], written["environments"]
-    here, records = environment(), measure(asked.kills, asked.seed, record)
+    here, records = environment(), measure(args.kills, args.seed, record)
     for record in records:
         print(summary(record), flush=True)
         written = {"environments": [*before, here], "summary": summary(record)}
-        write_results(asked.json, {**written, "record": record})
+        write_results(args.json, {**written, "record": record})
     return 1 if record["failures"] else 0
 
 

@@ -109,9 +109,9 @@ def main(ranks: int, center_ranks: int, solver: str = "block", times: int = 1) -
         prepare_run(RunConfig.from_tables(tables))
         tracker = RabitTracker(host_ip="127.0.0.1", n_workers=ranks)
         tracker.start()
-        told = [json.dumps(dict(tracker.worker_args())), json.dumps(tables)]
+        report = [json.dumps(dict(tracker.worker_args())), json.dumps(tables)]
         command = [sys.executable, "-m", "benchmarks.rank_memory", "rank"]
-        children = [subprocess.Popen([*command, str(rank), *told]) for rank in range(ranks)]
+        children = [subprocess.Popen([*command, str(rank), *report]) for rank in range(ranks)]
         sys.exit(max(process.wait() for process in children))
 
 

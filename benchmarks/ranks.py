@@ -41,7 +41,7 @@ def measure(
     computes. Of "2 x half centers" both ranks have all rows, and each one half of every block of
     centers.
     """
-    taken: dict[str, list[float]] = defaultdict(list)
+    times: dict[str, list[float]] = defaultdict(list)
     sums = 2 * -(-rows // BATCH) * (centers // block)
     with tempfile.TemporaryDirectory() as folder:
         X = points(rows, d, 1)
@@ -67,30 +67,30 @@ def measure(
                     loop_s = max(each["timing"]["loop_s"] for each in found)
                     waited_s = min(each["timing"]["waited_s"] for each in found)
                     sums_s = sums * max(each["sum_s"] for each in found)
-                    taken[name].append(loop_s)
-                    taken[f"{name} waits"].append(100 * waited_s / loop_s)
-                    taken[f"{name} sums"].append(100 * sums_s / loop_s)
-                    taken[f"{name} cpu"].append(sum(each["cpu_s"] for each in found))
-                    taken[f"{name} setup"].append(_setup_s(places[name]))
+                    times[name].append(loop_s)
+                    times[f"{name} waits"].append(100 * waited_s / loop_s)
+                    times[f"{name} sums"].append(100 * sums_s / loop_s)
+                    times[f"{name} cpu"].append(sum(each["cpu_s"] for each in found))
+                    times[f"{name} setup"].append(_setup_s(places[name]))
         losses = [_losses(place) for place in places.values()]
     for others in losses[1:]:
         check(np.allclose(losses[0], others, rtol=1e-3), "the loss of two ranks")
     one_s, one_cpu_s, setup_s = (
-        float(np.median(taken[f"alone{what}"])) for what in ("", " cpu", " setup")
+        float(np.median(times[f"alone{what}"])) for what in ("", " cpu", " setup")
     )
     case, halves = f"rows={rows}, p={centers}, d={d}, c={C}, blocks of {block}", "2 x half centers"
     return [
-        figure(case, "one process, 2 threads", "s", taken["alone"]),
-        figure(case, "2 ranks of a thread", "s", taken["ranks"], floor=one_s),
-        figure(case, "sums", "% of the steps", taken["ranks sums"]),
-        figure(case, "sums and waiting", "% of the steps", taken["ranks waits"]),
-        figure(case, "one process, setup", "s", taken["alone setup"]),
-        figure(case, "2 ranks, setup", "s", taken["ranks setup"], floor=setup_s),
-        figure(case, "one process, processor", "s", taken["alone cpu"]),
-        figure(case, "2 ranks, processor", "s", taken["ranks cpu"], floor=one_cpu_s),
-        figure(case, halves, "s", taken["grid"], floor=one_s),
-        figure(case, f"{halves}, sums and waiting", "% of the steps", taken["grid waits"]),
-        figure(case, f"{halves}, setup", "s", taken["grid setup"], floor=setup_s),
+        figure(case, "one process, 2 threads", "s", times["alone"]),
+        figure(case, "2 ranks of a thread", "s", times["ranks"], floor=one_s),
+        figure(case, "sums", "% of the steps", times["ranks sums"]),
+        figure(case, "sums and waiting", "% of the steps", times["ranks waits"]),
+        figure(case, "one process, setup", "s", times["alone setup"]),
+        figure(case, "2 ranks, setup", "s", times["ranks setup"], floor=setup_s),
+        figure(case, "one process, processor", "s", times["alone cpu"]),
+        figure(case, "2 ranks, processor", "s", times["ranks cpu"], floor=one_cpu_s),
+        figure(case, halves, "s", times["grid"], floor=one_s),
+        figure(case, f"{halves}, sums and waiting", "% of the steps", times["grid waits"]),
+        figure(case, f"{halves}, setup", "s", times["grid setup"], floor=setup_s),
     ]  # fmt: skip
 
 

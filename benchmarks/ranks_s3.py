@@ -62,11 +62,11 @@ def main() -> int:
     parser = json_parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--copies", type=int, default=61)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     here = environment()
-    found = measure(asked.rows, asked.copies)
+    found = measure(args.rows, args.copies)
     print(json.dumps(found, indent=1))
-    write_results(asked.json, {"environment": here, **found})
+    write_results(args.json, {"environment": here, **found})
     return int(max(found["stall"]) > MOST_STALL)
 
 

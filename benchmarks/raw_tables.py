@@ -70,14 +70,14 @@ def form_for(method: str, X: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]
 
 
 def fit(
-    frame: pd.DataFrame, method: str, seed: int, _: Sequence[Record], given: argparse.Namespace
+    frame: pd.DataFrame, method: str, seed: int, _: Sequence[Record], args: argparse.Namespace
 ) -> Record:
     """Return the figures of one fit."""
     warnings.simplefilter("ignore")
     y, X = frame.iloc[:, -1], frame.iloc[:, :-1]
     classes = not pd.api.types.is_numeric_dtype(y)
     order, n = np.random.default_rng(seed).permutation(len(y)), len(y)
-    first, test = order[: min(n * 4 // 5, given.rows)], order[n * 4 // 5 :][:TEST_ROWS]
+    first, test = order[: min(n * 4 // 5, args.rows)], order[n * 4 // 5 :][:TEST_ROWS]
     ids = np.unique(y.astype(str), return_inverse=True)[1] if classes else None
     values = ids if ids is not None else (y - y.iloc[first].mean()) / y.iloc[first].std()
     target: npt.NDArray[Any] = np.asarray(values, np.int64 if classes else np.float64)
@@ -118,9 +118,9 @@ def main() -> None:
     add = parser.add_argument
     add("--data", type=Path, help="folder of tables (default: those of installed packages)")
     options(parser, [name for name in METHODS if name in installed()], rows=16_000)
-    given = parser.parse_args()
-    tables = tables_of(given.data, given.names)
-    print(summary(fit_all(given, tables, given.methods, fit, summary)))
+    args = parser.parse_args()
+    tables = tables_of(args.data, args.names)
+    print(summary(fit_all(args, tables, args.methods, fit, summary)))
 
 
 if __name__ == "__main__":

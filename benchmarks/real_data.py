@@ -66,10 +66,10 @@ HOPELESS = 1.05
 def load(folder: Path | None, target: str | None) -> dict[str, dict[str, Any]]:
     """Return X, y and task, and possibly test_mask, of each table by name."""
     files = [] if folder is None else sorted([*folder.glob("*.csv"), *folder.glob("*.parquet")])
-    found = {path.stem: _of_columns(path, target) for path in files}
+    results = {path.stem: _of_columns(path, target) for path in files}
     if folder is None or not files or any(folder.glob("*.npz")):
-        found |= load_tables(folder)
-    return found
+        results |= load_tables(folder)
+    return results
 
 
 def _of_columns(path: Path, target: str | None) -> dict[str, Any]:
@@ -135,19 +135,19 @@ def tuned(peer: Peer, X: Array, y: Array, classes: bool, seed: int, budget: floa
 
 def fit(
     data: Mapping[str, Any], method: str, seed: int, records: Sequence[Record],
-    given: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> Record:  # fmt: skip
     """Return the figures of a fit. records : those of the table, for the time of a search."""
     warnings.simplefilter("ignore")
     name, is_tuned = method.removesuffix(TUNED), method.endswith(TUNED)
-    peer, rows = PEERS[name], split(data, seed, given.rows)
+    peer, rows = PEERS[name], split(data, seed, args.rows)
     rows = rows._replace(X=rows.X[: peer.most], y=rows.y[: peer.most])
     few = np.random.default_rng(seed).normal(size=(60, rows.X.shape[1])).astype(np.float32)
     peer.make(rows.classes, seed).fit(few, np.resize(np.arange(2), 60).astype(rows.y.dtype))
     began, found = time.process_time(), dict[str, Any]()
     if is_tuned:
         ours = [r["cpu_s"] for r in records if (r["method"], r["seed"]) == (OURS, seed)]
-        budget = given.tuned * ours[0]
+        budget = args.tuned * ours[0]
         found = tuned(peer, rows.X, rows.y, rows.classes, seed, budget)
     searched = time.process_time() - began
     record = measured(peer.make(rows.classes, seed, **found), rows)
@@ -167,11 +167,11 @@ def summary(records: Records) -> str:
         ("error", {"cpu_s": "CPU s", "seconds": "s", "predict_us": "us", "peak_mib": "MiB"}),
         ("log_loss", {}),
     ):
-        found = {n: by for n, of_one in records.items() if (by := medians(of_one, figure))}
+        results = {n: by for n, of_one in records.items() if (by := medians(of_one, figure))}
         lines = list[dict[str, str]]()
         for method, ratios in behind(records, figure).items():
             line = {figure: method}
-            line |= {n: f"{by[method]:.4f}" if method in by else "-" for n, by in found.items()}
+            line |= {n: f"{by[method]:.4f}" if method in by else "-" for n, by in results.items()}
             line |= {"behind": f"{np.median(ratios):.3g}", "worst": f"{max(ratios):.3g}"}
             line["best"] = f"{sum(ratio <= NEAR for ratio in ratios)} of {len(ratios)}"
             line |= {head: f"{typical(records, method, of):.3g}" for of, head in columns.items()}
@@ -195,16 +195,16 @@ def main() -> None:
     add("--tuned", type=float, default=0.0, help=f"times the CPU seconds of {OURS!r}")
     add("--plot", type=Path, help="draw errors and CPU seconds here, as a PNG")
     options(parser, installed(), rows=None)
-    given = parser.parse_args()
-    tables, methods = load(given.data, given.target), list(given.methods)
-    if given.tuned:
+    args = parser.parse_args()
+    tables, methods = load(args.data, args.target), list(args.methods)
+    if args.tuned:
         methods += [f"{method}{TUNED}" for method in methods if PEERS[method].grid]
-    if given.tuned and OURS not in methods:
+    if args.tuned and OURS not in methods:
         parser.error(f"--tuned needs {OURS!r} among --methods, whose seconds it is told in")
-    chosen = {name: tables[name] for name in given.names or tables}
-    records = fit_all(given, chosen, methods, fit, summary)
+    chosen = {name: tables[name] for name in args.names or tables}
+    records = fit_all(args, chosen, methods, fit, summary)
     print(summary(records))
-    if given.plot is not None:
+    if args.plot is not None:
         points = {
             method if len(ratios) == len(records) else f"{method} ({len(ratios)} tables)": (
                 typical(records, method, "cpu_s"), float(np.median(ratios)),
@@ -212,7 +212,7 @@ def main() -> None:
             for method, ratios in behind(records, "error").items()
         }  # fmt: skip
         behind_best = "error, relative to the best of the table (median of tables)"
-        plot(given.plot, points, "CPU seconds of a fit (median of tables)", behind_best)
+        plot(args.plot, points, "CPU seconds of a fit (median of tables)", behind_best)
 
 
 if __name__ == "__main__":

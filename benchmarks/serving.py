@@ -46,7 +46,7 @@ def _measure(repeats: int, p: int, d: int, batches: tuple[int, ...]) -> list[Fig
         scale="none", ridge=1e-3, solver="block", precision="exact", threads=1, device="cpu",
         random_state=0, calibrate=False, target_transform="none", verbose=0,
     ).fit(X, np.sin(X[:, 0]))  # fmt: skip
-    found = []
+    figures = []
     with tempfile.TemporaryDirectory() as folder:
         variants = _variants(model, Path(folder))
         for n in batches:
@@ -57,8 +57,8 @@ def _measure(repeats: int, p: int, d: int, batches: tuple[int, ...]) -> list[Fig
             for name, answer in answers.items():
                 off = float(np.abs(answer - answers["predict"]).max() / spread)
                 check(off <= LARGEST_ERROR, f"{name} at p={p}, d={d} (off by {off:.1e})")
-            found += _timed(f"p={p}, d={d}, rows={n}", calls, repeats)
-    return found
+            figures += _timed(f"p={p}, d={d}, rows={n}", calls, repeats)
+    return figures
 
 
 def _timed(case: str, calls: Mapping[str, _Call], repeats: int) -> list[Figure]:
@@ -78,19 +78,19 @@ def _repeat(call: _Call, times: int) -> None:
 
 def _variants(model: sk.KernelRegressor, folder: Path) -> dict[str, _Bound]:
     """Return the ways to predict, by name: each takes rows (n, d) float32 and returns a call."""
-    found: dict[str, _Bound] = {"predict": partial(partial, model.predict)}
+    results: dict[str, _Bound] = {"predict": partial(partial, model.predict)}
     runtime = installed("onnxruntime")
     if runtime is not None and installed("onnx") is not None:
         model.to_onnx(folder / "model.onnx")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = runtime.InferenceSession(str(folder / "model.onnx"), options)
-        found["onnxruntime"] = lambda rows: partial(session.run, None, {"X": rows})
+        results["onnxruntime"] = lambda rows: partial(session.run, None, {"X": rows})
     if COMPILER is not None:
         model.to_c(folder / "model.c")
         for name, *flags in (("C -O3",), ("C -O3 fast", "-march=native", "-ffast-math")):
-            found[name] = _compiled(folder, name.replace(" ", ""), flags)
-    return found
+            results[name] = _compiled(folder, name.replace(" ", ""), flags)
+    return results
 
 
 _LOOP = """

@@ -44,11 +44,11 @@ MADE: dict[str, dict[str, Any]] = {
 
 def table(path: Path, seed: int) -> Rows | None:
     """Return training and test rows; None if there are too few rows."""
-    held = np.load(path)
-    n = len(held["X"])
+    data = np.load(path)
+    n = len(data["X"])
     if n < FIT:
         return None
-    X, y = held["X"].astype(np.float64), np.unique(held["y"], return_inverse=True)[1]
+    X, y = data["X"].astype(np.float64), np.unique(data["y"], return_inverse=True)[1]
     order = np.random.default_rng(seed).permutation(n)
     fit, test = np.split(order, [max(FIT, n * 4 // 5)])
     return X[fit], y[fit], X[test], y[test]

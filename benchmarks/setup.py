@@ -75,7 +75,7 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
         made.clear()  # as in a run, the memory is there once
         made["setup"] = method.compute(work, lambda: (sample, probe), lambda event, fields: None)
 
-    taken = in_turns({"setup": build, "SGEMM": sgemm}, repeats, warm_up=False)
+    times = in_turns({"setup": build, "SGEMM": sgemm}, repeats, warm_up=False)
     setup = made["setup"]
     m, period = setup.meta["batch_size"], setup.meta.get("period", 1)
     X = points(m, d, 4)
@@ -83,10 +83,10 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
     rate = m * period / np.median(in_turns({"": steps}, STEPS)[""])
     steps.check(f"the setup of {solver} at p={p}")
     flops = _block_flops(sizes, p, d) if solver == "block" else _eigenpro_flops(sizes, p, d)
-    seconds = float(np.median(taken["setup"]))
+    seconds = float(np.median(times["setup"]))
     return figure(
         f"{solver}, p={p}, d={d}, s={sizes.n_sample}", "streamkern", "s",
-        taken["setup"], floor=flops / sgemm.speed(taken["SGEMM"]),
+        times["setup"], floor=flops / sgemm.speed(times["SGEMM"]),
         share=seconds / (seconds + RUN_SAMPLES / rate), samples_per_s=float(rate),
     )  # fmt: skip
 
@@ -126,12 +126,12 @@ def _eigensystem(repeats: int, backend: Backend, s: int, d: int, sgemm: Sgemm) -
     def build() -> None:
         made[:] = [build_low_rank(op, X_s, probe, level=q)]
 
-    taken = in_turns({"build": build, "SGEMM": sgemm}, repeats, warm_up=False)
+    times = in_turns({"build": build, "SGEMM": sgemm}, repeats, warm_up=False)
     _check_eigenvectors(op, made[0])
     flops = _low_rank_flops(s, len(probe), q, d)
     return figure(
-        f"eigensystem, s={s}, q={q}, d={d}", "streamkern", "s", taken["build"],
-        floor=flops / sgemm.speed(taken["SGEMM"]),
+        f"eigensystem, s={s}, q={q}, d={d}", "streamkern", "s", times["build"],
+        floor=flops / sgemm.speed(times["SGEMM"]),
     )  # fmt: skip
 
 
@@ -141,6 +141,6 @@ def _check_eigenvectors(op: KernelOperator, P: LowRankPreconditioner) -> None:
     E = P.E.astype(np.float64)
     KE = op.gram(P.X_s).astype(np.float64) @ E
     values = E.T @ KE
-    right = np.allclose(E.T @ E, np.eye(E.shape[1]), atol=1e-3)
+    is_right = np.allclose(E.T @ E, np.eye(E.shape[1]), atol=1e-3)
     residual = np.linalg.norm(KE - E @ values, axis=0).max()
-    check(bool(right and residual < 1e-3 * values.max()), f"the eigensystem of {len(E)} rows")
+    check(bool(is_right and residual < 1e-3 * values.max()), f"the eigensystem of {len(E)} rows")

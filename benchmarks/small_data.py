@@ -49,14 +49,14 @@ def measure(
     repeats: int, *, tables: tuple[str, ...] = tuple(TABLES), first: bool = True
 ) -> list[Figure]:
     """Return the figures of each table, with the default number of centers."""
-    found = []
+    figures = []
     for name in tables:
         if first:
-            taken = [_in_its_own_process(name) for _ in range(repeats)]
-            found.append(figure(name, "first", "s", taken))
+            times = [_in_its_own_process(name) for _ in range(repeats)]
+            figures.append(figure(name, "first", "s", times))
         seconds(name)
-        found.append(figure(name, "warm", "s", [seconds(name) for _ in range(repeats)]))
-    return found
+        figures.append(figure(name, "warm", "s", [seconds(name) for _ in range(repeats)]))
+    return figures
 
 
 def seconds(name: str) -> float:
@@ -64,15 +64,15 @@ def seconds(name: str) -> float:
     model, X, y = TABLES[name]()
     began = time.perf_counter()
     model.fit(X, y)
-    taken = time.perf_counter() - began
+    elapsed_s = time.perf_counter() - began
     some = np.random.default_rng(0).permutation(len(X))[:2000]
     score = model.score(X[some], y[some])
     check(score >= SCORES[name], f"the fit of {name} (score {score:.3f})")
-    return taken
+    return elapsed_s
 
 
 def _in_its_own_process(name: str) -> float:
     code = f"from benchmarks.small_data import seconds; print(seconds({name!r}))"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    completed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return float(completed.stdout)

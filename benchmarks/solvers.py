@@ -219,11 +219,11 @@ def rows_of(curves: list[Curve], epochs: int, exact: bool) -> list[dict[str, Any
 
 def verdict(curves: list[Curve]) -> str:
     """Compare the time of "auto" to the target, setup included, with that of the best solver."""
-    taken = {c.solver: s for c in curves if (s := c.seconds_to(TARGET)) is not None}
-    if "auto" not in taken:
+    times = {c.solver: s for c in curves if (s := c.seconds_to(TARGET)) is not None}
+    if "auto" not in times:
         return ""
-    best = min(taken, key=lambda name: taken[name])
-    ratio = taken["auto"] / taken[best]
+    best = min(times, key=lambda name: times[name])
+    ratio = times["auto"] / times[best]
     met = "met" if ratio <= WITHIN else "NOT met"
     return f"auto: {ratio:.2f} x the time of the best ({best}) to {TARGET}; at most {WITHIN}: {met}"
 
@@ -259,7 +259,7 @@ def main() -> int:
     parser.add_argument("--memory-share", type=int, help="of p^2 numbers for the preconditioner")
     parser.add_argument("--plot", type=Path, help="a folder for the curves")
     options = parser.parse_args()
-    before, results = environment(), []
+    environment_before, results = environment(), []
     for name in options.problems:  # compiles the kernels
         run(PROBLEMS[name](MIN_ROWS, 500), "warm", {"name": "block"}, 1)
     for p in options.centers:
@@ -280,7 +280,7 @@ def main() -> int:
             if options.plot is not None:
                 options.plot.mkdir(parents=True, exist_ok=True)
                 plot(options.plot / f"solvers-{name}-{p}.png", f"{name}, p = {p}", curves)
-    found = {"before": before, "after": environment(), "results": results}
+    found = {"before": environment_before, "after": environment(), "results": results}
     write_results(options.json, found)
     return 0
 

@@ -61,8 +61,8 @@ def measure(
     whose projections are part of the time.
     """
     sgemm = Sgemm(sgemm_size)
-    found = [f for p in sizes for f in _block(repeats, p, d, sgemm)]
-    return [*found, *_eigenpro(repeats, eigenpro, d, sgemm)]
+    figures = [f for p in sizes for f in _block(repeats, p, d, sgemm)]
+    return [*figures, *_eigenpro(repeats, eigenpro, d, sgemm)]
 
 
 def planned(p: int, d: int, solver: str = "block") -> ResolvedRun:
@@ -100,8 +100,8 @@ class Steps:
     def check(self, what: str) -> None:
         """Check that the loss has fallen, and that nothing has overflowed."""
         alpha = self.solver.weights(self.state)
-        right = np.isfinite(alpha).all() and self.losses[-1] < self.losses[0]
-        check(bool(right), what)
+        is_right = np.isfinite(alpha).all() and self.losses[-1] < self.losses[0]
+        check(bool(is_right), what)
 
 
 def operator(backend: Backend, Z: np.ndarray) -> KernelOperator:
@@ -131,16 +131,16 @@ def _block(repeats: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]:
         torch = installed("torch")
         if torch is not None:
             calls["PyTorch"] = TorchSteps(torch, Z, pre, X, Y)
-        taken = in_turns({**calls, "SGEMM": sgemm}, repeats)
+        times = in_turns({**calls, "SGEMM": sgemm}, repeats)
         for name in backends:
             calls[name].check(f"the step at p={p} by {name}")
             if torch is not None:
                 _check_equal(calls[name], calls["PyTorch"])
-    floor = sgemm.speed(taken["SGEMM"]) / (2 * p * d)
+    floor = sgemm.speed(times["SGEMM"]) / (2 * p * d)
     case = f"p={p}, d={d}, m={m}, b={sizes.block_size}"
-    found = [figure(case, v, "samples/s", rates(m, taken[v]), floor=floor) for v in calls]
-    compare(found, backends)
-    return found
+    figures = [figure(case, v, "samples/s", rates(m, times[v]), floor=floor) for v in calls]
+    compare(figures, backends)
+    return figures
 
 
 def _made_up(p: int, block_size: int) -> BlockPreconditioner:
@@ -197,13 +197,13 @@ def _eigenpro(repeats: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]:
             calls = {
                 v: Steps(_eigenpro_solver(b, Z, sizes), X, Y, period) for v, b in backends.items()
             }
-            taken = in_turns({**calls, "SGEMM": sgemm}, repeats)
+            times = in_turns({**calls, "SGEMM": sgemm}, repeats)
             for steps in calls.values():
                 steps.check(f"{name} at p={p}")
-        floor = sgemm.speed(taken["SGEMM"]) / (2 * p * d)
+        floor = sgemm.speed(times["SGEMM"]) / (2 * p * d)
         case = f"{name}, p={p}, d={d}, m={m}, period={period}"
         found += [
-            figure(case, v, "samples/s", rates(period * m, taken[v]), floor=floor) for v in calls
+            figure(case, v, "samples/s", rates(period * m, times[v]), floor=floor) for v in calls
         ]
     return found
 

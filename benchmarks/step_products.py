@@ -69,14 +69,14 @@ def _measure(repeats: int, m: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]
         rooms = {name: Room(case) for name in (*backends, "NumPy slabs", "PyTorch slabs")}
         calls = {name: _ours(b, case, rooms[name]) for name, b in backends.items()}
         calls |= _others(case, rooms)
-        taken = in_turns({**calls, "SGEMM": sgemm}, repeats)
+        times = in_turns({**calls, "SGEMM": sgemm}, repeats)
     for name in calls:
         _check(case, rooms[name], f"d={d} by {name}")
-    limit = sgemm.speed(taken["SGEMM"]) / 1e9
+    limit = sgemm.speed(times["SGEMM"]) / 1e9
     work = 2 * m * p * (d + 2 * C) / 1e9
-    found = [figure(f"d={d}", v, "GFLOP/s", rates(work, taken[v]), floor=limit) for v in calls]
-    compare(found, backends)
-    return found
+    figures = [figure(f"d={d}", v, "GFLOP/s", rates(work, times[v]), floor=limit) for v in calls]
+    compare(figures, backends)
+    return figures
 
 
 def _ours(backend: Backend, case: Case, room: Room) -> Callable[[], object]:

@@ -43,13 +43,13 @@ def _of(repeats: int, backend: Backend, p: int, d: int, m: int, product: int) ->
             backend.add_gram(G, K, 1.0)
 
     calls = {"step": steps, "sums": sums, "DGEMM": lambda: np.matmul(A, B, out=out)}
-    taken = in_turns(calls, repeats)
+    times = in_turns(calls, repeats)
     _check(steps, K)
-    dgemm = 2 * product**3 / float(np.median(taken["DGEMM"]))
+    dgemm = 2 * product**3 / float(np.median(times["DGEMM"]))
     case, work = f"p={p}, d={d}, m={m}", m * p * p / 1e9
-    of_sums = figure(case, "sums", "GFLOP/s", rates(work, taken["sums"]), floor=dgemm / 1e9)
+    of_sums = figure(case, "sums", "GFLOP/s", rates(work, times["sums"]), floor=dgemm / 1e9)
     floor = dgemm / (p * p)
-    return [of_sums, figure(case, "step", "rows/s", rates(m, taken["step"]), floor=floor)]
+    return [of_sums, figure(case, "step", "rows/s", rates(m, times["step"]), floor=floor)]
 
 
 def _check(steps: Steps, K: np.ndarray) -> None:
@@ -57,5 +57,5 @@ def _check(steps: Steps, K: np.ndarray) -> None:
     G = steps.state.pending["G"][0]
     made = steps.state.rows / len(K)
     some = slice(0, 50)
-    right = np.allclose(np.tril(G[some, some]), made * np.tril(K[:, some].T @ K[:, some]))
-    check(bool(right), "the sum of K^T K")
+    is_right = np.allclose(np.tril(G[some, some]), made * np.tril(K[:, some].T @ K[:, some]))
+    check(bool(is_right), "the sum of K^T K")

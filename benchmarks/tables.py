@@ -64,13 +64,13 @@ def load_tables(folder: Path | None, problems: bool = False) -> dict[str, dict[s
         return {name: {"made": made} for name, made in PROBLEMS.items()}
     if folder is None:
         return dict(_from_scikit_learn())
-    found = {}
+    results = {}
     for path in sorted(folder.glob("*.npz")):
         with np.load(path, allow_pickle=False) as file:
-            found[path.stem] = dict(file)
-    if not found:
+            results[path.stem] = dict(file)
+    if not results:
         raise SystemExit(f"--data {folder} holds no .npz file; name a folder with tables")
-    return found
+    return results
 
 
 def _from_scikit_learn() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -211,13 +211,13 @@ def main() -> None:
     add("--epochs", nargs="*", type=int, default=[1, 5])
     add("--centers", type=int, default=2000)
     add("--seeds", type=int, default=3)
-    given = parser.parse_args()
-    tables, records = load_tables(given.data, given.problems), {}
-    for name in given.names or tables:
-        records[name] = measure(tables[name], given.methods, given.epochs, given)
+    args = parser.parse_args()
+    tables, records = load_tables(args.data, args.problems), {}
+    for name in args.names or tables:
+        records[name] = measure(tables[name], args.methods, args.epochs, args)
         print(summary({name: records[name]}), flush=True)
-        circumstances = {"environment": environment(), "centers": given.centers}
-        write_results(given.json, circumstances | {"tables": records})
+        circumstances = {"environment": environment(), "centers": args.centers}
+        write_results(args.json, circumstances | {"tables": records})
     print(summary(records))
 
 

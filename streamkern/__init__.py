@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from streamkern.basics.room import ROOM_CALLS, Package
+from streamkern.basics.subpackage import INTENDED_CALLS, Package
 
 if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.basics.errors import BackendError as BackendError
@@ -145,12 +145,13 @@ _ALIASES = {
     "train_model": ("train.train", "train"),
 }
 """Public name -> the module and its name there, where these differ."""
-_MEANT = {
+_FOREIGN_NAMES = {
     "RBF": "Gaussian", "SquaredExponential": "Gaussian", "Laplacian": "Laplace",
     "Matern": "Matern52 or Matern32, or Laplace for nu=0.5",
     "augment": "augment_store", "fit": "KernelRegressor().fit",
     "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
 }  # fmt: skip
+"""Name that users may try, such as a name in other libraries -> the public name."""
 _RENAMED = {"Beginning": "TrainStart", "Passed": "EpochEnd"}
 """Names of 0.1.0, to be removed in 0.3.0."""
 sys.modules[__name__].__class__ = Package  # its subpackages raise an error if they are called
@@ -159,20 +160,20 @@ __all__ = sorted([*_names, *_ALIASES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ROOM_CALLS:
+    if name in INTENDED_CALLS:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _ALIASES:
         module, attribute = _ALIASES[name]
         return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     if name in _RENAMED:
-        new = _RENAMED[name]
+        new_name = _RENAMED[name]
         importlib.import_module(f"{__name__}.basics.warning").warn(
-            f"{__name__}.{name} was renamed to {new}; the old name will be removed in 0.3.0",
+            f"{__name__}.{name} was renamed to {new_name}; the old name will be removed in 0.3.0",
             FutureWarning,
         )
-        return __getattr__(new)
+        return __getattr__(new_name)
     if name not in __all__:
-        hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""
+        hint = f"; use {__name__}.{_FOREIGN_NAMES[name]}" if name in _FOREIGN_NAMES else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return _load(name)
 

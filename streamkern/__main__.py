@@ -12,11 +12,11 @@ _EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 75, 130
 _codes: list[int] = []
 
 
-def _leave_last() -> None:
+def _exit_without_shutdown() -> None:
     """End the process after all other exit handlers, without shutting down the interpreter.
 
-    During a shutdown, threads of native libraries may abort the process (obstore's runtime has no
-    end).
+    During a shutdown, threads of native libraries may abort the process; the runtime of obstore,
+    for example, cannot be stopped.
     """
     if _codes:
         for stream in (sys.stdout, sys.stderr):
@@ -25,32 +25,36 @@ def _leave_last() -> None:
         os._exit(_codes[-1])
 
 
-atexit.register(_leave_last)  # registered first, so it is called last
+atexit.register(_exit_without_shutdown)  # registered first, so it is called last
 
 
 @contextlib.contextmanager
-def nothing_begun() -> Iterator[None]:
-    """Let Ctrl-C end the process with a sentence within the block, where imports would print a
-    traceback."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+def exit_on_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process with a sentence during a `with` block.
+
+    Otherwise an interrupted import would print a traceback.
+    """
+    old_handler = signal.getsignal(signal.SIGINT)
+    if old_handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit_interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, old_handler)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(OSError):  # of a pipe that nobody reads
+def _exit_interrupted(number: int, frame: FrameType | None) -> None:
+    """Report the interruption and end the process; a signal handler."""
+    with contextlib.suppress(OSError):  # standard error may be a pipe that nobody reads
         os.write(2, b"streamkern: interrupted before anything was begun\n")
     os._exit(_EXIT_INTERRUPTED)
 
 
-def stand_in() -> None:
+def open_standard_streams() -> None:
     """Open standard input, output and error if the caller closed them.
 
-    Otherwise files of the run would get their numbers, and with them the output of libraries.
+    Otherwise files of the run would get the descriptors 0 to 2, and libraries, which print to these
+    descriptors, would write into the files.
     """
     for number in range(3):
         try:
@@ -61,7 +65,7 @@ def stand_in() -> None:
 
 def main() -> int:
     """Run the command and return its exit code."""
-    with nothing_begun():  # the run file is read before handlers are installed
+    with exit_on_interrupt():  # the run file is read before handlers are installed
         code = run()
     if code in (_EXIT_TRY_AGAIN, _EXIT_INTERRUPTED):
         # Libraries clean up objects that a signal may have interrupted half-way.
@@ -70,8 +74,8 @@ def main() -> int:
     return code
 
 
-stand_in()
-with nothing_begun():
+open_standard_streams()
+with exit_on_interrupt():
     from streamkern.cli.main import run_command as run
 
 if __name__ == "__main__":

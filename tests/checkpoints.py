@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.rundir.run_directory import Saved
+from streamkern.rundir.run_directory import SavedGroup
 from tests.runs import assert_same_bits
 
 
@@ -26,7 +26,7 @@ def meta(step: int) -> dict[str, Any]:
     return {"step": step, "eta": 0.1 * step}
 
 
-def assert_is_state(saved: Saved | None, step: int | None = None) -> int:
+def assert_is_state(saved: SavedGroup | None, step: int | None = None) -> int:
     assert saved is not None
     assert step in (None, saved.step)
     assert saved.meta == meta(saved.step)

@@ -97,7 +97,7 @@ def stop_rank0_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     ) -> bool:
         step = step_loop.position.step
         if self._ranks.rank == 0 and step - first_step.setdefault(id(self), step - 1) >= steps:
-            self._stop.requested = "the test"
+            self._stop.requested_by = "the test"
         return SYNC_IF_DUE(self, step_loop, is_forced=is_forced)
 
     first_step: dict[int, int] = {}

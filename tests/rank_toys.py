@@ -47,11 +47,11 @@ def totals(ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: 
             held_out = folder / "aside"
             held_out.write_text(json.dumps([step + 1, total]))
             held_out.replace(folder / "saved")
-        if ranks.broadcast_scalars([stop.requested is not None])[0]:
+        if ranks.broadcast_scalars([stop.requested_by is not None])[0]:
             if ranks.rank == 0:
                 time.sleep(0.5)  # the others end before it has saved
                 note(folder, "saved")
-            raise TrainingInterrupted(f"stopped by {stop.requested}, says rank {ranks.rank}")
+            raise TrainingInterrupted(f"stopped by {stop.requested_by}, says rank {ranks.rank}")
         time.sleep(settings.get("pause_s", 0.0))
     return {"total": total, "secret": len(settings.get("secret", ""))}
 
@@ -60,7 +60,7 @@ def takes_long(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> Any:
     """Work that has nothing to save, as a setup."""
-    with stop.at_once():
+    with stop.raise_on_signal():
         note(Path(settings["folder"]), f"rank {ranks.rank} has begun")
         time.sleep(600)
 

@@ -16,7 +16,7 @@ import pytest
 
 from streamkern.basics.errors import StreamkernError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
-from streamkern.rundir.checkpoint_format import Saved, load_checkpoint
+from streamkern.rundir.checkpoint_format import SavedGroup, load_checkpoint
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.stream.sources.arrays import ArraySource
@@ -156,7 +156,7 @@ def stopped(config: RunConfig, step: int, **options: Any) -> None:
     assert caught.value.exit_code == 75
 
 
-def newest(run: RunDirectory | Path | str) -> Saved:
+def newest(run: RunDirectory | Path | str) -> SavedGroup:
     """Return the newest checkpoint of a run."""
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run, writable=False)
     saved = directory.load_latest()

@@ -58,9 +58,9 @@ def main(words: list[str]) -> int:
     """Print what is wrong in the paths, by default in the package; return the exit code."""
     paths = [Path(word) for word in words] or [PACKAGE]
     files = [f for path in paths for f in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-    found = [f"{file}:{line}: {text}" for file in files for line, text in wrong(file)]
-    print(*found, f"{len(found)} docstrings are not plain sentences", sep="\n")
-    return int(bool(found))
+    problems = [f"{file}:{line}: {text}" for file in files for line, text in wrong(file)]
+    print(*problems, f"{len(problems)} docstrings are not plain sentences", sep="\n")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

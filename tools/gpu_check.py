@@ -91,20 +91,23 @@ def run(
     for name, part in parts.items():
         report[name] = guarded(part)
         report["seconds"] = round(time.perf_counter() - began, 1)
-        done = [entry for entry in report.values() if isinstance(entry, dict)]
-        report["passed"] = all(entry.get("passed", True) for entry in done)
+        finished = [entry for entry in report.values() if isinstance(entry, dict)]
+        report["passed"] = all(entry.get("passed", True) for entry in finished)
         write_report(report, out)
     return report
 
 
 def tests(seconds: float) -> dict[str, Any]:
     """Run the tests marked `gpu`."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"],
         cwd=ROOT, env=child_environment(), capture_output=True, text=True, check=False,
         timeout=seconds,
     )  # fmt: skip
-    return {"passed": done.returncode == 0, "tail": done.stdout.strip().splitlines()[-12:]}
+    return {
+        "passed": completed.returncode == 0,
+        "tail": completed.stdout.strip().splitlines()[-12:],
+    }
 
 
 def _problem(p: int, n: int, d: int, c: int) -> tuple[np.ndarray, ...]:

@@ -36,9 +36,9 @@ def write_report(report: Figures, out: Path | None) -> None:
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(out.name + ".part")
-    beside.write_text(json.dumps(report, indent=1, default=float) + "\n")
-    beside.replace(out)
+    part_file = out.with_name(out.name + ".part")
+    part_file.write_text(json.dumps(report, indent=1, default=float) + "\n")
+    part_file.replace(out)
 
 
 @contextmanager
@@ -51,13 +51,13 @@ def limited(seconds: float) -> Iterator[None]:
     def over(*of: object) -> None:
         raise TimeoutError(f"the time of this part, {seconds:.0f} s, was over")
 
-    before = signal.signal(signal.SIGALRM, over)
+    old_handler = signal.signal(signal.SIGALRM, over)
     earlier = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)
         signal.setitimer(signal.ITIMER_REAL, *earlier)  # of a test with a limit of its own
 
 

@@ -38,34 +38,36 @@ def large(backend: Any, b: int = LARGE) -> Figures:
     A, B = (xp.empty((b, b), np.float32) for _ in range(2))
     for rows in tiles(b, 1024):
         A[rows] = xp.minimum(numbers[rows, None], numbers) + 1
-    right: dict[str, bool] = {"cholesky": backend.cholesky(A)}
+    is_right: dict[str, bool] = {"cholesky": backend.cholesky(A)}
     looked = np.unique(np.r_[0, b - 1, rng.integers(0, b, 20)])
-    here = np.arange(b)
+    columns = np.arange(b)
 
     def rows_of(C: Any) -> np.ndarray[Any, Any]:
         return np.stack([backend.to_host(C[i]) for i in looked.tolist()])
 
-    right["factor"] = bool((rows_of(A) == (here <= looked[:, None])).all())
+    is_right["factor"] = bool((rows_of(A) == (columns <= looked[:, None])).all())
     out = xp.empty((b, 10), np.float32)
     for name, lower in (("matmul", False), ("matmul of a triangle", True)):
-        right[name] = _equal(
+        is_right[name] = _equal(
             backend, backend.matmul(A, backend.asarray(ones), out, lower=lower), sums
         )
     back = np.cumsum(ones[::-1], axis=0, dtype=np.float32)[::-1]
     for name, lower in (("matmul_t", False), ("matmul_t of a triangle", True)):
         found = backend.matmul_t(A, backend.asarray(ones), out, lower=lower)
-        right[name] = _equal(backend, found, back)
-    right["solve"] = _equal(backend, backend.solve_lower(A, backend.asarray(sums)), ones)
+        is_right[name] = _equal(backend, found, back)
+    is_right["solve"] = _equal(backend, backend.solve_lower(A, backend.asarray(sums)), ones)
     B[...] = 0
     backend.add_gram(B, A, 1.0, lower=True)
-    gram = b - np.maximum(looked[:, None], here)
-    right["gram of a triangle"] = bool(((rows_of(B) == gram) | (here > looked[:, None])).all())
+    gram = b - np.maximum(looked[:, None], columns)
+    is_right["gram of a triangle"] = bool(
+        ((rows_of(B) == gram) | (columns > looked[:, None])).all()
+    )
     B[...] = 0
     B[xp.arange(b), xp.arange(b)] = 1
     backend.solve_lower_triangular(A, B)
-    inverse = (here == looked[:, None]) * 1.0 - (here == looked[:, None] - 1)
-    right["inverse"] = bool((rows_of(B) == inverse).all())
-    return {"passed": all(right.values()), "size": b, "right": right}
+    inverse = (columns == looked[:, None]) * 1.0 - (columns == looked[:, None] - 1)
+    is_right["inverse"] = bool((rows_of(B) == inverse).all())
+    return {"passed": all(is_right.values()), "size": b, "right": is_right}
 
 
 def _equal(backend: Any, found: Any, expected: np.ndarray[Any, Any]) -> bool:

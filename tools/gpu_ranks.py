@@ -97,14 +97,14 @@ def _compared(folder: str) -> Figures:
 
 def _trained(config: RunConfig, size: int) -> float:
     """Return the seconds of the loop of rank 0; raises what a rank does."""
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def work(ranks: Threads) -> None:
         try:
             one: Communicator = ranks
-            found[ranks.rank] = train_rank(config, one, StopRequest(install=False))
+            results[ranks.rank] = train_rank(config, one, StopRequest(install=False))
         except BaseException as error:
-            found[ranks.rank] = error
+            results[ranks.rank] = error
             ranks.abort()
 
     threads = [threading.Thread(target=work, args=(ranks,)) for ranks in Threads.made(size)]
@@ -112,10 +112,10 @@ def _trained(config: RunConfig, size: int) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    for each in found.values():
+    for each in results.values():
         if isinstance(each, BaseException):
             raise each
-    return float(found[0]["timing"]["loop_s"])
+    return float(results[0]["timing"]["loop_s"])
 
 
 def sums(device: str) -> Figures:
@@ -133,15 +133,15 @@ def sums(device: str) -> Figures:
         for rank in range(2)
     ]  # fmt: skip
     try:
-        said = [child.communicate(timeout=PATIENCE_S) for child in children]
+        outputs = [child.communicate(timeout=PATIENCE_S) for child in children]
     finally:
         for child in children:
             child.kill()
             child.wait()
-    for child, (_, errors) in zip(children, said, strict=True):
+    for child, (_, errors) in zip(children, outputs, strict=True):
         if child.returncode:
             raise RuntimeError(f"a rank ended with {child.returncode}: {errors[-500:]}")
-    figures: Figures = json.loads(said[0][0].splitlines()[-1])
+    figures: Figures = json.loads(outputs[0][0].splitlines()[-1])
     return figures
 
 

@@ -150,15 +150,15 @@ def run(backend: Any, options: argparse.Namespace) -> Figures:
         if name == "eigenpro4" and options.eigenpro4:
             sizes |= zip("pnd", options.eigenpro4, strict=True)
         now = time.perf_counter()
-        left = began + options.seconds - now
-        seconds = min(part.seconds * options.seconds / TOTAL_S, left)
+        seconds_left = began + options.seconds - now
+        seconds = min(part.seconds * options.seconds / TOTAL_S, seconds_left)
         if seconds < LEAST_S * options.seconds / TOTAL_S:
             entry["left_out"] = "the time was over"
         else:
             end = now + seconds
             bench = Bench(backend, Clock(backend), options.device, measured,
                           lambda end=end: end - time.perf_counter())  # type: ignore[misc]  # fmt: skip
-            limit = min(GRACE * seconds, left)
+            limit = min(GRACE * seconds, seconds_left)
             entry |= guarded(partial(_limited, part, bench, entry, sizes, limit))
             entry |= guarded(lambda: backend.release() or {})
         entry["seconds"] = round(time.perf_counter() - now, 2)

@@ -55,9 +55,9 @@ def _rendering(
         solver.epoch()
     backend.synchronize()
     figures["epoch_s"] = (time.perf_counter() - began) / epochs
-    left = kernel(X_test, X[:p]) @ solver.alpha - Y_test
+    residuals = kernel(X_test, X[:p]) @ solver.alpha - Y_test
     return figures | {
-        "test_mse": float((left**2).mean()), "batch": solver.batch, "period": solver.period
+        "test_mse": float((residuals**2).mean()), "batch": solver.batch, "period": solver.period
     }  # fmt: skip
 
 

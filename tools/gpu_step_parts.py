@@ -81,14 +81,14 @@ def host(
     """Time calls of the host, alone and beside threads that load."""
     entry["alone"] = _call_times(bench, nbytes, seconds)
     for interval in intervals:
-        before = sys.getswitchinterval()
+        interval_before = sys.getswitchinterval()
         sys.setswitchinterval(interval)
         try:
             with _loading(loaders):
                 name = f"beside {loaders} threads, switch interval {1e3 * interval:g} ms"
                 entry[name] = _call_times(bench, nbytes, seconds)
         finally:
-            sys.setswitchinterval(before)
+            sys.setswitchinterval(interval_before)
 
 
 def _call_times(bench: Bench, nbytes: int, seconds: float) -> Figures:
@@ -159,17 +159,17 @@ def steps(
     """
     op = distances(bench.backend, "high", d, pixels=True)
     for n, b in models:
-        found = entry[f"{n} x {b}"] = {}
+        results = entry[f"{n} x {b}"] = {}
         Z = bench.backend.asarray(made_rows("integer", n * b, d, 2), np.float32)
         z = op.points(Z, right=True)
         del Z
         factors = [made_factor(bench.backend, b, k) for k in range(n)]
         for m in (host_batch, *batches):
             if bench.late():
-                found[f"m={m}"] = LATE
+                results[f"m={m}"] = LATE
                 continue
             solver = made_solver(op, z, factors, b, c=c, m=m, share=SHARE)
-            found[f"m={m}"] = guarded(partial(_step, bench, solver, m, d, host=m == host_batch))
+            results[f"m={m}"] = guarded(partial(_step, bench, solver, m, d, host=m == host_batch))
             del solver
         del z, factors
         bench.backend.release()

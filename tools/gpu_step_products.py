@@ -33,13 +33,13 @@ def thin(
     on_gpu = hasattr(backend, "blas")
     for b in sizes:
         H = made_factor(backend, b)
-        found = entry[f"b={b}"] = {}
+        results = entry[f"b={b}"] = {}
         for kind in ("float32", "half"):
             H = H.astype(np.float16) if kind == "half" else H
             for c in columns:
                 for block in triangle_blocks if on_gpu else triangle_blocks[:1]:
                     name = f"{kind}, {c} columns, diagonal blocks {block or 'as in steps'}"
-                    found[name] = LATE if bench.late() else _thin(bench, H, c, block)
+                    results[name] = LATE if bench.late() else _thin(bench, H, c, block)
         del H
         backend.release()
 

@@ -58,8 +58,8 @@ class Made(NamedTuple):
     def test_mse(self, alpha: Array) -> float:
         """Return the mean squared error of weights on the held-out rows."""
         X, Y = self.held_out
-        left = self.op.product(self.op.points(X, left=True), self.z, alpha) - Y
-        return float((left**2).mean())
+        residuals = self.op.product(self.op.points(X, left=True), self.z, alpha) - Y
+        return float((residuals**2).mean())
 
     def train(self, solver: Solver, seconds: float, steps: int | None = None) -> Figures:
         """Take steps until the time is over, or so many, and return what came of them."""

@@ -82,36 +82,40 @@ class Layout:
 
     def floors(self) -> dict[str, int]:
         """Room -> the length of the longest way down from it, lowest floor first."""
-        below: dict[str, set[str]] = {room: set() for room in self.packages if room}
+        below_by_package: dict[str, set[str]] = {room: set() for room in self.packages if room}
         for a, b in self.arrows():
-            if a in below and b in below:
-                below[a].add(b)
+            if a in below_by_package and b in below_by_package:
+                below_by_package[a].add(b)
         floors: dict[str, int] = {}
-        while free := [r for r in sorted(below) if r not in floors and below[r] <= floors.keys()]:
+        while free := [
+            r
+            for r in sorted(below_by_package)
+            if r not in floors and below_by_package[r] <= floors.keys()
+        ]:
             floor = 1 + max(floors.values(), default=0)
             floors |= dict.fromkeys(free, floor)
         return floors
 
     def page(self, text: str) -> str:
         """Return the text of docs/architecture.md with the present table of rooms."""
-        before, rest = text.split(BEGIN)
-        _, after = rest.split(END)
+        head, rest = text.split(BEGIN)
+        _, tail = rest.split(END)
         rows = ["| level | package | what belongs there | imports |", "|---|---|---|---|"]
         arrows = self.arrows()
         for room, floor in self.floors().items():
-            what = (ast.get_docstring(self.trees[room]) or "").partition("\n")[0]
-            others = ", ".join(b for b in self.floors() if (room, b) in arrows)
-            rows.append(f"| {floor} | `{room}` | {what} | {others} |")
-        return before + BEGIN + "\n" + "\n".join(rows) + "\n\n" + END + after
+            description = (ast.get_docstring(self.trees[room]) or "").partition("\n")[0]
+            packages_below = ", ".join(b for b in self.floors() if (room, b) in arrows)
+            rows.append(f"| {floor} | `{room}` | {description} | {packages_below} |")
+        return head + BEGIN + "\n" + "\n".join(rows) + "\n\n" + END + tail
 
     def circles(self) -> list[str]:
         """Return the modules of import circles: those that remain when modules without remaining
         imports are removed."""
-        left = {name: found for name, found in self.needs.items() if name}
-        while free := [name for name, found in left.items() if not found & left.keys()]:
+        remaining = {name: needs for name, needs in self.needs.items() if name}
+        while free := [name for name, needs in remaining.items() if not needs & remaining.keys()]:
             for name in free:
-                del left[name]
-        return sorted(left)
+                del remaining[name]
+        return sorted(remaining)
 
     def hidden(self) -> list[str]:
         """Imports of our own modules inside functions, as file:line."""

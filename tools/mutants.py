@@ -43,25 +43,25 @@ def mutants(tree: Any) -> Iterator[tuple[Any, str, int, Any, ast.AST]]:
             is_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             is_left_alone = is_text or is_types or isinstance(node, ast.JoinedStr)
             if isinstance(node, ast.AST) and not is_left_alone:
-                yield from ((tree, field, k, node, new) for new in _versions(node))
+                yield from ((tree, field, k, node, mutant) for mutant in _versions(node))
                 yield from mutants(node)
 
 
 def _versions(node: Any) -> Iterator[ast.AST]:
-    new: Any = copy.copy(node)
+    mutant: Any = copy.copy(node)
     if isinstance(node, ast.Compare):
-        new.ops = [SWAPS[type(node.ops[0])](), *node.ops[1:]]
+        mutant.ops = [SWAPS[type(node.ops[0])](), *node.ops[1:]]
     elif type(getattr(node, "op", None)) in SWAPS:
-        new.op = SWAPS[type(node.op)]()
+        mutant.op = SWAPS[type(node.op)]()
     elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
-        new.value = not node.value if type(node.value) is bool else new.value + 1
+        mutant.value = not node.value if type(node.value) is bool else mutant.value + 1
     elif isinstance(node, ast.If | ast.IfExp | ast.While):
         is_not = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-        new.test = new.test.operand if is_not else ast.UnaryOp(ast.Not(), node.test)
+        mutant.test = mutant.test.operand if is_not else ast.UnaryOp(ast.Not(), node.test)
     elif isinstance(node, ast.Return) and ast.unparse(node) != "return None":
-        new.value = None
-    if vars(new) != vars(node):
-        yield new
+        mutant.value = None
+    if vars(mutant) != vars(node):
+        yield mutant
     if isinstance(node, DELETED):
         yield ast.Pass()
 
@@ -69,20 +69,24 @@ def _versions(node: Any) -> Iterator[ast.AST]:
 def changed(source: str, number: int) -> tuple[str, str]:
     """Return the source of a mutant, and its change in words."""
     tree = ast.parse(source)
-    parent, field, k, old, new = list(mutants(tree))[number]
+    parent, field, k, original, mutant = list(mutants(tree))[number]
     values = getattr(parent, field)
-    setattr(parent, field, [*values[:k], new, *values[k + 1 :]] if type(values) is list else new)
-    words = " -> ".join(ast.unparse(node).partition("\n")[0] for node in (old, new))
-    return ast.unparse(ast.fix_missing_locations(tree)), f"line {old.lineno}: {words}"
+    setattr(
+        parent, field, [*values[:k], mutant, *values[k + 1 :]] if type(values) is list else mutant
+    )
+    words = " -> ".join(ast.unparse(node).partition("\n")[0] for node in (original, mutant))
+    return ast.unparse(ast.fix_missing_locations(tree)), f"line {original.lineno}: {words}"
 
 
 def passes(folder: Path, tests: list[str]) -> bool:
     """Return whether the tests pass, within the limit, on the package in `folder`."""
     more = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_PROFILE": "ci"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    given: dict[str, Any] = {"cwd": folder, "env": os.environ | more, "timeout": LIMIT_S}
+    process_options: dict[str, Any] = {"cwd": folder, "env": os.environ | more, "timeout": LIMIT_S}
     try:
-        return not subprocess.run(command, capture_output=True, check=False, **given).returncode
+        return not subprocess.run(
+            command, capture_output=True, check=False, **process_options
+        ).returncode
     except subprocess.TimeoutExpired:
         return False
 
@@ -95,23 +99,23 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--count", type=int, default=12, help="how many mutants are drawn")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout")
-    given = parser.parse_args(arguments)
-    own = Path("tests", *given.module.parts[1:-1], f"test_{given.module.name}")
-    tests, source = given.tests or [str(own)], (given.root / given.module).read_text("utf-8")
+    args = parser.parse_args(arguments)
+    own_tests = Path("tests", *args.module.parts[1:-1], f"test_{args.module.name}")
+    tests, source = args.tests or [str(own_tests)], (args.root / args.module).read_text("utf-8")
     n, alive = len(list(mutants(ast.parse(source)))), 0
-    drawn = random.Random(f"{given.seed} {given.module}").sample(range(n), min(given.count, n))
+    numbers = random.Random(f"{args.seed} {args.module}").sample(range(n), min(args.count, n))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "copy")
-        shutil.copytree(given.root, folder, ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(args.root, folder, ignore=shutil.ignore_patterns(".*"))
         if not passes(folder, tests):
             sys.exit(f"{' '.join(tests)} fail, or take more than {LIMIT_S} s, without a mutant")
-        for number in sorted(drawn):
+        for number in sorted(numbers):
             text, words = changed(source, number)
-            (folder / given.module).write_text(text, "utf-8")
+            (folder / args.module).write_text(text, "utf-8")
             if passes(folder, tests):
                 alive += 1
                 print(f"alive: {words}", flush=True)
-    print(f"{len(drawn) - alive} of {len(drawn)} mutants died")
+    print(f"{len(numbers) - alive} of {len(numbers)} mutants died")
 
 
 if __name__ == "__main__":

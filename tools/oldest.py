@@ -22,22 +22,22 @@ _BOUND = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?>=([\d.]+)")
 
 def oldest(requirements: list[str]) -> list[str]:
     """Return requirements "name>=version" as constraints "name==version"."""
-    found = []
+    bounds = []
     for text in requirements:
         match = _BOUND.fullmatch(text)
         if match is None:
             raise SystemExit(f"{text!r} of pyproject.toml has no lower bound alone: name>=version")
-        found.append(f"{match[1]}=={match[2]}")
-    return found
+        bounds.append(f"{match[1]}=={match[2]}")
+    return bounds
 
 
 def main(extras: list[str]) -> None:
     """Print a line for each mandatory dependency, and for those of the extras."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    known = project["optional-dependencies"]
-    if unknown := sorted(set(extras) - known.keys()):
-        raise SystemExit(f"no extra {unknown[0]!r}; there are {', '.join(known)}")
-    lists = [project["dependencies"], *(known[extra] for extra in extras)]
+    known_extras = project["optional-dependencies"]
+    if unknown := sorted(set(extras) - known_extras.keys()):
+        raise SystemExit(f"no extra {unknown[0]!r}; there are {', '.join(known_extras)}")
+    lists = [project["dependencies"], *(known_extras[extra] for extra in extras)]
     print(*oldest([text for requirements in lists for text in requirements]), sep="\n")
 
 

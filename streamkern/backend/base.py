@@ -28,7 +28,7 @@ from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.message import mention
-from streamkern.basics.randomness import Fills
+from streamkern.basics.randomness import Fillers
 from streamkern.planning.problem import CPU, Costs
 
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
@@ -67,7 +67,7 @@ class Backend(DenseAlgebra):
     """Whether products in half precision are much faster than in float32."""
     accelerator = "none"
     """Name of the compiler of element-wise passes; "none" without one."""
-    fills: Fills | None = None
+    fills: Fillers | None = None
     """Compiled fill functions for `basics.randomness`, if any."""
     staging = 0
     """Number of device buffers of an uploader; 0 on the CPU."""

@@ -29,7 +29,7 @@ from streamkern.backend.staging_ring import ByParts, PinnedMemory, Ring, Transfe
 from streamkern.basics.errors import BackendError, DeviceMemoryError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
-from streamkern.basics.randomness import Fills
+from streamkern.basics.randomness import Fillers
 from streamkern.planning.problem import Costs, device_costs
 
 _T = TypeVar("_T")
@@ -98,7 +98,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         self.epilogue = Epilogues(cupy)
         self._assignments: dict[Assignments, Any] = {}
         self._squares = {weighted: self._sum_of_squares(weighted) for weighted in (False, True)}
-        self.fills = Fills(
+        self.fills = Fillers(
             self._draws("uint32", WORDS, "words"), self._draws("float32", NORMALS, "normals"),
             self._draws("float32", NOISE, "noise", ", raw float32 X, float32 sigma"),
             self._standardised,
@@ -312,7 +312,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         self._one_hot(ids[:, None], out.shape[1], out)
 
     def _standardised(self, X: Array, mean: Array, scale: Array, out: Array) -> None:
-        """Write (X - mean) / scale in one launch; the function `standardised` of `Fills`."""
+        """Write (X - mean) / scale in one launch; the function `standardise` of `Fillers`."""
         shift_and_scale = (
             float(a) if np.ndim(a) == 0 else self.asarray(a, np.float64) for a in (mean, scale)
         )
@@ -340,7 +340,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         )  # fmt: skip
 
     def _draws(self, dtype: str, body: str, name: str, inputs: str = "") -> Callable[..., None]:
-        """Return a function of `Fills` that runs the body of a CUDA kernel.
+        """Return a function of `Fillers` that runs the body of a CUDA kernel.
 
         inputs : declaration of further inputs of the kernel and arguments of the function.
         """

@@ -15,12 +15,12 @@ from streamkern.backend.cupy_backend import CupyBackend, import_cupy
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import install
+from streamkern.basics.optional import install_command
 from streamkern.basics.warning import warn
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
+NOT_INSTALLED = f"CuPy is not installed ({install_command('gpu-cuda12')})"
 """The result of `gpu_problem` without CuPy."""
 _USABLE: dict[int, Any] = {}
 """GPU number -> the CuPy module with which it passed `probe`."""

@@ -200,5 +200,5 @@ NOISE = (
 """Bodies of element-wise kernels over counters i = row * n_blocks + block.
 
 k0 and k1 are the key of the first round, and `first` is the first block; rows are as in
-`basics.randomness.Fills`. `NOISE` computes X + sigma z.
+`basics.randomness.Fillers`. `NOISE` computes X + sigma z.
 """

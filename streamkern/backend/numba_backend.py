@@ -18,7 +18,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.expression import once, render
 from streamkern.backend.numba_random import fills
-from streamkern.basics.optional import install, on_demand
+from streamkern.basics.optional import install_command, on_demand
 
 _f4 = np.float32
 # The only fast-math flag allows fused multiply-add: NaN is kept, and sums keep their order.
@@ -36,7 +36,7 @@ def numba_problem() -> str | None:
     Imports Numba, because it may be installed in a version that does not match NumPy's.
     """
     if importlib.util.find_spec("numba") is None:
-        return f"Numba is not installed ({install('fast')})"
+        return f"Numba is not installed ({install_command('fast')})"
     try:
         on_demand("numba")
     except Exception as error:  # usually an ImportError that names the required versions

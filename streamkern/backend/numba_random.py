@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.expression import once
-from streamkern.basics.randomness import AnyArray, Fills
+from streamkern.basics.randomness import AnyArray, Fillers
 
 NumbaFunction = Callable[..., Any]
 
@@ -28,7 +28,7 @@ f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
 
 
 @once
-def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
+def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fillers:
     """Return functions for words and normals, each compiled by `jit` at its first call.
 
     They release the GIL. Normals are within 4 ulp of the exact values for their words.
@@ -55,7 +55,7 @@ def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
             box_muller(state[2], state[3], values[2], values[3])
             interleave(values, blocks[start : start + DRAWN_CHUNK])
 
-    return Fills(jit(words), jit(normals))
+    return Fillers(jit(words), jit(normals))
 
 
 def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: AnyArray) -> None:

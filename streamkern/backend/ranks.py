@@ -28,7 +28,7 @@ from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.basics.errors import BackendError, RankLostError
 from streamkern.basics.machine import boot_id
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional, install
+from streamkern.basics.optional import import_optional, install_command
 from streamkern.basics.warning import warn
 from streamkern.planning.memory import RANK_SLAB_BYTES
 
@@ -238,7 +238,7 @@ def _warn_without_nccl(missing: list[int], backend: Any) -> None:
     warn(
         f"all-reduces between the GPUs copy every array through host memory and TCP: CuPy finds no "
         f"NCCL on rank {', '.join(map(str, missing))}. Install it there: "
-        f"{install(f'gpu-cuda{cuda}')}"
+        f"{install_command(f'gpu-cuda{cuda}')}"
     )
 
 

@@ -41,9 +41,9 @@ EXIT_TRY_AGAIN = 75  # stopped and saved; the same command continues
 class StreamkernError(Exception):
     """Base of all errors raised on purpose.
 
-    message : rule and remedy, with mentions of settings (see `basics.message`)
     rule : description of the mistake or failure
     remedy : advice to the reader; None if the rule needs none
+    message : rule and remedy, with mentions of settings (see `basics.message`)
     setting, value : name and value of the first setting that the message mentions, or None
     vocabulary : names of settings in `str(error)`; an estimator sets the names of its parameters
     """
@@ -52,7 +52,8 @@ class StreamkernError(Exception):
 
     def __init__(self, rule: str = "", remedy: str | None = None, *, message: str = "") -> None:
         # PyTorch re-raises the error of a worker process as `kind(message=text)`.
-        self.rule, self.remedy = rule or message, remedy
+        self.rule = rule or message
+        self.remedy = remedy
         self.vocabulary: Vocabulary = str
         super().__init__(render_message(self.message))
 

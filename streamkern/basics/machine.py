@@ -21,31 +21,30 @@ def available_cpus() -> int:
 def available_memory() -> int:
     """Return the bytes of host memory that this process can still allocate.
 
-    It is the least that the kernel, the control group and the process limits allow.
+    This is the minimum of the limits of the kernel, the control group and the process.
     """
-    page = os.sysconf("SC_PAGE_SIZE")
-    free = os.sysconf("SC_PHYS_PAGES") * page
+    free_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/proc/meminfo") as lines:
             fields = {line.split(":")[0]: line.split()[1] for line in lines}
-        free = int(fields["MemAvailable"]) * 1024
+        free_bytes = int(fields["MemAvailable"]) * 1024
     except (OSError, KeyError, ValueError):
         pass
     try:
         group = "/sys/fs/cgroup/memory"
-        with open(f"{group}.max") as limit, open(f"{group}.current") as used:
-            unused = int(limit.read()) - int(used.read())
+        with open(f"{group}.max") as limit, open(f"{group}.current") as usage:
+            unused = int(limit.read()) - int(usage.read())
         # Pages of files read long ago count as used, but are freed on demand.
         with open(f"{group}.stat") as lines:
             cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
-        free = min(free, unused + cached)
+        free_bytes = min(free_bytes, unused + cached)
     except (OSError, ValueError):  # no control group, or "max" for no limit
         pass
-    return int(max(min(free, _address_space_left()), 0))
+    return int(max(min(free_bytes, _address_space_left()), 0))
 
 
 class MemoryMeter:
-    """Measures the memory that this process allocates after its construction; on Linux only."""
+    """Meter of the memory that this process allocates after the meter was made; on Linux only."""
 
     def __init__(self) -> None:
         self._start = _resident_bytes()
@@ -53,8 +52,8 @@ class MemoryMeter:
     def peak(self) -> int | None:
         """Return the largest number of bytes held at once, minus the bytes held at the start.
 
-        It is None if unknown: on other systems than Linux, and if the process had held more memory
-        before the start, because the system records only the maximum over the whole process.
+        Returns None on other systems than Linux, and if the process had held more memory before the
+        start, because the system records only the maximum over the whole life of a process.
         """
         now, start = _resident_bytes(), self._start
         if now is None or start is None or now[1] <= start[1]:
@@ -63,7 +62,7 @@ class MemoryMeter:
 
 
 def _resident_bytes() -> tuple[int, int] | None:
-    """Return the bytes of memory this process holds, and the most it ever held; None if unknown."""
+    """Return the bytes of memory that this process holds, and their maximum; None if unknown."""
     try:
         with open("/proc/self/status") as lines:
             fields = {line.partition(":")[0]: line.split()[1:2] for line in lines}

@@ -58,20 +58,20 @@ def mention(name: str, value: object = _NO_VALUE) -> str:
 
 def mentions(message: str) -> list[Mention]:
     """Return the mentions of a message, in order."""
-    return [_parsed(part.partition(_CLOSE)[0]) for part in message.split(_OPEN)[1:]]
+    return [_parse_mention(part.partition(_CLOSE)[0]) for part in message.split(_OPEN)[1:]]
 
 
 def render_message(message: str, vocabulary: Vocabulary = str) -> str:
     """Return the message for a reader, with each mention replaced by its text in `vocabulary`."""
-    before, *parts = message.split(_OPEN)
-    pieces = [before]
+    prefix, *parts = message.split(_OPEN)
+    pieces = [prefix]
     for part in parts:
-        mentioned, _, after = part.partition(_CLOSE)
-        pieces += [vocabulary(_parsed(mentioned)), after]
+        mentioned, _, text = part.partition(_CLOSE)
+        pieces += [vocabulary(_parse_mention(mentioned)), text]
     return "".join(pieces)
 
 
-def _parsed(text: str) -> Mention:
-    """Return the mention between the two marks: "name", "name=" or "name=value"."""
+def _parse_mention(text: str) -> Mention:
+    """Return the mention from its text: "name", "name=" or "name=value"."""
     name, equals, value = text.partition("=")
     return Mention(name, value if equals else None)

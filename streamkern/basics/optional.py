@@ -13,11 +13,11 @@ from typing import Any
 from streamkern.basics.errors import MissingDependencyError
 
 
-def import_optional(module: str, what: str = "reading this format", extra: str = "files") -> Any:
+def import_optional(module: str, feature: str = "reading this format", extra: str = "files") -> Any:
     """Import a module and return it.
 
-    what : the feature that needs the module, as the subject of the message
-    extra : the extra of streamkern that installs the package
+    feature : the feature that needs the module, as the subject of the message
+    extra : name of the optional dependencies of streamkern that contain the package
 
     Raises MissingDependencyError, with the command that installs the package.
     """
@@ -25,15 +25,16 @@ def import_optional(module: str, what: str = "reading this format", extra: str =
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{what} needs {module.partition('.')[0]}: {install(extra)}"
+            f"{feature} needs {module.partition('.')[0]}: {install_command(extra)}"
         ) from error
 
 
 @cache
-def install(extra: str) -> str:
-    """Return the pip command that installs an extra from where streamkern was installed.
+def install_command(extra: str) -> str:
+    """Return the pip command that installs an extra of streamkern.
 
-    This is a package index, a folder, a repository, or the checkout that holds this file.
+    The command installs from the place from which streamkern was installed: a package index, a
+    folder, a repository, or the checkout that holds this file.
     """
     checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():

@@ -8,17 +8,17 @@ from typing import Any
 from streamkern.basics.optional import import_optional
 
 
-def new_figure(width: float, height: float, what: str = "the plot") -> Any:
+def new_figure(width: float, height: float, plot_name: str = "the plot") -> Any:
     """Return a new figure. Raises MissingDependencyError without Matplotlib.
 
-    width, height : in inches
-    what : name of the plot, for the message
+    width, height : size in inches
+    plot_name : name of the plot, for the message
     """
-    figure = import_optional("matplotlib.figure", what, "report").Figure
-    return figure(figsize=(width, height), layout="constrained")
+    figure_class = import_optional("matplotlib.figure", plot_name, "report").Figure
+    return figure_class(figsize=(width, height), layout="constrained")
 
 
-def png(figure: Any) -> bytes:
+def png_bytes(figure: Any) -> bytes:
     """Return a figure as the bytes of a PNG file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=160)
@@ -32,6 +32,7 @@ def log_axis(axes: Any, name: str) -> None:
     axis = getattr(axes, f"{name}axis")
     low, high = sorted(axis.get_view_interval())
     ratio = high / low
+    # Fewer ticks a decade the more decades the axis has, so that the labels do not overlap.
     subs = (1, 1.5, 2, 3, 4, 6, 8) if ratio < 12 else (1, 2, 5) if ratio < 300 else (1,)
     axis.set_major_locator(ticker.LogLocator(subs=subs))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))

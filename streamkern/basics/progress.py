@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Self, TextIO
 Progress = Callable[[str, int, int | None], None]
 """Called with the action ("read", "write"), the rows done, and their total number, if known."""
 
-WIPE = "\r\x1b[K"  # terminal escape: to the start of the line, and erase it
+ERASE_LINE = "\r\x1b[K"  # terminal escape: to the start of the line, and erase it
 TERMINAL: Final = "terminal"
 NOTEBOOK: Final = "notebook"
 PIPE: Final = "pipe"
@@ -39,18 +39,20 @@ ProgressSetting = bool | str | Relay
 send the line to it."""
 
 
-class Line:
+class ProgressLine:
     """One line, redrawn on a terminal or in a notebook; in a pipe, a new line from time to time.
 
-    It is drawn by the calls of its methods; only `ticking` uses a thread. If the stream fails, no
-    line is drawn any more, and the work continues. In a notebook the line is a single output that
-    is updated, and a program that runs the notebook saves only its last text.
+    Calls of its methods draw the line; only `redraw_periodically` uses a thread. If the stream
+    fails, nothing is drawn any more, and the work continues. In a notebook the line is a single
+    output that is updated, and a program that runs the notebook saves only its last text.
 
-    shown : whether `show` was called
+    PERIODS_S : seconds between two drawings, by kind of the stream
+    SHORT_WORK_S : seconds of work below which the setting "auto" draws nothing
+    has_shown : whether `show` was called
     """
 
     PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 1.0, PIPE: 30.0, RELAYED: 1.0}
-    PATIENCE_S = 3.0
+    SHORT_WORK_S = 3.0
 
     def __init__(self, stream: TextIO | None = None, *, setting: ProgressSetting = True) -> None:
         """Create a line without drawing it. In a pipe, the first text comes after a full period.
@@ -61,23 +63,24 @@ class Line:
         self._stream: TextIO | Relay | None = None  # None: nothing is drawn
         self._width = 0  # of the text drawn last
         self._began = time.monotonic()
-        self.shown = False
+        self.has_shown = False
         self._drawn = False
         self._display: Any = None
         with contextlib.suppress(Exception):
             if setting:
                 self._setting = setting
-                self._kind = _kind(target)
-                patience = self.PATIENCE_S if setting == "auto" else 0.0
-                period = self.PERIODS_S[self._kind]
-                self._due = time.monotonic() + max(patience, period * (self._kind == PIPE))
+                self._kind = _stream_kind(target)
+                delay_s = self.SHORT_WORK_S if setting == "auto" else 0.0
+                if self._kind == PIPE:
+                    delay_s = max(delay_s, self.PERIODS_S[PIPE])
+                self._due = time.monotonic() + delay_s
                 self._stream = target
 
-    def show(self, what: str, done: int, total: int | None) -> None:
-        """Draw the number of rows done. Called as a `Progress`."""
-        self.shown = True
-        of_total = "" if total is None else f" of {total:,}"
-        self.draw(f"{what} {done:,}{of_total} rows")
+    def show(self, action: str, n_done: int, total: int | None) -> None:
+        """Draw the number of rows done. This method is a `Progress`."""
+        self.has_shown = True
+        total_text = "" if total is None else f" of {total:,}"
+        self.draw(f"{action} {n_done:,}{total_text} rows")
 
     @property
     def is_due(self) -> bool:
@@ -95,7 +98,7 @@ class Line:
         self._drawn = True
         if self._kind == TERMINAL:
             text = fitting_text(text, _columns(self._stream) - 1)
-            self._write(f"{WIPE}{text}", len(text))
+            self._write(f"{ERASE_LINE}{text}", len(text))
         elif self._kind in (RELAYED, NOTEBOOK):
             self._write(text, len(text))
         else:
@@ -110,8 +113,8 @@ class Line:
         """
         if self._stream is None or self._kind == RELAYED:
             return
-        long = time.monotonic() - self._began >= self.PATIENCE_S
-        if not (self._drawn or long or (always and self._setting is True)):
+        took_long = time.monotonic() - self._began >= self.SHORT_WORK_S
+        if not (self._drawn or took_long or (always and self._setting is True)):
             return
         if self._kind == NOTEBOOK:
             self._write(f"streamkern: {text}", 0)
@@ -123,10 +126,10 @@ class Line:
     def close(self) -> None:
         """Erase the line; the next call of `draw` draws it again."""
         if self._width:
-            self._write(WIPE if self._kind == TERMINAL else "", 0)
+            self._write(ERASE_LINE if self._kind == TERMINAL else "", 0)
 
     @contextlib.contextmanager
-    def ticking(self, text: Callable[[], str]) -> Iterator[None]:
+    def redraw_periodically(self, text: Callable[[], str]) -> Iterator[None]:
         """Draw the result of `text` every period during a `with` block, for work in a single call.
 
         A thread draws; the block must not call the other methods.
@@ -182,8 +185,8 @@ class Line:
         self.close()
 
 
-def _kind(stream: TextIO | Relay) -> str:
-    """Return the kind of `stream`, which decides how a line is drawn."""
+def _stream_kind(stream: TextIO | Relay) -> str:
+    """Return the kind of `stream`, on which the way of drawing depends."""
     if isinstance(stream, Relay):
         return RELAYED
     if stream.isatty():
@@ -193,7 +196,7 @@ def _kind(stream: TextIO | Relay) -> str:
 
 
 def _columns(stream: TextIO | Relay | None) -> int:
-    """Return the width of a terminal, which need not be that of standard output."""
+    """Return the width of the terminal of `stream`, which need not be standard output."""
     with contextlib.suppress(Exception):
         if "COLUMNS" not in os.environ and stream is not None and not isinstance(stream, Relay):
             return os.get_terminal_size(stream.fileno()).columns or 80

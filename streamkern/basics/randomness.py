@@ -34,32 +34,37 @@ COUNTER_BYTES = 72
 words in the rounds; for normals, two pairs and copies of one in three widths."""
 
 
-def one_by_one(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
+def call_each(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
     """Call `function` on every part, on this thread; a `RunSlices`."""
     for part in parts:
         function(part)
 
 
-class Fills(NamedTuple):
+class Fillers(NamedTuple):
     """Compiled functions that fill an array `out`; the last two may be None.
 
-    The others than `standardised` are functions (rows, round_keys, first_block, out) for a tile of
-    rows. rows : (k,) int64; round_keys : (10, 2) uint32; first_block : the first of n_blocks blocks
-    of each row; out : (k, 4 · n_blocks), C-ordered
+    The first three are functions (rows, round_keys, first_block, out) for a tile of rows, where
+
+    rows : (k,) int64
+    round_keys : (10, 2) uint32
+    first_block : the first of n_blocks blocks of each row
+    out : (k, 4 · n_blocks), C-ordered
+
+    The fields are:
 
     words : writes the words of `philox4x32` into uint32 `out`
     normals : writes the numbers z of `RowRandom.normal`, up to rounding, into float32 `out`
     noise : writes X + sigma z; it also has the arguments X, of the shape and dtype of `out`, and
         sigma
-    standardised : function (X, mean, scale, out) that writes (X - mean) / scale,
-        computed in float64 and rounded once, into float32 or float64 `out`. X, mean and scale
-        broadcast to its shape; mean and scale are float64, on the host or on the device
+    standardise : function (X, mean, scale, out) that writes (X - mean) / scale, computed in float64
+        and rounded once, into float32 or float64 `out`. X, mean and scale broadcast to the shape of
+        `out`; mean and scale are float64, on the host or on the device
     """
 
     words: Callable[..., None]
     normals: Callable[..., None]
     noise: Callable[..., None] | None = None
-    standardised: Callable[..., None] | None = None
+    standardise: Callable[..., None] | None = None
 
 
 class Stage(IntEnum):
@@ -119,8 +124,8 @@ def words(
     *,
     first_block: int = 0,
     xp: Any = np,
-    run: RunSlices = one_by_one,
-    fills: Fills | None = None,
+    run: RunSlices = call_each,
+    fills: Fillers | None = None,
 ) -> AnyArray:
     """Return 32 random bits for each row and word index.
 
@@ -196,8 +201,8 @@ class RowRandom:
         rows: AnyArray,
         dtype: Any = np.float32,
         *,
-        run: RunSlices = one_by_one,
-        fills: Fills | None = None,
+        run: RunSlices = call_each,
+        fills: Fillers | None = None,
         empty: Empty | None = None,
     ) -> None:
         self.xp = xp
@@ -242,15 +247,17 @@ class RowRandom:
         n = math.prod(shape)
         per_block = 4 if self.dtype == np.float32 else 2
         out = self.empty((len(self.rows), n), self.dtype)
-        hashed, first = philox_key(*self._key), self._next_block
+        hashed, first_block = philox_key(*self._key), self._next_block
         keys = round_keys(hashed)
 
         def fill(part: slice, tile: AnyArray) -> None:
             if self.fills is not None and self.dtype == np.float32:
-                self.fills.normals(self.rows[part], keys, first, tile)
+                self.fills.normals(self.rows[part], keys, first_block, tile)
                 return
             n_blocks = tile.shape[1] // per_block
-            self._box_muller(*_cipher(self.xp, hashed, self.rows[part], first, n_blocks), tile)
+            self._box_muller(
+                *_cipher(self.xp, hashed, self.rows[part], first_block, n_blocks), tile
+            )
 
         _by_tiles(self.xp, self.run, fill, out, per_block)
         self._next_block += -(-n // per_block)
@@ -269,10 +276,10 @@ class RowRandom:
             noisy += X
             return noisy
         out, flat = self.empty((k, n), self.dtype), X.reshape(k, n)
-        keys, first = round_keys(philox_key(*self._key)), self._next_block
+        keys, first_block = round_keys(philox_key(*self._key)), self._next_block
 
         def fill(part: slice, tile: AnyArray) -> None:
-            noise(self.rows[part], keys, first, tile, flat[part], sigma)
+            noise(self.rows[part], keys, first_block, tile, flat[part], sigma)
 
         _by_tiles(self.xp, self.run, fill, out, per_block=4)
         self._next_block += n // 4

@@ -44,11 +44,12 @@ class StopRequest:
     Ignored signals (nohup) stay ignored. Outside the main thread, or with install=False, no handler
     is installed.
 
-    requested : name of the first signal that was handled; None before it
+    requested_by : name of the first signal that was handled, or "rank 0" if that rank requested the
+        stop; None before a request
     """
 
     def __init__(self, *, install: bool) -> None:
-        self.requested: str | None = None
+        self.requested_by: str | None = None
         self._install = install and threading.current_thread() is threading.main_thread()
         self._old_handlers: dict[int, Any] = {}
         self._at_once, self._saves = self._install, False
@@ -57,15 +58,15 @@ class StopRequest:
 
     def check(self) -> None:
         """Raise Stopped if a signal was handled."""
-        if self.requested:
-            raise Stopped(f"stopped by {self.requested}")
+        if self.requested_by:
+            raise Stopped(f"stopped by {self.requested_by}")
 
-    def later(self) -> contextlib.AbstractContextManager[None]:
-        """Only record signals during a `with` block; `check` and `at_once` raise Stopped later."""
+    def defer_signals(self) -> contextlib.AbstractContextManager[None]:
+        """Only record signals in a `with` block; `check` or `raise_on_signal` raises Stopped."""
         return self._mode(at_once=False, saves=False)
 
     @contextlib.contextmanager
-    def at_once(self, *, saves: bool = False) -> Iterator[None]:
+    def raise_on_signal(self, *, saves: bool = False) -> Iterator[None]:
         """Raise Stopped on a signal during a `with` block, or at its start if one was recorded.
 
         saves : whether the caller saves its work when it catches Stopped; if so, `end_on_signal`
@@ -86,10 +87,10 @@ class StopRequest:
             self._at_once, self._saves = outer
 
     @contextlib.contextmanager
-    def becoming(self, outcome: Callable[[Stopped], BaseException]) -> Iterator[None]:
+    def convert_stopped(self, outcome: Callable[[Stopped], BaseException]) -> Iterator[None]:
         """Register, during a `with` block, the function by which an outer block converts Stopped.
 
-        `taken` returns the same error if the exception itself cannot be raised.
+        `claim_overdue` uses it, too, for a signal whose handler cannot raise Stopped.
         """
         self._outcomes.append(outcome)
         try:
@@ -98,25 +99,25 @@ class StopRequest:
             self._outcomes.pop()
 
     @property
-    def at_no_loss(self) -> bool:
+    def may_end(self) -> bool:
         """True if the process may end at this instant, because it has nothing to save."""
         return self._at_once and not self._saves
 
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Return whether the handler of a signal, which would raise Stopped, has not run yet.
 
         The caller has to ensure that a signal has arrived.
         """
-        return self.requested is None and bool(self._old_handlers) and self.at_no_loss
+        return self.requested_by is None and bool(self._old_handlers) and self.may_end
 
-    def taken(self, number: int) -> BaseException | None:
+    def claim_overdue(self, number: int) -> BaseException | None:
         """Return the error with which to end the process if signal `number` is overdue, else None.
 
         Called on another thread than the main one. If it returns an error, it keeps the lock that
         the signal handler needs, so that the main thread cannot raise Stopped as well.
         """
         self._request_lock.acquire()
-        if not self.overdue():
+        if not self.is_overdue():
             self._request_lock.release()
             return None
         stopped = Stopped(f"stopped by {signal.Signals(number).name}")
@@ -132,11 +133,11 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Record a signal, and raise Stopped for the first one if the mode says at once."""
         with self._request_lock:
-            first = self.requested is None
-            self.requested = self.requested or signal.Signals(number).name
+            is_first = self.requested_by is None
+            self.requested_by = self.requested_by or signal.Signals(number).name
         if number in _FORCING:
             self._restore(_FORCING)
-        if first and self._at_once:
+        if is_first and self._at_once:
             self.check()
 
     def _restore(self, numbers: tuple[signal.Signals, ...]) -> None:
@@ -150,14 +151,14 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def resumable(
-    stop: StopRequest | None, *, kept: bool, position: Callable[[], str] = lambda: ""
+def handle_stop(
+    stop: StopRequest | None, *, saves_work: bool, position: Callable[[], str] = lambda: ""
 ) -> Iterator[StopRequest]:
     """Yield `stop`, or a new request if it is None, for work that a signal may stop.
 
-    kept : whether the work is saved, so that the same call resumes it. If so, a signal ends it with
-        TrainingInterrupted. Otherwise a signal ends it with Stopped if `stop` is given, and no
-        handler is installed if it is not.
+    saves_work : whether the work is saved, so that the same call resumes it. If so, a signal ends
+        it with TrainingInterrupted. Otherwise a signal ends it with Stopped if `stop` is given, and
+        no handler is installed if it is not.
     position : returns the position at the interruption, for the message
     """
 
@@ -165,15 +166,15 @@ def resumable(
         sentence = f"{stopped} {position()}".rstrip()
         return TrainingInterrupted(f"{sentence}", "run the same command again to continue")
 
-    new_request = StopRequest(install=kept)
+    new_request = StopRequest(install=saves_work)
     try:
         with (
             new_request if stop is None else contextlib.nullcontext(stop) as request,
-            request.becoming(outcome) if kept else contextlib.nullcontext(),
+            request.convert_stopped(outcome) if saves_work else contextlib.nullcontext(),
         ):
             yield request
     except Stopped as stopped:
-        if not kept:
+        if not saves_work:
             raise
         raise outcome(stopped) from None
 
@@ -200,15 +201,15 @@ def end_on_signal(stop: StopRequest, explain: Callable[[BaseException], int]) ->
     old_descriptor = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
-        first = n_forcing = 0
+        first_number = n_forcing = 0
         while number := os.read(reading, 1):  # the interpreter writes the number of each signal
             n_forcing += number[0] in _FORCING
             if n_forcing == 2:
                 time.sleep(_GRACE_S)
                 os._exit(128 + number[0])
-            if number[0] in SIGNALS and not first:
-                first = number[0]
-                _start_thread(_end_overdue, stop, first, explain)
+            if number[0] in SIGNALS and not first_number:
+                first_number = number[0]
+                _start_thread(_end_overdue, stop, first_number, explain)
 
     watcher = _start_thread(watch)
     try:
@@ -231,7 +232,7 @@ def _silenced_finalizers(stop: StopRequest) -> Iterator[None]:
     old_hook = sys.unraisablehook
 
     def report(failure: Any) -> None:
-        if stop.requested is None:
+        if stop.requested_by is None:
             old_hook(failure)
 
     sys.unraisablehook = report
@@ -250,10 +251,10 @@ def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Threa
 def _end_overdue(stop: StopRequest, number: int, explain: Callable[[BaseException], int]) -> None:
     """End the process once the signal is overdue in `_N_CHECKS` checks in a row."""
     n_overdue = 0
-    while stop.requested is None:
+    while stop.requested_by is None:
         time.sleep(_OVERDUE_S / _N_CHECKS)
-        n_overdue = n_overdue + 1 if stop.overdue() else 0
-        if n_overdue >= _N_CHECKS and (error := stop.taken(number)) is not None:
+        n_overdue = n_overdue + 1 if stop.is_overdue() else 0
+        if n_overdue >= _N_CHECKS and (error := stop.claim_overdue(number)) is not None:
             code = explain(error)
             sys.stdout.flush()
             sys.stderr.flush()

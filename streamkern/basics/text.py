@@ -29,12 +29,12 @@ _PLURAL_OF_ONE = re.compile(
 )
 
 
-def singular(text: str) -> str:
+def use_singular(text: str) -> str:
     """Return the text with "1 row" for "1 rows" and the like."""
     return _PLURAL_OF_ONE.sub(r"1 \1", text)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Return the text with control characters, which class names may hold, as escape sequences."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -84,8 +84,8 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> 
 
     def line(texts: Sequence[str]) -> str:
         padded = (
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(texts, widths, numeric, strict=True)
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(texts, widths, numeric, strict=True)
         )
         return "  ".join(padded).rstrip()
 
@@ -94,10 +94,12 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> 
 
 def facts_html_table(facts: Iterable[tuple[str, str]]) -> str:
     """Return names and texts as an HTML table for a notebook, escaped and without colours."""
-    left = 'style="text-align: left"'
-    printed = ((printable(name), printable(singular(text))) for name, text in facts)
+    style = 'style="text-align: left"'
+    printed = (
+        (escape_unprintable(name), escape_unprintable(use_singular(text))) for name, text in facts
+    )
     rows = (
-        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
+        f"<tr><th {style}>{html.escape(name)}</th><td {style}>{html.escape(text)}</td></tr>"
         for name, text in printed
     )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
@@ -114,7 +116,8 @@ def _cell(value: object) -> str:
 
 # A scheme may be followed by one slash, but a single letter with one slash is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:://|(?<=[A-Za-z0-9+.-]{2}):/))(\S+)")
-# "key:secret@bucket" without a scheme, as libraries name a bucket.
+# "key:secret@bucket" without a scheme, as libraries name a bucket: a user name, a colon that no
+# slash follows, and text up to an "@" in front of a letter, a digit or "*".
 _PAIR = re.compile(r"""[^\s/'"(\[{<=,:]+:(?!/)[^\s'":]*[^\s'":/]@(?=[\w*])""")
 SIGNED_QUERY = re.compile(
     r"(?i)((?:x-amz-[\w-]+|awsaccesskeyid|signature|sig|token|secret|password|access_?key)=)[^\s&'\"]+"
@@ -135,11 +138,11 @@ def redact(text: str | os.PathLike[str]) -> str:
     return SIGNED_QUERY.sub(r"\1***", _PAIR.sub("***@", shortened))
 
 
-def _without_secrets(rest: str) -> str:
+def _without_secrets(address: str) -> str:
     """Return the part of a URL after its scheme, without user info, query and fragment."""
-    head, separator, tail = rest.rpartition("@")
+    head, separator, tail = address.rpartition("@")
     if separator and re.search(r"[?#]", head):
         return "***"  # the ? or # may belong to a password, or the @ to a query
     if separator and (":" in head or not re.search(r"[/?#]", head)):
-        rest = tail
-    return re.split(r"[?#]", rest, maxsplit=1)[0]
+        address = tail
+    return re.split(r"[?#]", address, maxsplit=1)[0]

@@ -44,8 +44,8 @@ def is_whole_number(value: object) -> TypeGuard[int]:
     return not isinstance(value, bool) and isinstance(value, Integral)
 
 
-def checked_int(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int. Raises ConfigError unless it is a whole number of at least `least`.
+def checked_int(name: str, value: Any, minimum: int = 1) -> int:
+    """Return `value` as an int; raise ConfigError unless it is a whole number >= `minimum`.
 
     Accepts the integers of Python and NumPy, but no booleans, which Python counts as 0 and 1.
     """
@@ -53,18 +53,18 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
-    if number is None or number < least:
+    if number is None or number < minimum:
         # `repr` shows that 2.0 is a float.
         setting = mention(f"{name}={value!r}") if isinstance(value, float) else mention(name, value)
         raise ConfigError(
-            f"{setting} must be a whole number, at least {least}",
+            f"{setting} must be a whole number, at least {minimum}",
             "correct it, or leave it out for the default",
         )
     return number
 
 
 def checked_number(name: str, value: Any) -> float:
-    """Return a number, 0 or above, perhaps infinity, as a float; otherwise raise ConfigError."""
+    """Return a number of at least 0, infinity included, as a float; ConfigError for others."""
     value = to_builtin(value)
     if not (is_finite_number(value) or value == math.inf) or value < 0:
         raise ConfigError(
@@ -81,18 +81,18 @@ def checked_list(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def parsed_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -> Any:
+def parse_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -> Any:
     """Parse JSON. Raises ValueError with the reason if the bytes are not JSON.
 
     finite : whether to refuse NaN and infinity, which some programs write although JSON has neither
     """
     try:
-        return json.loads(bytes(data), parse_constant=_refuse if finite else None)
+        return json.loads(bytes(data), parse_constant=_refuse_constant if finite else None)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _refuse(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"it holds {constant}, which is not JSON")
 
 

@@ -12,9 +12,9 @@ from types import CodeType, FrameType
 from streamkern.basics.message import Vocabulary, render_message
 
 _PACKAGE = __name__.partition(".")[0]
-# Set by `warned_once`, `warnings_completed` and `warnings_worded` during their blocks.
+# Set by `warn_each_once`, `append_to_warnings` and `use_vocabulary` during their blocks.
 _BLOCK_MESSAGES: ContextVar[set[str] | None] = ContextVar("_BLOCK_MESSAGES", default=None)
-_COMPLETE: ContextVar[Callable[[str], str] | None] = ContextVar("_COMPLETE", default=None)
+_APPENDED_TEXT: ContextVar[Callable[[str], str] | None] = ContextVar("_APPENDED_TEXT", default=None)
 _VOCABULARY: ContextVar[Vocabulary] = ContextVar("_VOCABULARY", default=str)
 
 _WARNED_CALLERS: dict[tuple[int, int, str], CodeType] = {}
@@ -26,14 +26,15 @@ object, and is warned again."""
 def warn(message: str, kind: type[Warning] = UserWarning, *, once: str | None = None) -> None:
     """Issue a warning at the caller of the outermost frame of this package.
 
-    message : may mention settings (see `basics.message`). The warning has it as its attribute
-        `message`, for interfaces with their own names for settings.
+    message : text that may mention settings (see `basics.message`). It is kept as the attribute
+        `message` of the warning, so that interfaces can render it with their own names.
+    kind : class of the warning
     once : key of the warning. In a process, each line of a caller receives only one warning of a
         key, unless the warning filters demand all. Python's own "default" action does not ensure
         this: it starts anew whenever the filters change, which scikit-learn does for every fold.
     """
-    complete, block_messages = _COMPLETE.get(), _BLOCK_MESSAGES.get()
-    message += "" if complete is None else complete(message)
+    appended_text, block_messages = _APPENDED_TEXT.get(), _BLOCK_MESSAGES.get()
+    message += "" if appended_text is None else appended_text(message)
     if block_messages is not None and message in block_messages:
         return
     if block_messages is not None:
@@ -61,7 +62,11 @@ def warn(message: str, kind: type[Warning] = UserWarning, *, once: str | None = 
 
 
 def _action(warning: Warning) -> str:
-    """Return the action of the first filter that matches a warning."""
+    """Return the action of the first filter that matches the class and the text of a warning.
+
+    The module and the line of a filter are ignored. A filter that sets them can therefore decide
+    wrongly whether a warning with a key is repeated for a line, but not whether it is shown at all.
+    """
     for action, message, category, _, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(str(warning))):
             return action
@@ -69,7 +74,7 @@ def _action(warning: Warning) -> str:
 
 
 @contextmanager
-def warned_once() -> Iterator[None]:
+def warn_each_once() -> Iterator[None]:
     """Issue each distinct warning once within a block, such as one that opens a file twice."""
     token = _BLOCK_MESSAGES.set(set())
     try:
@@ -79,7 +84,7 @@ def warned_once() -> Iterator[None]:
 
 
 @contextmanager
-def warnings_worded(vocabulary: Vocabulary) -> Iterator[None]:
+def use_vocabulary(vocabulary: Vocabulary) -> Iterator[None]:
     """Use the names of `vocabulary` for settings in the warnings of a block."""
     token = _VOCABULARY.set(vocabulary)
     try:
@@ -89,10 +94,10 @@ def warnings_worded(vocabulary: Vocabulary) -> Iterator[None]:
 
 
 @contextmanager
-def warnings_completed(complete: Callable[[str], str]) -> Iterator[None]:
-    """Append to each warning of a block what `complete` returns for its message."""
-    token = _COMPLETE.set(complete)
+def append_to_warnings(text: Callable[[str], str]) -> Iterator[None]:
+    """Append `text(message)` to the message of each warning in a block."""
+    token = _APPENDED_TEXT.set(text)
     try:
         yield
     finally:
-        _COMPLETE.reset(token)
+        _APPENDED_TEXT.reset(token)

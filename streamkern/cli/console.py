@@ -14,7 +14,7 @@ import typer
 
 from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
 from streamkern.basics.message import Vocabulary, render_message
-from streamkern.basics.progress import WIPE
+from streamkern.basics.progress import ERASE_LINE
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
 from streamkern.cli.mistakes import usage_text
@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 def write_stderr(text: str) -> None:
     """Write messages, one per line of `text`, to stderr."""
-    wipe = WIPE if sys.stderr.isatty() else ""
+    wipe = ERASE_LINE if sys.stderr.isatty() else ""
     for line in redact(text).splitlines():
         typer.echo(f"{wipe}streamkern: {line}", err=True)
 

@@ -10,8 +10,8 @@ import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import Mention, render_message
-from streamkern.basics.progress import Line
-from streamkern.basics.stop import resumable
+from streamkern.basics.progress import ProgressLine
+from streamkern.basics.stop import handle_stop
 from streamkern.basics.text import redact
 from streamkern.basics.values import parse_bytes
 from streamkern.cli.console import json_text, write_stderr
@@ -156,7 +156,7 @@ def ingest_command(
     """Make a store from CSV, Parquet, Arrow, JSON lines, .npz, HDF5, NetCDF, svmlight or Zarr."""
     pattern = "--y" if reading["y"] is not None else "--sample-weight"
     options = _storage_options(out, storage_option, pattern)
-    with resumable(context.obj, kept=True), Line() as line:
+    with handle_stop(context.obj, saves_work=True), ProgressLine() as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs, out, **reading,
             targets=targets, chunk_mb=chunk_mb, overwrite=overwrite, progress=line.show,
@@ -166,7 +166,7 @@ def ingest_command(
             like=like, scratch=scratch, storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
         )  # fmt: skip
-    _show_store(out, options, written=line.shown)
+    _show_store(out, options, written=line.has_shown)
 
 
 @add_options(_reading_options, "reading")
@@ -192,12 +192,12 @@ def append_command(
             "give the store before the files: streamkern append "
             f"{redact(inputs[-1])} {redact(store)}",
         )
-    with resumable(context.obj, kept=True), Line() as line:
+    with handle_stop(context.obj, saves_work=True), ProgressLine() as line:
         append_rows(
             inputs[0] if len(inputs) == 1 else inputs, store, **reading, progress=line.show,
             input_options=options_for(options, *inputs),
         )  # fmt: skip
-    if not line.shown:
+    if not line.has_shown:
         write_stderr(f"note: {redact(store)} already ends with these rows; nothing was appended")
     typer.echo(store_text(describe_store(open_store(store))))
 
@@ -273,7 +273,7 @@ def augment_command(
         weights=None if weights is None else parse_numbers(weights, "--weights"),
         prefetch_threads="auto" if threads is None else threads,
     )  # fmt: skip
-    with resumable(context.obj, kept=True), Line() as line:
+    with handle_stop(context.obj, saves_work=True), ProgressLine() as line:
         augment_store(
             inputs, out, copies=data.copies, transforms=data.transform_tables, weights=data.weights,
             x=data.x, y=data.y, sample_weight=data.sample_weight, foreign=data.foreign,
@@ -282,7 +282,7 @@ def augment_command(
             threads=data.prefetch_threads, overwrite=overwrite, progress=line.show,
             storage_options=options_for(options, out),
         )  # fmt: skip
-    _show_store(out, options, written=line.shown)
+    _show_store(out, options, written=line.has_shown)
 
 
 _AUGMENT_OPTIONS = {
@@ -326,7 +326,7 @@ def bench_read_command(
     On a local disk, chunks that were read before may come from the memory of the system.
     """
     options = options_for(parse_options(storage_option), store)
-    with Line() as line:
+    with ProgressLine() as line:
         report = read_speed(
             store,
             x=x,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern.basics.text import printable, singular, size_text
+from streamkern.basics.text import escape_unprintable, size_text, use_singular
 from streamkern.cli.glossary import STORE_MEANINGS, with_meaning
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.store.facts import chunks_text, row_shape_text
@@ -17,11 +17,11 @@ def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
     explain : add the meaning of each line
     """
     facts = _unfinished_facts(store) if store.get("unfinished") else _facts(store)
-    lines = [(name, f"  {printable(singular(text))}") for name, text in facts]
+    lines = [(name, f"  {escape_unprintable(use_singular(text))}") for name, text in facts]
     explained = [
         with_meaning(name, text, STORE_MEANINGS) if explain else text for name, text in lines
     ]
-    return "\n".join([printable(str(store["url"])), *explained])
+    return "\n".join([escape_unprintable(str(store["url"])), *explained])
 
 
 def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:

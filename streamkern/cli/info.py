@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import CheckpointError, ConfigError, DataError, StoreNotFoundError
-from streamkern.basics.plots import new_figure, png
+from streamkern.basics.plots import new_figure, png_bytes
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text
 from streamkern.cli.described_store import store_text
@@ -29,8 +29,7 @@ from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.path_kinds import content_kind, runs_below
 from streamkern.rundir.checkpoint_format import checkpoint_errors
-from streamkern.rundir.run_summary import WHOLE_CHECK
-from streamkern.rundir.run_summary import verify as verify_run
+from streamkern.rundir.run_summary import INTACT, verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
 
@@ -160,7 +159,7 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     axes.set_title("eigenvalues,\nover their sum", fontsize=10)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    return png(figure)
+    return png_bytes(figure)
 
 
 def _show_run(
@@ -174,7 +173,7 @@ def _show_run(
     columns : the result of `measured_importances`, if requested
     """
     results: Mapping[str, str] = verify_run(location, options) if verify else {}
-    damaged = [name for name, result in results.items() if result != WHOLE_CHECK]
+    damaged = [name for name, result in results.items() if result != INTACT]
     run = {} if damaged else run_overview(location, options)
     if verify:
         run["verified"] = results

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.progress import Line
-from streamkern.basics.stop import resumable
+from streamkern.basics.progress import ProgressLine
+from streamkern.basics.stop import handle_stop
 from streamkern.basics.text import redact, some, text_table
 from streamkern.basics.warning import warn
 from streamkern.cli.console import json_text
@@ -203,9 +203,9 @@ def predict_command(
     refuse_among(inputs, out)
     reading["with_input"] = with_input
     with (
-        resumable(context.obj, kept=True),
+        handle_stop(context.obj, saves_work=True),
         rows_and_model(run_dir, inputs, device, options, reading, targets=False) as (source, model),
-        Line() as line,
+        ProgressLine() as line,
     ):
         n_rows = model.predict_to(
             source, out, order=order, values=values or proba, proba=proba, interval=interval,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.own_class import imported_module
+from streamkern.basics.user_class import import_user_module
 from streamkern.config.toml import parse_toml
 from streamkern.filesystem.urls import local_path
 
@@ -183,7 +183,7 @@ def file_form_options(
 def import_modules(modules: ImportOption = None) -> None:
     """Import modules of the user, which define classes that a model uses."""
     for module in modules or ():
-        imported_module(module, f"--import {module}")
+        import_user_module(module, f"--import {module}")
 
 
 _TEXT_OPTIONS = ("key", "secret", "token", "password", "username")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamkern.basics.text import singular, size_text, text_table, time_text
+from streamkern.basics.text import size_text, text_table, time_text, use_singular
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described_store import store_text
 from streamkern.cli.run_info import aligned_lines
@@ -36,7 +36,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     total_flops = sum(flops.values())
     # Paragraphs: data and model, choices, solver, sizes, memory, work
     parts = [
-        singular(
+        use_singular(
             f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
             f"{_held_out_text(problem['rows_set_aside'], 'to stop them early')}"
             f"{_held_out_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"

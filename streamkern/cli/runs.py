@@ -23,7 +23,7 @@ from streamkern.cli.plan_text import plan_text
 from streamkern.cli.run_options import config_from_options
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.evaluation import format_metrics
-from streamkern.rundir.run_summary import glance
+from streamkern.rundir.run_summary import summarise_run
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.log_reader import processes_in
@@ -164,7 +164,7 @@ def _sum_earlier_seconds(config: RunConfig, start_time: str) -> float:
     if config.run.run_dir is None or not config.run.log:
         return 0.0
     try:
-        summary = glance(config.run.run_dir, config.data.storage_options or None)
+        summary = summarise_run(config.run.run_dir, config.data.storage_options or None)
     except (StreamkernError, OSError):  # the command must not fail for lack of this time
         return 0.0
     processes = processes_in(summary.records)

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
-from streamkern.basics.plots import png
-from streamkern.basics.stop import resumable
+from streamkern.basics.plots import png_bytes
+from streamkern.basics.stop import handle_stop
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import JsonOption, StorageOption, parse_numbers
@@ -164,7 +164,7 @@ def tune_command(
     options = config.data.storage_options
     folder = out or ("tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune")
     target = None if write is None else _check_target(write, open_folder(folder, options))
-    with resumable(context.obj, kept=True), warnings.catch_warnings():
+    with handle_stop(context.obj, saves_work=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # each training repeats the same ones
         tuned = run_tuning(
             config, metric=metric, bandwidths=_parse_numbers(bandwidths, "--bandwidths"),
@@ -309,7 +309,7 @@ def _table_rows(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
 def _save_plot(tuned: Tuned, folder: str) -> None:
     """Write the plot of the search to the folder; print a note without Matplotlib."""
     try:
-        picture = png(scores_figure(tuned.table, tuned.best, tuned.metric))
+        picture = png_bytes(scores_figure(tuned.table, tuned.best, tuned.metric))
     except MissingDependencyError as error:
         write_stderr(f"note: {error}")
         return

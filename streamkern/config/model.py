@@ -57,7 +57,7 @@ KernelChoice = Annotated[
     PlainSerializer(_json_kernel, when_used="json"),
     Rule(
         f'"auto", one of {", ".join(json.dumps(name) for name in KERNELS)}, "module:Class" of a '
-        'class of your own, or a table with kind = one of these, "sum" or "product"'
+        'custom class, or a table with kind = one of these, "sum" or "product"'
     ),
 ]
 
@@ -75,7 +75,7 @@ LossChoice = Annotated[
     PlainSerializer(described_loss, when_used="json"),
     Rule(
         f"one of {', '.join(json.dumps(name) for name in (SQUARES, *LOSS_CLASSES))}, or "
-        '"module:Class" of a class of your own'
+        '"module:Class" of a custom class'
     ),
 ]
 
@@ -84,11 +84,17 @@ class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
     kernel : kernel function; "auto": the one of four with the lowest leave-one-out error on at most
-        512 rows. It is a name, "module:Class" of a class of your own, or a table, such as {kind =
+        512 rows. It is a name, "module:Class" of a custom class, or a table, such as {kind =
         "polynomial", degree = 2}. A sum or product of kernels is a table, too, such as {kind =
         "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In Python it may be a
         `Kernel` with its bandwidth, such as 0.5 * Laplace(3) + Polynomial(2). "auto" chooses among
         "laplace", "matern32", "matern52" and "gaussian"; for "sgd" and EigenPro it is "laplace".
+    bandwidth : length scale of the kernel, in units of the features after scaling; "auto": the one
+        with the lowest leave-one-out error on at most 512 rows. In a sum or product of kernels, it
+        is the bandwidth of the parts that have none of their own. "median" is the median distance,
+        in the norm of the kernel, between centers, or between the rows with which "kmeans" and
+        "rpcholesky" begin (with `kernel="auto"`, between 512 rows). "auto" tries 1/64 to 16 times
+        the median distance.
     metric : metric of the distances; "auto": a learned metric on tables, else none. "learn" learns
         a scale for each feature, or a matrix, and uses it if held-out rows are predicted
         significantly better. A kernel and a bandwidth that are "auto" are then chosen for this
@@ -98,31 +104,20 @@ class ModelConfig(Table):
         "auto" and the kernel is "auto" or one of its candidates. A path or URL names an array (.npy
         or zarr); in Python it may be the array: scales (d,), or a matrix A (d, r) for distances |(x
         - z) A| of the features after scaling.
-    bandwidth : length scale of the kernel, in units of the features after scaling; "auto": the one
-        with the lowest leave-one-out error on at most 512 rows. In a sum or product of kernels, it
-        is the bandwidth of the parts that have none of their own. "median" is the median distance,
-        in the norm of the kernel, between centers, or between the rows with which "kmeans" and
-        "rpcholesky" begin (with `kernel="auto"`, between 512 rows). "auto" tries 1/64 to 16 times
-        the median distance.
     n_centers : number of centers p; "auto": all rows, or as many as `effort` allows. "all" means
         centers = "all". If there are fewer rows than this number, all rows are centers, and a
         warning is issued.
-    effort : limit of the work of "auto" for `n_centers` and `metric`. "quick": all rows are centers
-        up to 4096 rows, otherwise 2000; a metric is learned from 6144 rows. "default": all up to 16
-        384 rows, otherwise 10 000; a metric from 15 360 rows. "best": all up to 100 000 rows if
-        their kernel matrix fits into memory in float32, otherwise 10 000; a metric from 24 576
-        rows. All rows are centers only with the solver "direct", and without random transforms.
-    features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
-        at the centers. "nystrom": the same f, trained as a linear model of the features L^-1 k(Z,
-        x), where K(Z, Z) = L L^T. "fourier": a linear model of `n_features` random Fourier
-        features, without centers, for the built-in kernels that are functions of a distance. The
-        solvers "block", "sgd", "eigenpro1" and "direct" train explicit features.
     centers : selection of the centers, or their path. "random": random rows of the data.
         "balanced": random rows, equally many of each class if there are enough. "kmeans": means of
         clusters of a stream of rows, which help if p is far below n. "rpcholesky": rows that span
         the kernel matrix well, out of up to 8 p random rows. "all": every row. A path or URL names
         an array of rows (.npy or zarr) or a store, with their values before the scaling; in Python
         it may be an array (p, d).
+    features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
+        at the centers. "nystrom": the same f, trained as a linear model of the features L^-1 k(Z,
+        x), where K(Z, Z) = L L^T. "fourier": a linear model of `n_features` random Fourier
+        features, without centers, for the built-in kernels that are functions of a distance. The
+        solvers "block", "sgd", "eigenpro1" and "direct" train explicit features.
     n_features : number of Fourier features, even; "auto": 10 000.
     fit_intercept : whether the (weighted) mean of the targets is subtracted before training, and
         added to f afterwards. Without it, as in most papers, f is only a sum of kernels. The mean
@@ -140,6 +135,11 @@ class ModelConfig(Table):
         if it is left out. With an increasing list, such as [0.05, 0.5, 0.95], the model predicts
         all of these quantiles of a single target, and they do not cross. With a list of one number,
         predictions are a column, (n, 1).
+    effort : limit of the work of "auto" for `n_centers` and `metric`. "quick": all rows are centers
+        up to 4096 rows, otherwise 2000; a metric is learned from 6144 rows. "default": all up to 16
+        384 rows, otherwise 10 000; a metric from 15 360 rows. "best": all up to 100 000 rows if
+        their kernel matrix fits into memory in float32, otherwise 10 000; a metric from 24 576
+        rows. All rows are centers only with the solver "direct", and without random transforms.
     target_transform : the scale of the targets on which the squared error is minimised; predictions
         and evaluation metrics are in the units of the targets. "log" is log(1 + y / unit), for
         targets of at least 0; each output has a unit of its own. "auto" means "log" if there is one
@@ -185,17 +185,17 @@ class ModelConfig(Table):
         """Require a kernel that can be constructed, and that uses the bandwidth if one is set."""
         if isinstance(self.kernel, str) and self.bandwidth == "auto":
             return self
-        users: list[str] = []  # geometries of the parts that ask for the bandwidth
+        geometries: list[str] = []  # one for each part that asks for the bandwidth
 
         def bandwidth(geometry: str) -> float:
-            users.append(geometry)
+            geometries.append(geometry)
             return 1.0
 
         try:
             get_kernel(self.kernels[0], bandwidth)
         except ConfigError as error:
             raise ConfigError(f"{mention('model.kernel')}: {error.message}") from None
-        if self.bandwidth != "auto" and not users:
+        if self.bandwidth != "auto" and not geometries:
             value = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
             raise ConfigError(
                 f"{mention(f'model.bandwidth={value}')} is not used by any part of "
@@ -206,7 +206,7 @@ class ModelConfig(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _all_centers(cls, values: Any) -> Any:
+    def _convert_all_centers(cls, values: Any) -> Any:
         """Convert n_centers = "all" to centers = "all", its only possible meaning."""
         all_rows = isinstance(values, dict) and str(values.get("n_centers")) == "all"
         if all_rows and values.get("centers", "random") in ("random", "all"):
@@ -215,7 +215,7 @@ class ModelConfig(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_classes(cls, values: Any) -> Any:
+    def _import_user_classes(cls, values: Any) -> Any:
         """Convert user-defined classes to a kernel and a loss."""
         if not isinstance(values, dict):
             return values

@@ -1,6 +1,6 @@
 """The two Python names of a setting: the parameter of an estimator, and the path in a `RunConfig`.
 
-Messages mention a setting by either name (see `basics.message`); `parameter_words` is the
+Messages mention a setting by either name (see `basics.message`); `parameter_vocabulary` is the
 vocabulary of the estimators.
 """
 
@@ -12,7 +12,7 @@ from streamkern.basics.message import Mention
 
 
 def _paths(**names: str) -> dict[str, str]:
-    """Return the paths of settings by their names. names : section -> names, between spaces"""
+    """Return the paths of settings by their names. names : section -> names, separated by spaces"""
     return {key: f"{section}.{key}" for section, text in names.items() for key in text.split()}
 
 
@@ -26,20 +26,20 @@ PARAMETER_SETTINGS: Final = _paths(
     "early_stopping validation_fraction n_iter_no_change calibrate",
 ) | {"solver": "solver.name"}
 """Parameters of the estimators -> their paths in a `RunConfig`."""
-_OF_ONE_ESTIMATOR: Final = _paths(
+_SINGLE_ESTIMATOR_PARAMETERS: Final = _paths(
     data="class_weight class_sampling", solver="posterior", model="target_transform"
 )
-OTHER_PARAMETERS: Final = _OF_ONE_ESTIMATOR | _paths(
+OTHER_PARAMETERS: Final = _SINGLE_ESTIMATOR_PARAMETERS | _paths(
     data="foreign storage_options sample_weight copies", run="device_memory"
 )
 """Parameters of other functions, or of one of the estimators only -> their paths."""
 PARAMETER_PATHS: Final = PARAMETER_SETTINGS | OTHER_PARAMETERS
 """Parameters of all functions -> their paths in a `RunConfig`."""
 _PARAMETER_OF_PATH: Final = {
-    path: name for name, path in (PARAMETER_SETTINGS | _OF_ONE_ESTIMATOR).items()
+    path: name for name, path in (PARAMETER_SETTINGS | _SINGLE_ESTIMATOR_PARAMETERS).items()
 } | {"run.device_memory": "memory", "data.transforms": "transforms"}
 
 
-def parameter_words(mention: Mention) -> str:
+def parameter_vocabulary(mention: Mention) -> str:
     """Return a mention with the name of the estimators' parameter; a `Vocabulary`."""
     return str(mention._replace(name=_PARAMETER_OF_PATH.get(mention.name, mention.name)))

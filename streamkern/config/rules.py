@@ -47,9 +47,11 @@ def nearest_word(value: object, rule: str) -> str | None:
     if FOREIGN_WORDS.get(word) in words:
         return FOREIGN_WORDS[word]
     # The value itself may be among the words, as the kind of a table; it is not a correction.
-    similar = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
-    digits = _NOT_DIGITS.sub("", word)  # float16 does not mean float64
-    return similar[0] if similar and digits in ("", _NOT_DIGITS.sub("", similar[0])) else None
+    similar: list[str] = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
+    digits = _NOT_DIGITS.sub("", word)
+    if not similar or digits not in ("", _NOT_DIGITS.sub("", similar[0])):
+        return None  # float16, for example, does not mean float64
+    return similar[0]
 
 
 # user:password@ after the scheme. A password may hold a slash; host:9000/a@b has no password.
@@ -57,42 +59,42 @@ _PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
 
 
 # Validators: each returns the value of the setting. A ValueError leads to the message of the rule.
-def _memory(value: object) -> object:
+def _to_bytes(value: object) -> object:
     return value if value == "auto" else parse_bytes(value)
 
 
-def _cadence(value: object) -> object:
+def _check_cadence(value: object) -> object:
     if isinstance(value, str) and value != "auto":
         parse_seconds(value)
     return value
 
 
-def _counts(value: object) -> object:
+def _to_counts(value: object) -> object:
     if not isinstance(value, list | tuple) or any(type(n) is not int or n < 1 for n in value):
         raise ValueError("not a list of counts")
     return tuple(value)
 
 
-def _url(value: object) -> object:
+def _to_url(value: object) -> object:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and _PASSWORD.search(value):
         raise ValueError("password in a URL")
     return value
 
 
-def _folder(value: object) -> object:
+def _to_folder(value: object) -> object:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and "://" in value:
         raise ValueError("a URL")
     return value
 
 
-def _urls(value: object) -> object:
+def _to_urls(value: object) -> object:
     if value is None:
         return None
     if not isinstance(value, list | tuple):
-        return _url(value)
-    urls = tuple(_url(item) for item in value)
+        return _to_url(value)
+    urls = tuple(_to_url(item) for item in value)
     if not urls or not all(isinstance(url, str) and url for url in urls):
         raise ValueError("not a list of URLs")
     return urls
@@ -103,7 +105,7 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-def _weights(value: object) -> object:
+def _to_weights(value: object) -> object:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not all(_is_weight(w) and w for w in value):
@@ -111,7 +113,7 @@ def _weights(value: object) -> object:
     return tuple(float(w) for w in value)
 
 
-def _quantiles(value: object) -> object:
+def _to_quantiles(value: object) -> object:
     if value is None or isinstance(value, float):
         return value
     levels = to_builtin(value)
@@ -121,7 +123,7 @@ def _quantiles(value: object) -> object:
     return tuple(levels)
 
 
-def _class_weights(value: object) -> object:
+def _to_class_weights(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     if not value or not all(map(_is_weight, value.values())):
@@ -138,15 +140,15 @@ class Rule(NamedTuple):
 Auto: TypeAlias = Literal["auto"]
 WholeNumber: TypeAlias = Annotated[int, Field(strict=True, ge=1)]
 Above0: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+AtLeast0: TypeAlias = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+WholeAtLeast0: TypeAlias = Annotated[int, Field(strict=True, ge=0)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 Count: TypeAlias = Annotated[WholeNumber, Rule("a whole number, at least 1")]
 RanksSetting: TypeAlias = Annotated[
     Literal["gpus"] | WholeNumber, Rule('"gpus" or a whole number, at least 1')
 ]
-CountOrNone: TypeAlias = Annotated[
-    Annotated[int, Field(strict=True, ge=0)], Rule("a whole number, 0 for none")
-]
+CountOrNone: TypeAlias = Annotated[WholeAtLeast0, Rule("a whole number, 0 for none")]
 AutoCount: TypeAlias = Annotated[Auto | WholeNumber, Rule('"auto" or a whole number, at least 1')]
 Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
 AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]
@@ -158,16 +160,11 @@ ShareSetting: TypeAlias = Annotated[Below1, Rule("a number above 0 and below 1")
 OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
 Quantiles: TypeAlias = Annotated[
     Below1 | tuple[Below1, ...] | None,
-    BeforeValidator(_quantiles),
+    BeforeValidator(_to_quantiles),
     Rule("a number above 0 and below 1, or an increasing list of such numbers"),
 ]
-NotNegative: TypeAlias = Annotated[
-    float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
-]
-AutoNotNegative: TypeAlias = Annotated[
-    Auto | Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)],
-    Rule('"auto" or a number, 0 or above'),
-]
+NotNegative: TypeAlias = Annotated[AtLeast0, Rule("a number, 0 or above")]
+AutoNotNegative: TypeAlias = Annotated[Auto | AtLeast0, Rule('"auto" or a number, 0 or above')]
 Fraction: TypeAlias = Annotated[
     float, Field(strict=True, gt=0, le=1), Rule("a number above 0, at most 1")
 ]
@@ -176,19 +173,18 @@ AutoFlag: TypeAlias = Annotated[
     Auto | Annotated[bool, Field(strict=True)], Rule('"auto", true or false')
 ]
 MemorySetting: TypeAlias = Annotated[
-    Auto | WholeNumber, BeforeValidator(_memory), Rule('"auto", bytes, or a size such as "8 GiB"')
+    Auto | WholeNumber, BeforeValidator(_to_bytes), Rule('"auto", bytes, or a size such as "8 GiB"')
 ]
 Cadence: TypeAlias = Annotated[
     WholeNumber | str,
-    BeforeValidator(_cadence),
+    BeforeValidator(_check_cadence),
     Rule('"auto", a number of steps, at least 1, or a time such as "5 min"'),
 ]
 AutoStep: TypeAlias = Annotated[
-    Auto | Annotated[int, Field(strict=True, ge=0)],
-    Rule('"auto" or a number of steps, 0 for only at the end'),
+    Auto | WholeAtLeast0, Rule('"auto" or a number of steps, 0 for only at the end')
 ]
 CountsSetting: TypeAlias = Annotated[
-    tuple[int, ...], BeforeValidator(_counts), Rule("a list of whole numbers, at least 1 each")
+    tuple[int, ...], BeforeValidator(_to_counts), Rule("a list of whole numbers, at least 1 each")
 ]
 SeedSetting: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63), Rule("a whole number, 0 or above")
@@ -204,32 +200,32 @@ NameSetting: TypeAlias = Annotated[Text, Rule("the name of an array in the store
 OptionalName: TypeAlias = Annotated[Text | None, Rule("the name of an array in the store")]
 _NO_PASSWORD = "without a password in it (set those in the environment or data.storage_options)"
 OptionalUrl: TypeAlias = Annotated[
-    Text | None, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")
+    Text | None, BeforeValidator(_to_url), Rule(f"a path or URL {_NO_PASSWORD}")
 ]
 FolderSetting: TypeAlias = Annotated[
-    Text | None, BeforeValidator(_folder), Rule("the path of a local folder, not a URL")
+    Text | None, BeforeValidator(_to_folder), Rule("the path of a local folder, not a URL")
 ]
 OptionalUrls: TypeAlias = Annotated[
     Text | tuple[str, ...] | None,
-    BeforeValidator(_urls),
+    BeforeValidator(_to_urls),
     Rule(f"a path or URL {_NO_PASSWORD}, or a list of them"),
 ]
 WeightsSetting: TypeAlias = Annotated[
-    tuple[float, ...] | None, BeforeValidator(_weights), Rule("a list of finite numbers above 0")
+    tuple[float, ...] | None, BeforeValidator(_to_weights), Rule("a list of finite numbers above 0")
 ]
 ClassWeights: TypeAlias = Annotated[
     Literal["balanced"] | dict[str, float] | None,
-    BeforeValidator(_class_weights),
+    BeforeValidator(_to_class_weights),
     Rule('"balanced" or a table of finite numbers, 0 or above, by class name'),
 ]
 ClassShares: TypeAlias = Annotated[
     Literal["balanced"] | dict[str, Above0] | None,
-    BeforeValidator(_class_weights),
+    BeforeValidator(_to_class_weights),
     Rule('"balanced" or a table of finite numbers above 0, by class name'),
 ]
 CentersSetting: TypeAlias = Annotated[
     Text,
-    BeforeValidator(_url),
+    BeforeValidator(_to_url),
     Rule(
         '"random", "all" or the name of another selection, or the path or URL of an array or a '
         f"store, {_NO_PASSWORD}"
@@ -237,7 +233,7 @@ CentersSetting: TypeAlias = Annotated[
 ]
 MetricSetting: TypeAlias = Annotated[
     Text,
-    BeforeValidator(_url),
+    BeforeValidator(_to_url),
     Rule(
         '"auto", "none", "learn", "learn-diagonal", "learn-full", or the path or URL of an '
         f"array, {_NO_PASSWORD}"
@@ -277,7 +273,7 @@ class Table(BaseModel):
             details = error.errors(include_url=False)
         # Raised outside the except clause: a chained pydantic error would show secrets.
         if details:
-            raise ConfigError("\n".join(dict.fromkeys(_sentence(type(self), d) for d in details)))
+            raise ConfigError("\n".join(dict.fromkeys(_message(type(self), d) for d in details)))
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
@@ -292,26 +288,26 @@ class Table(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numpy_scalars(cls, values: Any) -> Any:
+    def _convert_numpy_scalars(cls, values: Any) -> Any:
         """Accept NumPy scalars (grid searches pass them) as the corresponding Python numbers."""
         return to_builtin(values)
 
 
-def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
-    """Return the message for one mistake in a table. detail : pydantic's `ErrorDetails` of it"""
+def _message(model: type[Table], detail: Mapping[str, Any]) -> str:
+    """Return the message for one mistake in a table. detail : the `ErrorDetails` of pydantic"""
     location, kind = detail["loc"], detail["type"]
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError) and (not model.table or not location):
         return cause.message  # from a table inside this one, or a check of several settings
     if not model.table:
         return (
-            unknown_key(model, str(location[0]))
+            unknown_key_text(model, str(location[0]))
             if kind == "extra_forbidden"
             else (f"{location[0]} must be a table of settings; write them under [{location[0]}]")
         )
     path, owner, key = _locate(model, location)
     if kind == "extra_forbidden":
-        return unknown_key(owner, key, path)
+        return unknown_key_text(owner, key, path)
     field = owner.model_fields[key]
     rule, default = allowed_values(field), field.get_default(call_default_factory=True)
     if kind == "missing":
@@ -335,7 +331,7 @@ def _locate(
 ) -> tuple[str, type[BaseModel], str]:
     """Return the path of a setting, such as "data.transforms[1].sigma", its model and its name.
 
-    location : of pydantic, here ("transforms", 1, "noise", "sigma")
+    location : location by pydantic, in this example ("transforms", 1, "noise", "sigma")
     """
     key = str(location[0])
     path = f"{model.table}.{key}"
@@ -375,9 +371,10 @@ def _input_text(value: object) -> str:
     return reprlib.repr(redacted(value))
 
 
-def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
-    """Return the message for a key that `model` does not have. path : of the key, if longer"""
-    path, key = path.rstrip(".") or key.rstrip("."), key.rstrip(".")
+def unknown_key_text(model: type[BaseModel], key: str, path: str = "") -> str:
+    """Return the message for a key that `model` lacks. path : the key with its section, if any"""
+    key = key.rstrip(".")
+    path = path.rstrip(".") or key
     parent = path[: len(path) - len(key)]
     similar = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
     elsewhere = PARAMETER_PATHS.get(key) or next(

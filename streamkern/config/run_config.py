@@ -57,10 +57,10 @@ from streamkern.config.rules import (
     SeedSetting,
     ShareSetting,
     Table,
-    unknown_key,
+    unknown_key_text,
 )
 from streamkern.config.solver import SolverConfig, check_solver_features
-from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
+from streamkern.config.toml import TOML_BYTES, parse_toml, suggest_correction
 from streamkern.losses.losses import SQUARES, loss_class
 
 # Settings that a resumed run may change. They have no effect on samples, random numbers and
@@ -93,7 +93,7 @@ This value is not recorded, so that runs of those versions can be resumed.
 """
 
 
-class Every(NamedTuple):
+class CheckpointInterval(NamedTuple):
     """Interval of an action, as a number of steps or of seconds; both are None for "auto"."""
 
     steps: int | None
@@ -108,8 +108,8 @@ class ExecutionConfig(Table):
     precision : precision of the arithmetic; "auto": the fastest that is as accurate as float32, or
         float64 for some regressions with all rows as centers. These have fewer than 4096 rows, or
         up to 16 384 rows with so little noise that the rounding of float32 would increase the
-        error. "exact"
-        is float32, "float64" is float64; "high", "integer" and "fast" are modes of a GPU.
+        error. "exact" is float32, "float64" is float64; "high", "integer" and "fast" are modes of a
+        GPU.
     device : device of the computation; "auto": a GPU that CuPy can use, else the CPU.
     accelerator : accelerator of the CPU; "auto": Numba if it is installed and the work outweighs
         its compilation.
@@ -189,12 +189,12 @@ class ExecutionConfig(Table):
         return self.ranks
 
     @property
-    def checkpoint_cadence(self) -> Every:
+    def checkpoint_cadence(self) -> CheckpointInterval:
         """`checkpoint_every` as steps or seconds."""
         every = self.checkpoint_every
         if isinstance(every, int):
-            return Every(every, None)
-        return Every(None, None if every == "auto" else parse_seconds(every))
+            return CheckpointInterval(every, None)
+        return CheckpointInterval(None, None if every == "auto" else parse_seconds(every))
 
 
 NEWTON_SOLVERS: Final = ("direct", "falkon")
@@ -248,7 +248,7 @@ class RunConfig(Table):
         for key, value in overrides.items():
             section, _, field = key.partition(".")
             if section not in tables or not field:
-                raise ConfigError(unknown_key(RunConfig, key if not field else section))
+                raise ConfigError(unknown_key_text(RunConfig, key if not field else section))
             tables[section][field] = value
         return RunConfig(**tables)
 
@@ -304,7 +304,7 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
             "give the path of a TOML file",
         ) from None
     except ValueError as error:  # TOML syntax or text that is not UTF-8
-        remedy = f"correct it there{corrected_line(text, str(error))}"
+        remedy = f"correct it there{suggest_correction(text, str(error))}"
         if path.suffix.lower() != ".toml":
             remedy += ", or give a run file, in which train under [data] names the store"
         raise ConfigError(f"run file {str(path)!r} is not valid TOML ({error})", remedy) from None

@@ -24,19 +24,32 @@ from streamkern.config.rules import (
     Table,
 )
 
-_OF_STEPS, _OF_LOW_RANK = ("average", "step_scale"), ("n_nystrom", "level")
-_OF_INNER_EIGENPRO = (
+_STEP_OPTIONS = ("average", "step_scale")
+_LOW_RANK_OPTIONS = ("n_nystrom", "level")
+_INNER_EIGENPRO_OPTIONS = (
     "projection_epochs", "projection_nystrom", "projection_level", "projection_batch",
 )  # fmt: skip
-_OF_PROJECTION = ("projection", *_OF_INNER_EIGENPRO)
+_PROJECTION_OPTIONS = ("projection", *_INNER_EIGENPRO_OPTIONS)
 SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "block": ("block_size", "factor_dtype", "ridge", "damping", *_OF_STEPS, "warm_start"),
-        "sgd": ("ridge", *_OF_STEPS),
-        "eigenpro1": (*_OF_LOW_RANK, "ridge", "damping", *_OF_STEPS),
-        "eigenpro2": (*_OF_LOW_RANK, *_OF_STEPS),
-        "eigenpro3": (*_OF_LOW_RANK, "period", *_OF_PROJECTION, *_OF_STEPS, "warm_start"),
-        "eigenpro4": (*_OF_LOW_RANK, "period", *_OF_PROJECTION, *_OF_STEPS, "warm_start"),
+        "block": ("block_size", "factor_dtype", "ridge", "damping", *_STEP_OPTIONS, "warm_start"),
+        "sgd": ("ridge", *_STEP_OPTIONS),
+        "eigenpro1": (*_LOW_RANK_OPTIONS, "ridge", "damping", *_STEP_OPTIONS),
+        "eigenpro2": (*_LOW_RANK_OPTIONS, *_STEP_OPTIONS),
+        "eigenpro3": (
+            *_LOW_RANK_OPTIONS,
+            "period",
+            *_PROJECTION_OPTIONS,
+            *_STEP_OPTIONS,
+            "warm_start",
+        ),
+        "eigenpro4": (
+            *_LOW_RANK_OPTIONS,
+            "period",
+            *_PROJECTION_OPTIONS,
+            *_STEP_OPTIONS,
+            "warm_start",
+        ),
         "direct": ("ridge", "posterior"),
         "falkon": ("ridge", "tolerance", "warm_start"),
     }
@@ -78,7 +91,7 @@ def check_solver_features(name: str, features: str) -> None:
         )
 
 
-def set_value(setting: _Number | Literal["auto"]) -> _Number | None:
+def number_or_none(setting: _Number | Literal["auto"]) -> _Number | None:
     """Return the value of a setting if the user has set a number, and None if it is "auto"."""
     return None if setting == "auto" else setting
 
@@ -108,7 +121,7 @@ class SolverConfig(Table):
         run's arithmetic. "float16" takes half of the memory of float32. The setup compensates the
         rounding errors, measures step sizes on the rounded factors, and warns if the errors stay
         large. Not for float64.
-    ridge : weight of the squared norm of f in the objective; "auto": estimated from the data. The
+    ridge : factor of the squared norm of f in the objective; "auto": estimated from the data. The
         objective is half the mean squared error plus ridge * tr(alpha^T K(Z, Z) alpha) / 2, with
         |w|^2 in place of the trace for Fourier features; 0 means no ridge. "direct" estimates it on
         held-out rows, for values separately for each output; otherwise it follows from the noise of
@@ -173,7 +186,7 @@ class SolverConfig(Table):
     warm_start: OptionalUrl = None
 
     @property
-    def changed(self) -> dict[str, Any]:
+    def changed_defaults(self) -> dict[str, Any]:
         """The settings that are not at their defaults -> their defaults."""
         defaults = {name: field.default for name, field in SolverConfig.model_fields.items()}
         return {name: value for name, value in defaults.items() if getattr(self, name) != value}
@@ -182,7 +195,7 @@ class SolverConfig(Table):
     def _check_defined(self) -> SolverConfig:
         """Require that every changed setting is defined for the solver."""
         allowed = solver_options(self.name)
-        for name, default in self.changed.items():
+        for name, default in self.changed_defaults.items():
             value = getattr(self, name)
             no_ridge = name == "ridge" and value == 0
             if name != "name" and name not in allowed and not no_ridge:
@@ -217,7 +230,7 @@ class SolverConfig(Table):
                 f"{mention('solver.name', self.name)}, which projects after every step",
                 'set name = "eigenpro4" to delay the projection',
             )
-        option = self.first_set(_OF_INNER_EIGENPRO)
+        option = self.first_changed(_INNER_EIGENPRO_OPTIONS)
         if option is not None and self.projection not in ("resident", "inexact"):
             raise ConfigError(
                 f"{mention(f'solver.{option}', getattr(self, option))} is not defined for "
@@ -238,9 +251,9 @@ class SolverConfig(Table):
         """The ridge if it is a number, and 0 if it is "auto"."""
         return 0.0 if self.ridge == "auto" else self.ridge
 
-    def first_set(self, names: Sequence[str]) -> str | None:
+    def first_changed(self, names: Sequence[str]) -> str | None:
         """Return the first of these settings that differs from its default, or None."""
-        return next((name for name in names if name in self.changed), None)
+        return next((name for name in names if name in self.changed_defaults), None)
 
     def with_ridge(self, ridge: float | Literal["auto"]) -> SolverConfig:
         """Return a copy with this ridge."""

@@ -66,16 +66,17 @@ def _key(name: str) -> str:
     return name if bare else toml_value(name)
 
 
-_TOML_CHARACTERS = 1 << 24  # allowed; the matrix of a metric takes some millions
+_TOML_CHARACTERS = 1 << 24  # allowed number; the matrix of a metric takes some millions
 TOML_BYTES: Final = 4 * _TOML_CHARACTERS
 """Largest size of a run file: a character takes at most 4 bytes of UTF-8."""
-_KEY_PARTS = 32  # allowed in a dotted key
-# The lookbehind and the possessive + keep the search linear in the text.
+_KEY_PARTS = 32  # allowed number of parts of a dotted key
+# A part is a bare or a quoted key, followed by a dot. The lookbehind and the possessive + keep the
+# search linear in the text.
 _PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 _LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
 
 
-def corrected_line(text: str, message: str) -> str:
+def suggest_correction(text: str, message: str) -> str:
     """Return the correction of the line that the parser's message names, such as ", as x = true".
 
     It corrects the usual mistakes: text without quotes, a colon, and a truth value written as in
@@ -89,11 +90,14 @@ def corrected_line(text: str, message: str) -> str:
     match = re.fullmatch(r"\s*([\w.-]+)\s*[=:]\s*([^\s#\[{].*?)\s*", line.partition(" #")[0])
     if match is None:
         return ""
-    key, value = match[1], match[2].strip("\"'")
+    key, written_value = match[1], match[2]
+    value = written_value.strip("\"'")
     if value in ("True", "False"):
         return f", as {key} = {value.lower()}"
-    corrected = match[2] if re.fullmatch(r"[+-]?[\d.]+|true|false", value) else json.dumps(value)
-    return f", as {key} = {corrected}" + (", with text in quotes" if corrected != match[2] else "")
+    if re.fullmatch(r"[+-]?[\d.]+|true|false", value):  # the mistake is a colon
+        return f", as {key} = {written_value}"
+    quoted = json.dumps(value)
+    return f", as {key} = {quoted}" + (", with text in quotes" if quoted != written_value else "")
 
 
 def parse_toml(text: str) -> dict[str, Any]:

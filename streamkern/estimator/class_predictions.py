@@ -15,7 +15,7 @@ from streamkern.estimator.fitted import FittedAttribute
 from streamkern.estimator.labels import LABEL_THRESHOLD, Labels
 from streamkern.estimator.predicting import PredictionMixin, on_snapshot
 from streamkern.predict.calibration import check_level
-from streamkern.predict.prediction_table import needed_calibration
+from streamkern.predict.prediction_table import require_calibration
 from streamkern.predict.probabilities import Probabilities, Softmax
 
 
@@ -92,11 +92,11 @@ class ClassPredictionMixin(PredictionMixin):
         fitted_map = self._state.calibration
         # A softmax without calibration rows gives probabilities, but no sets.
         usable_map = fitted_map if fitted_map is not None and fitted_map.n_rows else None
-        calibration = needed_calibration(usable_map, request, self._needed_calibration_text)
+        calibration = require_calibration(usable_map, request, self._needed_calibration_text)
         # Raises if the level needs more calibration rows, before the rows are predicted.
         calibration.intervals.score_quantile(interval)
         F = self._values(X)
-        sets = self._trained_labels.sort_outputs(calibration.intervals.sets(F, interval))
+        sets = self._trained_labels.sort_outputs(calibration.intervals.prediction_sets(F, interval))
         labels = self._in_container(self._labels(F), X, "_labels")
         return labels, self._in_container(sets, X, "_sets")
 

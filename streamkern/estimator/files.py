@@ -21,7 +21,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention, mentions
 from streamkern.basics.text import some
 from streamkern.basics.values import parse_bytes
-from streamkern.basics.warning import warnings_completed
+from streamkern.basics.warning import append_to_warnings
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import open_stream, own_targets_error
 from streamkern.estimator.targets import refuse_numbers_as_labels
@@ -71,7 +71,7 @@ INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
 def _explain_ingest_options() -> Iterator[None]:
     """Explain options of `ingest` that errors and warnings of a block mention."""
     try:
-        with warnings_completed(_option_hint):
+        with append_to_warnings(_option_hint):
             yield
     except (ConfigError, DataError) as error:
         error.append(_option_hint(error.message))

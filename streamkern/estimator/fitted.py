@@ -26,7 +26,7 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.calibration import Calibration
-from streamkern.rundir.checkpoint_format import Saved
+from streamkern.rundir.checkpoint_format import SavedGroup
 from streamkern.solver.posterior import Posterior
 from streamkern.store.sparse_rows import as_csr, pack_rows, sparse_features
 from streamkern.stream.sources.base import BaseSource
@@ -305,7 +305,7 @@ class FittedModel:
         arrays = model.targets.arrays() | save_scaling(model.fixed_transforms)[0]
         if kernel.metric is not None:
             arrays["metric"] = kernel.metric
-        setup = Saved(0, arrays, meta)
+        setup = SavedGroup(0, arrays, meta)
         warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
         attributes = schema.attributes | {
             "centers_": as_csr(centers, schema.n_features) if schema.sparse else centers,

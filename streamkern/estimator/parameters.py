@@ -14,9 +14,9 @@ from sklearn.utils import check_random_state
 
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.warning import warn, warnings_worded
+from streamkern.basics.warning import use_vocabulary, warn
 from streamkern.centers.random_rows import as_centers
-from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
+from streamkern.config.names import PARAMETER_SETTINGS, parameter_vocabulary
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
@@ -27,10 +27,10 @@ from streamkern.kernels.builtin import Kernel
 def use_parameter_names() -> Iterator[None]:
     """Use the names of the estimator's parameters in the errors and warnings of a block."""
     try:
-        with warnings_worded(parameter_words):
+        with use_vocabulary(parameter_vocabulary):
             yield
     except StreamkernError as error:
-        error.vocabulary = parameter_words
+        error.vocabulary = parameter_vocabulary
         raise
 
 

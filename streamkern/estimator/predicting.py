@@ -266,7 +266,9 @@ class PredictionMixin(ModelOpeningMixin):
         """Return values and the ends of their intervals, for rows that are not lazy."""
         calibration, lacking = self._state.calibration, self._needed_calibration_text
         loss, c = loss_for_figures(self._state.meta), len(self._state.targets.mean)
-        form = OutputFormat.of(calibration, None, False, interval, lacking, normalised, loss)
+        form = OutputFormat.from_request(
+            calibration, None, False, interval, lacking, normalised, loss
+        )
         X = self._check_not_lazy(X, f"interval={interval!r}")
         values = form(self._values(X, spread=normalised))
         if form.ends is not None:  # two of the quantiles of a model of several

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.planning.sizes import own_sizes
+from streamkern.planning.sizes import method_sizes
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.train.loop.step_loop import Result
 
@@ -34,7 +34,7 @@ def _setup_report(meta: Mapping[str, Any]) -> dict[str, Any]:
     rules = [StepRule(**rule) for rule in setup["rules"]]
     return {
         "solver": sizes["solver"],
-        **own_sizes(sizes),
+        **method_sizes(sizes),
         "scale": meta["scale"],
         **max_over_blocks(setup["rules"]),
         **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),

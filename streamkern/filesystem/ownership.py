@@ -26,7 +26,7 @@ import zarr
 
 from streamkern.basics.errors import DataError, RunError, StreamkernError
 from streamkern.basics.text import redact
-from streamkern.basics.values import parsed_json
+from streamkern.basics.values import parse_json
 from streamkern.filesystem.durable import (
     LocalFiles,
     is_temporary,
@@ -237,7 +237,7 @@ def is_marked(path: Path, kind: str) -> bool:
     if not hasattr(os, "getxattr"):
         return False
     try:
-        return bool(parsed_json(os.getxattr(path, _EXTENDED_ATTRIBUTE)) == _file_mark(path, kind))
+        return bool(parse_json(os.getxattr(path, _EXTENDED_ATTRIBUTE)) == _file_mark(path, kind))
     except (OSError, ValueError):
         return False
 

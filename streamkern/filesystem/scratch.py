@@ -24,7 +24,7 @@ import filelock
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.basics.values import parsed_json
+from streamkern.basics.values import parse_json
 from streamkern.filesystem.durable import (
     check_writable,
     disk_full_hint,
@@ -279,7 +279,7 @@ class Scratch:
         The result is {} if the state is damaged or of another schema, and None without a mark.
         """
         try:
-            document = parsed_json((self.folder / _STATE_FILE).read_bytes())
+            document = parse_json((self.folder / _STATE_FILE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         if not isinstance(document, dict) or not _STATE_MARK.items() <= document.items():

@@ -33,7 +33,7 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.message import mention
-from streamkern.basics.optional import install
+from streamkern.basics.optional import install_command
 from streamkern.basics.text import redact
 from streamkern.filesystem.buckets import AZURE, GOOGLE, S3, open_buckets, unsupported_options
 from streamkern.filesystem.durable import LocalFiles
@@ -129,7 +129,7 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
     except StreamkernError:
         raise
     except ImportError as error:
-        package_text = install("s3") if urlsplit(url).scheme in S3 else str(error)
+        package_text = install_command("s3") if urlsplit(url).scheme in S3 else str(error)
         raise MissingDependencyError(
             f"{redact(url)} needs a package that is not installed: {package_text}"
         ) from error
@@ -197,7 +197,7 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
     if engine == "obstore":
         if not are_installed:
             raise MissingDependencyError(
-                f"engine='obstore' needs packages that are not installed: {install('s3')}"
+                f"engine='obstore' needs packages that are not installed: {install_command('s3')}"
             )
         if unsupported:
             raise ConfigError(

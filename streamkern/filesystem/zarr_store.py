@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from streamkern.basics.values import parsed_json
+from streamkern.basics.values import parse_json
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.waiting import on_storage_loop
 
@@ -127,7 +127,7 @@ def byte_bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
 def is_json(data: Any) -> bool:
     """Return whether the bytes parse as JSON."""
     try:
-        parsed_json(data)
+        parse_json(data)
     except ValueError:
         return False
     return True

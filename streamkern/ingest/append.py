@@ -24,7 +24,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, some
 from streamkern.basics.values import checked_int, json_digest, parse_bytes
-from streamkern.basics.warning import warned_once
+from streamkern.basics.warning import warn_each_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.columns import recorded_form
@@ -113,7 +113,7 @@ def append(
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = convert_for_store(inputs, x, y, sample_weight, form)
     folder = scratch_folder(path, ending=".append")
-    with warned_once(), ExitStack() as files, Scratch(folder) as spill:
+    with warn_each_once(), ExitStack() as files, Scratch(folder) as spill:
         spill.claim()
         try:
             old_store = open_store(path)

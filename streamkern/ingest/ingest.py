@@ -29,7 +29,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.basics.values import checked_int, json_digest, parse_bytes
-from streamkern.basics.warning import warned_once
+from streamkern.basics.warning import warn_each_once
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
@@ -210,7 +210,7 @@ def ingest(
     if options.like is not None and sample_weight is None:
         sample_weight = existing_column(options.like.weight_column, inputs, form, input_options)
     mark = _store_at(out_url, storage_options)
-    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as spill:
+    with warn_each_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as spill:
         open_input = partial(
             open_reader, inputs, options.targets(y, is_table(inputs, form)), files, x=x,
             sample_weight=sample_weight, input_options=input_options, missing=missing,

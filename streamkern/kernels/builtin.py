@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.own_class import subclasses, undefined_class
+from streamkern.basics.user_class import subclasses, undefined_class
 from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, kernel_name
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.parameters import (

@@ -2,14 +2,14 @@
 
 The module of a name in a setting is imported, in every process of a run. For a name in a record,
 no module is imported, because the record may come from somebody else: this process must have
-defined the class, see `basics.own_class`.
+defined the class, see `basics.user_class`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from streamkern.basics.own_class import imported_class, undefined_class
+from streamkern.basics.user_class import import_user_class, undefined_class
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import class_reference, own_classes
 
@@ -30,7 +30,7 @@ def import_kernel_classes(value: object) -> object:
     """
 
     def import_class(name: str) -> str:
-        return class_reference(imported_class(name, Kernel, "model.kernel"))
+        return class_reference(import_user_class(name, Kernel, "model.kernel"))
 
     return _map_class_names(import_class, value)
 

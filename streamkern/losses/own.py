@@ -2,7 +2,7 @@
 
 A setting is a `Loss`, a subclass of it, "module:Class", or a table {kind = "module:Class", ...}
 with its parameters; the module is imported. A record imports nothing: this process must have
-defined the class, see `basics.own_class`.
+defined the class, see `basics.user_class`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.own_class import imported_class, subclasses, undefined_class
+from streamkern.basics.user_class import import_user_class, subclasses, undefined_class
 from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
@@ -61,7 +61,7 @@ def given_loss(value: object) -> object:
 
 def _class_of(reference: str) -> type[Loss]:
     """Return the class "module:Class", importing the module unless the class is defined."""
-    return defined_class(reference) or imported_class(reference, Loss, "model.loss")
+    return defined_class(reference) or import_user_class(reference, Loss, "model.loss")
 
 
 def _instance(loss_class: type[Loss], parameters: Mapping[str, Any]) -> Loss:

@@ -66,7 +66,7 @@ class Buffers:
     lines: list[tuple[str, str, int]] = field(default_factory=list)
 
     def add(self, phase: str, name: str, *shape: int, itemsize: int = 1) -> None:
-        """Append a buffer. shape, itemsize : its entries, and the bytes of an entry"""
+        """Append a buffer of `shape`, whose entries have `itemsize` bytes."""
         self.lines.append((phase, name, itemsize * math.prod(shape)))
 
     def total(self, phase: str) -> int:
@@ -88,8 +88,8 @@ class Buffers:
 class MemoryNeeds(NamedTuple):
     """Properties of a method that determine the sizes of the common buffers.
 
-    product_rows, outputs : rows and columns of its largest product with a kernel matrix; there are
-        at least c columns
+    product_rows : rows of its largest product with a kernel matrix
+    outputs : columns of its largest product with a kernel matrix; at least c
     setup : number of array entries that its setup saves in addition to the centers
     sums : bytes of a checkpoint in addition to the weights
     """
@@ -161,15 +161,19 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
 
 def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the rows that become centers, and the raw centers, without the selector's buffers."""
-    add, p, stored, raw = buffers.add, problem.p, problem.row_bytes, problem.d * problem.itemsize
+    add, p = buffers.add, problem.p
+    stored_bytes, raw_bytes = problem.row_bytes, problem.d * problem.itemsize
     if problem.selection is None:  # the rows are copied into the order of the centers
-        add("centers", "rows chosen as centers", p, max(2 * stored, _sample_row_bytes(problem)))
+        row_bytes = max(2 * stored_bytes, _sample_row_bytes(problem))
+        add("centers", "rows chosen as centers", p, row_bytes)
         if problem.on_device:  # two copies, or one and the raw centers
-            add("host", "rows chosen as centers", p, max(stored, 2 * stored - raw))
+            add(
+                "host", "rows chosen as centers", p, max(stored_bytes, 2 * stored_bytes - raw_bytes)
+            )
         add(problem.host_phase("centers"), "units with centers being read", _reading_bytes(problem))
     if not problem.on_device:
         for phase in ("sample", "setup", "train"):
-            add(phase, "raw centers", p, raw)
+            add(phase, "raw centers", p, raw_bytes)
 
 
 def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
@@ -224,7 +228,7 @@ def _count_rows(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
     loader, phase = loader_bytes(problem, sizes), problem.host_phase("train")
     pinned = ", pinned" if problem.on_device else ""
     add(phase, f"loader, its shuffle blocks{pinned}", loader.rows)
-    add(phase, "loader, positions of rows, and units being read", loader.others)
+    add(phase, "loader, positions of rows, and units being read", loader.overhead)
 
 
 def _count_batches(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
@@ -289,9 +293,9 @@ def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -
     if problem.on_device:
         # Arrays move between disk and device in chunks of at most `SAVED_CHUNK_BYTES`, which Zarr
         # encodes into a second buffer.
-        parts = problem.streams_centers or problem.reads_stripes
-        chosen = problem.centers_per_rank(p) if parts else p
-        add("host", "raw centers", chosen, problem.d, itemsize=item)
+        is_partitioned = problem.streams_centers or problem.reads_stripes
+        n_centers = problem.centers_per_rank(p) if is_partitioned else p
+        add("host", "raw centers", n_centers, problem.d, itemsize=item)
         add("host", "encoded chunk being saved or loaded", 2, SAVED_CHUNK_BYTES)
         copies = 5 if problem.n_validation_rows else 4
         add("host", "checkpoint copies of the weights", copies * p, c, itemsize=item)
@@ -358,23 +362,26 @@ def n_groups(c: int) -> int:
     return max(1, min(16, 1024 // max(c, 1)))
 
 
-def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_bytes: int) -> int:
-    """Decide whether the loader keeps the stores decoded; return their bytes, and count them.
+def keep_stores(
+    buffers: Buffers, problem: ProblemShape, decoded_bytes: int, budget_bytes: int
+) -> int:
+    """Decide whether the loader keeps the decoded rows of the stores; if so, count them.
 
-    They are kept if rows are read more than once, by replicas or epochs, and they fit in the budget
-    together with the other buffers. Returns 0 otherwise.
+    The rows are kept if they are read more than once, for replicas or epochs, and fit in the budget
+    together with the other buffers. Returns the bytes that are kept, or 0.
 
-    decoded : bytes of all rows of the stores
+    decoded_bytes : bytes of all decoded rows of the stores
     budget_bytes : budget of host memory
     """
     rereads = problem.epochs > 1 or problem.n_rows > problem.n_stored
     phase = problem.host_phase("train")
     planned = buffers.total(phase)
-    fits = KEPT_STORE_BUDGET_RATIO * decoded <= budget_bytes and planned + decoded <= budget_bytes
-    if not (rereads and fits and decoded):
+    is_small = KEPT_STORE_BUDGET_RATIO * decoded_bytes <= budget_bytes
+    fits = is_small and planned + decoded_bytes <= budget_bytes
+    if not (rereads and fits and decoded_bytes):
         return 0
-    buffers.add(phase, "rows of the stores, kept decoded", decoded)
-    return decoded
+    buffers.add(phase, "rows of the stores, kept decoded", decoded_bytes)
+    return decoded_bytes
 
 
 def default_budget(available: int) -> int:

@@ -36,33 +36,39 @@ class OpCounts:
     calls: float = 0
 
     def __add__(self, other: OpCounts) -> OpCounts:
-        return OpCounts(*(a + b for a, b in zip(self._amounts, other._amounts, strict=True)))
+        pairs = zip(self._by_kind, other._by_kind, strict=True)
+        return OpCounts(*(a + b for a, b in pairs))
 
     def scaled(self, factor: float) -> OpCounts:
         """Return all counts multiplied by a factor."""
-        return OpCounts(*(factor * a for a in self._amounts))
+        return OpCounts(*(factor * count for count in self._by_kind))
 
     @property
-    def _amounts(self) -> tuple[float, ...]:
+    def _by_kind(self) -> tuple[float, ...]:
         """The counts in the order of `WORK_KINDS`."""
         return tuple(getattr(self, name) for name in WORK_KINDS)
 
     def flops(self, problem: ProblemShape) -> int:
-        """Return the total FLOPs. problem : determines the FLOPs of a kernel value"""
-        evaluated, per_value = self.entries + self.kept, 2 * problem.c
-        linear_algebra = sum(self._amounts[3:-1])  # products ... wide_factors
-        products = per_value * (evaluated + self.swept)
-        return int(2 * problem.d * evaluated + products + linear_algebra)
+        """Return the total FLOPs. problem : its d and c determine the FLOPs of a kernel value"""
+        n_evaluated = self.entries + self.kept
+        distances = 2 * problem.d * n_evaluated
+        products = 2 * problem.c * (n_evaluated + self.swept)
+        linear_algebra = sum(getattr(self, kind) for kind in LINEAR_ALGEBRA_KINDS)
+        return int(distances + products + linear_algebra)
 
     def seconds(self, costs: OpCounts) -> float:
         """Return the seconds that all operations take.
 
         costs : seconds per operation, by kind.
         """
-        return sum(a * b for a, b in zip(self._amounts, costs._amounts, strict=True))
+        pairs = zip(self._by_kind, costs._by_kind, strict=True)
+        return sum(count * seconds for count, seconds in pairs)
 
 
 WORK_KINDS = tuple(field.name for field in fields(OpCounts))
+"""Kinds of work: the fields of `OpCounts`, in order."""
+LINEAR_ALGEBRA_KINDS = ("products", "factors", "eigen", "wide_products", "wide_factors")
+"""Kinds of work that are counted in FLOPs."""
 NO_WORK = OpCounts()
 
 
@@ -71,19 +77,19 @@ class Speeds:
     """Times that the operations of one run take on a machine, in seconds.
 
     compute : seconds per operation, by kind.
-    prepared : seconds to prepare a row for a step.
-    read : seconds that one thread takes to read a row.
-    busy : part of `read` that is processor time of the thread.
-    compiled : seconds to compile a kernel, at its first evaluation in a process.
+    prepare_s : seconds to prepare a row for a step.
+    read_s : seconds that one thread takes to read a row.
+    busy_s : part of `read_s` in which the thread uses a processor, and does not wait.
+    compile_s : seconds to compile a kernel, at its first evaluation in a process.
     """
 
     compute: OpCounts
-    prepared: float
-    read: float
-    busy: float
-    compiled: float
+    prepare_s: float
+    read_s: float
+    busy_s: float
+    compile_s: float
 
-    def streaming(self, rows: float, compute_s: float, problem: ProblemShape) -> float:
+    def streaming_seconds(self, rows: float, compute_s: float, problem: ProblemShape) -> float:
         """Return the seconds to read rows and take steps on them, which overlap.
 
         rows : number of rows.
@@ -91,11 +97,11 @@ class Speeds:
         problem : numbers of threads and of readers.
         """
         readers = problem.readers or problem.threads
-        processor_s = compute_s + rows * (self.prepared + self.busy / problem.threads)
-        return max(processor_s, rows * self.read / readers)
+        processor_s = compute_s + rows * (self.prepare_s + self.busy_s / problem.threads)
+        return max(processor_s, rows * self.read_s / readers)
 
     def as_rates(self) -> dict[str, Any]:
         """Return operations per second by kind, and rows per second, if measured."""
         costs = {name: getattr(self.compute, name) for name in WORK_KINDS}
-        costs |= {"rows_prepared": self.prepared, "rows_read": self.read}
+        costs |= {"rows_prepared": self.prepare_s, "rows_read": self.read_s}
         return {name: 1 / seconds for name, seconds in costs.items() if seconds}

@@ -25,9 +25,9 @@ class Costs:
     apply : cost of an entry of a block's preconditioner in a step, which reads it twice, for any
         number of outputs.
     points : time of a FLOP in a product of points, relative to other products.
-    setup, sweeps : FLOPs that the setup of a block, and the sweeps over all blocks, may take in any
-        run, because they need only a few seconds.
-    most_rows : largest batch size that is chosen automatically.
+    setup : FLOPs that the setup of a block may take in any run, as they need only a few seconds.
+    sweeps : FLOPs that the sweeps over all blocks may take in any run, for the same reason.
+    max_batch : largest batch size that is chosen automatically.
     basis : source of the numbers, for a plan.
     """
 
@@ -36,7 +36,7 @@ class Costs:
     points: float
     setup: int
     sweeps: int
-    most_rows: int
+    max_batch: int
     basis: str
 
 
@@ -59,7 +59,7 @@ DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
 """`Costs.points` of a device for each precision, from two measurements. "high" takes three products
 in half precision, at up to 727 TFLOP/s."""
 DEVICE_MAX_BATCH: Final = 16_384
-"""`Costs.most_rows` of a device."""
+"""`Costs.max_batch` of a device."""
 
 
 def device_costs(precision: str) -> Costs:
@@ -75,7 +75,7 @@ def device_costs(precision: str) -> Costs:
 class Selection:
     """Cost of a selector that reads more rows than it keeps as centers.
 
-    first : number of rows from which it starts.
+    first : number of rows that it reads first, from which it starts.
     rows : number of rows that it reads.
     flops : leading terms of its FLOPs.
     buffers : (name, bytes) of its large buffers.
@@ -93,7 +93,7 @@ class Selection:
 
     @property
     def total(self) -> int:
-        """Return the bytes of all buffers."""
+        """Bytes of all buffers."""
         return sum(size for _, size in self.buffers)
 
 
@@ -102,7 +102,7 @@ SPLIT_ROW_BYTES = 64
 """Bytes per row of a unit that are needed to determine which rows the run leaves out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProblemShape:
     """Sizes of the data, the model and the machine, and the choices that a plan depends on.
 
@@ -110,7 +110,8 @@ class ProblemShape:
 
     n_rows : number of rows per epoch, with copies.
     epochs : number of epochs.
-    d, c : numbers of features and outputs.
+    d : number of features.
+    c : number of outputs.
     row_bytes : bytes of a stored row, X and y.
     unit_rows : largest number of rows in a unit.
     read_rows : number of rows that a read decodes if some are left out of the run; 0: unit_rows.
@@ -178,54 +179,57 @@ class ProblemShape:
     epochs: int
     d: int
     c: int
-    p: int
     row_bytes: int
     unit_rows: int
-    itemsize: int
-    threads: int
-    width: int
-    tile_bytes: int
-    batch_size: int | None = None
-    library_bytes: int = 0
-    left_bytes: int = 0
-    feed_arrays: int = 2
-    transform_itemsize: int = 4
-    point_bytes: int | None = None
-    scratch_bytes: int = 0
-    staging: int = 0
-    readers: int = 0
-    units_in_hand: int = 3
-    upload_bytes: int = 0
-    selection: Selection | None = None
-    writes_checkpoints: bool = True
-    repeats: bool = True
-    complete: bool = True
-    rows_are_centers: bool = False
-    ridge: bool = True
-    finds_ridge: bool = False
-    finds_bandwidth: bool = False
-    metric_rows: int = 0
-    metric_bytes: int = 0
-    float64: float = 2.0
-    costs: Costs = CPU
+    read_rows: int = 0
     n_stored: int = 0
     hides_copies: bool = False
+    repeats: bool = True
+    complete: bool = True
+    classes: bool = False
+    several_targets: bool = False
+    transform_itemsize: int = 4
+    draws: bool = False
+
+    p: int
+    features: str = "kernel"
+    rows_are_centers: bool = False
+    selection: Selection | None = None
+    has_initial_weights: bool = False
+    metric_bytes: int = 0
+    metric_rows: int = 0
+    finds_bandwidth: bool = False
+    ridge: bool = True
+    finds_ridge: bool = False
+    squares: bool = True
+    posterior: bool = False
     n_validation_rows: int = 0
     n_calibration_rows: int = 0
     left_out: bool = False
+    writes_checkpoints: bool = True
+    upload_bytes: int = 0
+
+    itemsize: int
+    widened: bool = False
+    float64: float = 2.0
+    costs: Costs = CPU
+    threads: int
+    readers: int = 0
+    units_in_hand: int = 3
+    batch_size: int | None = None
+    width: int
+    point_bytes: int | None = None
+    scratch_bytes: int = 0
+    left_bytes: int = 0
+    tile_bytes: int
+    library_bytes: int = 0
+    feed_arrays: int = 2
+    staging: int = 0
+
     ranks: int = 1
     center_ranks: int = 1
     streams_centers: bool = False
-    has_initial_weights: bool = False
     reads_stripes: bool = False
-    read_rows: int = 0
-    features: str = "kernel"
-    classes: bool = False
-    several_targets: bool = False
-    posterior: bool = False
-    draws: bool = False
-    squares: bool = True
-    widened: bool = False
 
     @property
     def n_samples(self) -> int:

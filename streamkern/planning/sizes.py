@@ -32,9 +32,10 @@ class Sizes:
 
     solver : name of the method
     batch_size : number of rows of a step
-    n_sample, n_probe : numbers of rows of the setup sample, and of the probe on which step sizes
-        are measured
-    loader_block_bytes, loader_in_flight_bytes : bytes of a shuffle block, and of pending reads
+    n_sample : number of rows of the setup sample
+    n_probe : number of rows of the probe, on which step sizes are measured
+    loader_block_bytes : bytes of a shuffle block
+    loader_in_flight_bytes : bytes of the reads in flight
     widened : whether the run computes in float64 because run.precision is "auto"; kernel and metric
         are still chosen in float32
     """
@@ -58,7 +59,7 @@ class Sizes:
         return {k: v for k, v in asdict(self).items() if v != defaults[k]}
 
 
-def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
+def method_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of saved sizes that the method added to `Sizes`."""
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
@@ -106,9 +107,12 @@ def nearest_power_of_two(size: float) -> int:
     return min((1 << k for k in range(20)), key=lambda power: abs(power - size))
 
 
-def batch_candidates(problem: ProblemShape, best: int | None = None) -> list[int]:
-    """Return the batch sizes to try, from the best to the smallest. best : None for "auto"."""
-    return halvings(problem.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
+def batch_candidates(problem: ProblemShape, preferred: int | None = None) -> list[int]:
+    """Return the batch sizes to try, from the preferred one to the smallest.
+
+    preferred : batch size if the user has set none; None for `auto_batch`
+    """
+    return halvings(problem.batch_size, preferred or auto_batch(problem), min(64, problem.n_rows))
 
 
 def n_steps(problem: ProblemShape) -> int:
@@ -143,13 +147,13 @@ def check_epochs(problem: ProblemShape, solver: str) -> None:
 class LoaderBytes(NamedTuple):
     """The bytes of a loader.
 
-    rows : rows of two shuffle blocks and of a partial batch, with their numbers; a device copies
-        batches from this memory
-    others : positions of the rows in their blocks, and units being read
+    rows : bytes of the rows of two shuffle blocks and of a partial batch, with their numbers; a
+        device copies batches from this memory
+    overhead : bytes of the positions of the rows in their blocks, and of units being read
     """
 
     rows: int
-    others: int
+    overhead: int
 
 
 def loader_bytes(problem: ProblemShape, sizes: Sizes) -> LoaderBytes:
@@ -158,16 +162,16 @@ def loader_bytes(problem: ProblemShape, sizes: Sizes) -> LoaderBytes:
     A unit that is being read is held in stored and in decoded form. Each of several ranks holds its
     share of the rows of a block, and the positions of all rows.
     """
-    row, unit = problem.row_bytes + ROW_ID_BYTES, problem.unit_rows
-    unit_bytes = unit * (row + POSITION_BYTES)
-    units = max(1, sizes.loader_block_bytes // unit_bytes)
-    block_rows = min(units * unit, problem.n_rows)
+    row_bytes, unit_rows = problem.row_bytes + ROW_ID_BYTES, problem.unit_rows
+    unit_bytes = unit_rows * (row_bytes + POSITION_BYTES)
+    units_per_block = max(1, sizes.loader_block_bytes // unit_bytes)
+    block_rows = min(units_per_block * unit_rows, problem.n_rows)
     max_units = max(1, sizes.loader_in_flight_bytes // unit_bytes)
-    reading = min(problem.readers or problem.threads, max_units)
+    n_reads = min(problem.readers or problem.threads, max_units)
     held_rows, n_positions = block_rows, 0
     if problem.rows_per_rank(block_rows) < block_rows:
-        held_rows = min(block_rows, problem.rows_per_rank(block_rows) + unit)
+        held_rows = min(block_rows, problem.rows_per_rank(block_rows) + unit_rows)
         n_positions = 4 * block_rows  # positions of all rows, and the rank's rows before each
     n_rows = 2 * held_rows + sizes.batch_size
-    others = (n_rows + n_positions) * POSITION_BYTES + 2 * reading * problem.read_bytes
-    return LoaderBytes(n_rows * row, others)
+    overhead = (n_rows + n_positions) * POSITION_BYTES + 2 * n_reads * problem.read_bytes
+    return LoaderBytes(n_rows * row_bytes, overhead)

@@ -68,7 +68,7 @@ class Intervals:
     weights: Floats | None = None
 
     @classmethod
-    def of(cls, scores: Floats, w: Floats | None) -> Intervals:
+    def from_scores(cls, scores: Floats, w: Floats | None) -> Intervals:
         """Return the sorted scores (m, c) of rows with weights w (m,); ignore rows of weight 0."""
         if w is None:
             return cls(np.sort(scores, axis=0))
@@ -113,8 +113,9 @@ class Intervals:
     def shifts(self, levels: Sequence[float]) -> Floats:
         """Return the shifts (c,) of quantiles, as defined in the module docstring.
 
-        levels : the quantile of each output, or one for all. The shift is 0, with a warning, if
-            there are too few rows for a quantile.
+        If there are too few rows for a quantile, its shift is 0, and a warning is issued.
+
+        levels : the quantile of each output, or one for all
         """
         m, c = self.scores.shape
         weights = None if self.weights is None else self.weights[::-1]
@@ -133,10 +134,11 @@ class Intervals:
                 )
         return shifts
 
-    def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
-        """Return a mask (n, c) of the classes in the set of each row.
+    def prediction_sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
+        """Return a mask (n, c) of the classes in the prediction set of each row.
 
-        F : (n, c) values of the model. A set always contains the class with the largest value.
+        F : (n, c) values of the model; the set contains the class with the largest value at least
+        level : probability that the set contains the class of the row
         """
         in_set: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.score_quantile(level)
         in_set |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
@@ -145,8 +147,8 @@ class Intervals:
 
 def check_level(level: Any) -> None:
     """Raise ConfigError unless the level is a number between 0 and 1."""
-    number = isinstance(level, numbers.Real) and not isinstance(level, bool)
-    if not (number and 0 < level < 1):
+    is_number = isinstance(level, numbers.Real) and not isinstance(level, bool)
+    if not (is_number and 0 < level < 1):
         raise ConfigError(
             f"{mention('interval', level)} must be a number between 0 and 1, the probability "
             "that the interval contains the target; give for example 0.9"
@@ -175,7 +177,7 @@ class Calibration:
     unit: Floats | None = None
 
     @classmethod
-    def of_classes(
+    def fit_to_classes(
         cls, F: npt.NDArray[Any], labels: npt.NDArray[np.int64], w: Floats | None,
         origins: npt.NDArray[np.integer] | None = None,
     ) -> Calibration:  # fmt: skip
@@ -184,34 +186,39 @@ class Calibration:
         origins : (m,) equal for rows that are copies of one row; the first of them is used, with
             the weight of all
         """
-        F, labels, w, origins = _with_weight(F, labels, w, origins)
-        F, labels, w = _one_per_origin(F, labels, w, origins)
+        F, labels, w, origins = _weighted_rows(F, labels, w, origins)
+        F, labels, w = _merge_copies(F, labels, w, origins)
         scores = 1 - np.take_along_axis(F, labels[:, None], axis=1)
-        return cls(Intervals.of(scores, w), fit_probabilities(F, labels, w))
+        return cls(Intervals.from_scores(scores, w), fit_probabilities(F, labels, w))
 
     @classmethod
-    def of_values(
+    def fit_to_values(
         cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None,
         origins: npt.NDArray[np.integer] | None = None, unit: Floats | None = None,
     ) -> Calibration:  # fmt: skip
-        """Fit to values and targets (m, c), with weights (m,) or None; see `of_classes`."""
-        F, Y, w, origins = _with_weight(F, Y, w, origins)
+        """Fit to values and targets (m, c), with weights (m,) or None.
+
+        origins : see `fit_to_classes`
+        unit : see `Calibration`
+        """
+        F, Y, w, origins = _weighted_rows(F, Y, w, origins)
         scores = interval_scores(F, Y, unit)
-        scores, _, w = _one_per_origin(scores, np.zeros(len(F), np.int64), w, origins)
-        return cls(Intervals.of(scores, w), unit=unit)
+        scores, _, w = _merge_copies(scores, np.zeros(len(F), np.int64), w, origins)
+        return cls(Intervals.from_scores(scores, w), unit=unit)
 
     @classmethod
-    def of_quantiles(
+    def fit_to_quantiles(
         cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None, levels: Sequence[float],
         origins: npt.NDArray[np.integer] | None = None,
     ) -> Calibration:  # fmt: skip
-        """Fit shifts to quantiles and targets (m, c), with weights (m,) or None; see `of_classes`.
+        """Fit shifts to quantiles and targets (m, c), with weights (m,) or None.
 
         levels : the quantiles of the outputs, or one for all of them
+        origins : see `fit_to_classes`
         """
-        F, Y, w, origins = _with_weight(F, Y, w, origins)
-        scores, _, w = _one_per_origin(Y - F, np.zeros(len(F), np.int64), w, origins)
-        intervals = Intervals.of(scores, w)
+        F, Y, w, origins = _weighted_rows(F, Y, w, origins)
+        scores, _, w = _merge_copies(Y - F, np.zeros(len(F), np.int64), w, origins)
+        intervals = Intervals.from_scores(scores, w)
         return cls(intervals, shifts=intervals.shifts(levels))
 
     @property
@@ -228,20 +235,21 @@ class Calibration:
         sigma : (k, c) residual scale of these rows
         w : (k,) weights, or None
         """
-        scaled = Intervals.of(residuals / sigma, w)
+        scaled = Intervals.from_scores(residuals / sigma, w)
         return replace(self, residual_scale=scale, normalised=scaled)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
         """Return the calibration that is stored in `arrays`; None if there is none."""
-        stored = _without_prefix(arrays, CALIBRATION_PREFIX)
-        if not stored:
+        named_arrays = _without_prefix(arrays, CALIBRATION_PREFIX)
+        if not named_arrays:
             return None
-        intervals, probabilities = Intervals.from_arrays(stored), probabilities_from_arrays(stored)
-        if "shifts" in stored:
-            return cls(intervals, shifts=stored["shifts"])
-        calibration = cls(intervals, probabilities, unit=stored.get("unit"))
-        normalised_arrays = _without_prefix(stored, _SCALE_PREFIX)
+        intervals = Intervals.from_arrays(named_arrays)
+        probabilities = probabilities_from_arrays(named_arrays)
+        if "shifts" in named_arrays:
+            return cls(intervals, shifts=named_arrays["shifts"])
+        calibration = cls(intervals, probabilities, unit=named_arrays.get("unit"))
+        normalised_arrays = _without_prefix(named_arrays, _SCALE_PREFIX)
         if not normalised_arrays:
             return calibration
         scores = Intervals.from_arrays(_without_prefix(normalised_arrays, _SCORES_PREFIX))
@@ -253,18 +261,18 @@ class Calibration:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by prefixed names."""
-        stored = self.intervals.arrays()
+        named_arrays = self.intervals.arrays()
         if self.shifts is not None:
-            stored["shifts"] = self.shifts
+            named_arrays["shifts"] = self.shifts
         if self.unit is not None:
-            stored["unit"] = self.unit
+            named_arrays["unit"] = self.unit
         if self.probabilities is not None:
-            stored |= self.probabilities.arrays()
+            named_arrays |= self.probabilities.arrays()
         if self.residual_scale is not None and self.normalised is not None:
             scores = {f"{_SCORES_PREFIX}{k}": a for k, a in self.normalised.arrays().items()}
             scaled = self.residual_scale.arrays() | scores
-            stored |= {f"{_SCALE_PREFIX}{name}": array for name, array in scaled.items()}
-        return {f"{CALIBRATION_PREFIX}{name}": array for name, array in stored.items()}
+            named_arrays |= {f"{_SCALE_PREFIX}{name}": array for name, array in scaled.items()}
+        return {f"{CALIBRATION_PREFIX}{name}": array for name, array in named_arrays.items()}
 
     def describe(self) -> dict[str, Any]:
         """Return a short description, as JSON."""
@@ -312,7 +320,7 @@ def no_calibration_text(meta: Mapping[str, Any]) -> str:
     return f"calibration rows set aside in training, but this model has none, {reason}"
 
 
-def _with_weight(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> Any:
+def _weighted_rows(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> Any:
     """Return F in float64, Y, w and origins of the rows with a weight above 0."""
     F = F.astype(np.float64)
     if w is None:
@@ -322,7 +330,7 @@ def _with_weight(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any)
     return F[has_weight], Y[has_weight], w[has_weight].astype(np.float64), origins
 
 
-def _one_per_origin(
+def _merge_copies(
     F: Floats, labels: npt.NDArray[np.int64], w: Floats | None,
     origins: npt.NDArray[np.integer] | None,
 ) -> tuple[Floats, npt.NDArray[np.int64], Floats | None]:  # fmt: skip
@@ -338,5 +346,5 @@ def _one_per_origin(
     if len(starts) == len(F):
         return F, labels, w
     weights = np.add.reduceat(np.ones(len(F)) if w is None else w[order], starts)
-    first = order[starts]
-    return F[first], labels[first], weights
+    first_copies = order[starts]
+    return F[first_copies], labels[first_copies], weights

@@ -46,8 +46,11 @@ ECE_BINS = 15
 
 
 class EvaluationMetrics:
-    """Sums over the rows of an evaluation, in float64; see the module docstring.
+    """Metrics of a model, from sums over rows in float64; see the module docstring.
 
+    backend : backend of the rows
+    n_outputs : number of outputs c
+    classes : whether the targets are classes
     loss : the loss of the model; None for the squared error
     """
 
@@ -117,8 +120,9 @@ def _has_enough_rows(intervals: Intervals | None) -> bool:
 
 
 class CalibratedFigures:
-    """Sums over the rows of an evaluation, for the metrics of a calibrated model.
+    """Metrics of a calibrated model, from sums over rows; see the module docstring.
 
+    calibration : the calibration, which is evaluated
     needs_scale : whether `add` needs the residual scale of the rows
     """
 
@@ -171,16 +175,16 @@ class CalibratedFigures:
     def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
         """Add log loss, Brier score, bins of the ece, and sets. p : (m, c) probabilities"""
         labels = Y.argmax(axis=1)
-        truth = np.arange(p.shape[1]) == labels[:, None]
+        one_hot = np.arange(p.shape[1]) == labels[:, None]
         self._add("log_loss", w @ log_losses(p, labels))
-        squares = np.square(p - truth).sum(axis=1)
+        squares = np.square(p - one_hot).sum(axis=1)
         self._add("brier", w @ squares / (2 if p.shape[1] == 2 else 1))
         largest, is_correct = p.max(axis=1), p.argmax(axis=1) == labels
         bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
         self._bins[0] += np.bincount(bins, w * largest, ECE_BINS)
         self._bins[1] += np.bincount(bins, w * is_correct, ECE_BINS)
         if self._evaluates_intervals:
-            sets = self._calibration.intervals.sets(F, EVALUATION_LEVEL)
+            sets = self._calibration.intervals.prediction_sets(F, EVALUATION_LEVEL)
             self._add("coverage", w @ sets[np.arange(len(F)), labels])
             self._add("set_size", w @ sets.sum(axis=1))
 
@@ -214,7 +218,7 @@ def with_defined_r2(figures: dict[str, float], n_rows: int | None) -> dict[str, 
 
 
 def with_data_prefix(data: str, figures: Mapping[str, float]) -> dict[str, float]:
-    """Prefix each key with the data set: prefixed("test", {"mse": 1.0}) has "test_mse"."""
+    """Prefix each name with the name of the data, as in {"test_mse": 1.0} for "test"."""
     return {f"{data}_{name}": value for name, value in figures.items()}
 
 

@@ -43,26 +43,30 @@ class FileRows:
     Parameters
     ----------
     reader : reader of files or arrays, opened with or without targets
-    like : the model, or the schema of its data, whose order named targets get
+    schema : the model, or the schema of its data, whose order named targets get
     targets : whether blocks have targets
 
     Attributes
     ----------
-    original : the unchanged columns of the files, if they are written beside the predictions
+    original_columns : the unchanged columns of the files, if they are written beside the
+        predictions
     """
 
     feed_transforms: tuple[Transform, ...] = ()
-    original: OriginalColumns | None = None
+    original_columns: OriginalColumns | None = None
 
-    def __init__(self, reader: Reader, like: Any, *, targets: bool) -> None:
-        self._reader, classes = reader, like.classes
-        first = next(reader.blocks(0, UNIT_BYTES), None)
-        if first is None or not len(first.X):
+    def __init__(self, reader: Reader, schema: Any, *, targets: bool) -> None:
+        self._reader, classes = reader, schema.classes
+        first_block = next(reader.blocks(0, UNIT_BYTES), None)
+        if first_block is None or not len(first_block.X):
             raise DataError("the input has no rows", "give a file with at least one row")
         # Rows keep their dtype, so that nothing is rounded to the dtype of the training store.
         dtype = reader.natural_dtype
         self._features = FeatureConverter(
-            first, np.float64 if dtype is None else None, dtype, packed=reader.width is not None
+            first_block,
+            np.float64 if dtype is None else None,
+            dtype,
+            packed=reader.width is not None,
         )
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
@@ -73,13 +77,15 @@ class FileRows:
         self.target_columns: tuple[str, ...] | None = None
         if targets:
             names = reader.target_columns
-            self.target_columns = targets_in_order(names, like.target_columns, "the data")
+            self.target_columns = targets_in_order(names, schema.target_columns, "the data")
             self._target_index = column_index(names, self.target_columns)
             self._targets = TargetConverter(
-                first, "values" if classes is None else "classes", as_text=reader.targets_as_text
+                first_block,
+                "values" if classes is None else "classes",
+                as_text=reader.targets_as_text,
             )
             self.classes = classes
-            self._known_classes = KnownClasses(classes or (), like.label_dtype)
+            self._known_classes = KnownClasses(classes or (), schema.label_dtype)
             self.n_outputs = self._targets.shape[0] if classes is None else len(classes)
         row_bytes = int(np.prod(self.row_shape)) * self._features.dtype.itemsize
         self._unit_rows = max(1, UNIT_BYTES // row_bytes)
@@ -100,33 +106,34 @@ class FileRows:
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
         """Yield numbered blocks as `BaseSource` does; their lengths do not depend on `start`."""
-        first = end = start - start % self._unit_rows
-        pending: list[RowBlock] = []
-        for raw in self._reader.blocks(first, UNIT_BYTES):
-            pending.append(self._block(raw, end))
+        # The rows from `first_row` to `end` are read, but not yet yielded.
+        first_row = end = start - start % self._unit_rows
+        unyielded: list[RowBlock] = []
+        for raw in self._reader.blocks(first_row, UNIT_BYTES):
+            unyielded.append(self._block(raw, end))
             end += len(raw.X)
-            while end - first >= self._unit_rows:
-                rows = concatenate_blocks(pending)
-                yield first, rows.take(slice(self._unit_rows))
-                pending = [rows.take(slice(self._unit_rows, None))]
-                first += self._unit_rows
-        if end > first:
-            yield first, concatenate_blocks(pending)
+            while end - first_row >= self._unit_rows:
+                rows = concatenate_blocks(unyielded)
+                yield first_row, rows.take(slice(self._unit_rows))
+                unyielded = [rows.take(slice(self._unit_rows, None))]
+                first_row += self._unit_rows
+        if end > first_row:
+            yield first_row, concatenate_blocks(unyielded)
         self.n_rows = end
 
-    def _block(self, raw: RawBlock, first: int) -> RowBlock:
-        """Return the converted rows of a block, numbered from `first` on."""
+    def _block(self, raw: RawBlock, first_row: int) -> RowBlock:
+        """Return the converted rows of a block, numbered from `first_row` on."""
         y: NDArray[Any] = np.empty((len(raw.X), 0), np.float32)
         if self._targets is not None:
             y = self._targets.convert(raw)
             if self.classes is None:
                 y = np.ascontiguousarray(y[:, self._target_index])
             else:
-                y = self._ids(raw, self._targets, y)
-        rows = np.arange(first, first + len(raw.X))
+                y = self._class_ids(raw, self._targets, y)
+        rows = np.arange(first_row, first_row + len(raw.X))
         return RowBlock(self._features.convert(raw), y, raw.weights(), rows)
 
-    def _ids(
+    def _class_ids(
         self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]
     ) -> NDArray[np.int64]:
         """Return class ids of the model; raise DataError for an unknown label."""
@@ -144,7 +151,7 @@ class FileRows:
 
 
 def open_rows(
-    inputs: Sequence[str], files: ExitStack, like: Any, *, targets: bool, x: Any = None,
+    inputs: Sequence[str], files: ExitStack, schema: Any, *, targets: bool, x: Any = None,
     y: Any = None, sample_weight: Any = None, input_options: Mapping[str, Any] | None = None,
     missing: str = "error", external: bool = False, foreign: bool = False,
     with_input: bool = False, form: FileForm = DEFAULT_FORM, drop_missing_targets: bool = False,
@@ -156,15 +163,17 @@ def open_rows(
     inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
         the given order.
     files : closes everything that is opened
-    like : the model, or the schema of its data, with the default names of arrays, target columns
+    schema : the model, or the schema of its data, with the default names of arrays, target columns
         and weight column, and the encoder of a table. Without `targets`, these target columns are
         left out if they exist, and so is the weight column if it is not used.
     targets : whether targets and sample weights are read
-    x, y, sample_weight, missing, external, foreign : as in `ingest`
-    form : as in `open_reader`
-    drop_missing_targets : whether rows of files without a target are left out
+    x, y, sample_weight : as in `ingest`
+    input_options : options of remote inputs
+    missing, external, foreign : as in `ingest`
     with_input : whether all columns of CSV and Parquet files are written beside the predictions;
         additional columns are then allowed
+    form : as in `open_reader`
+    drop_missing_targets : whether rows of files without a target are left out
 
     Raises ConfigError if stores and files are given together, or if a file has no column names
     although the model has some, and the errors of `ingest`.
@@ -172,15 +181,16 @@ def open_rows(
     check_missing(missing)
     urls = expand_paths(inputs, input_options)
     inputs = urls if isinstance(urls, list) else [urls]
-    arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
-    form = form._replace(earlier_record=arrays.add_to_record(like.file_form) or {})
+    arrays = schema.arrays.with_columns(schema.target_columns, schema.weight_column)
+    form = form._replace(earlier_record=arrays.add_to_record(schema.file_form) or {})
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
     # Opened before rows are read, so that later changes are detected.
-    original = OriginalColumns(inputs, opener) if with_input else None
-    encoder = None if like.encoder is None else Encoder.from_json(like.encoder, "the model")
-    expected_columns = like.columns if encoder is None else encoder.columns
-    if original is not None and x is None and expected_columns is not None:
+    original_columns = OriginalColumns(inputs, opener) if with_input else None
+    encoder = None if schema.encoder is None else Encoder.from_json(schema.encoder, "the model")
+    expected_columns = schema.columns if encoder is None else encoder.columns
+    if original_columns is not None and x is None and expected_columns is not None:
         x = list(expected_columns)
+    # Stores: each is a source.
     kinds = {opener.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
         request = ReadRequest(x, y, sample_weight, targets)
@@ -190,12 +200,13 @@ def open_rows(
         raise ConfigError(
             "stores and other files cannot be read together", "give only stores, or only files"
         )
-    are_tables, weight_column = kinds <= {*TABLES}, like.weight_column
+    # Files: one reader, with the columns of the model.
+    are_tables, weight_column = kinds <= {*TABLES}, schema.weight_column
     if y is None and are_tables:
-        y = like.target_columns
+        y = schema.target_columns
     if targets and sample_weight is None and weight_column not in (expected_columns or ()):
         sample_weight = existing_column(weight_column, inputs, opener.form, input_options)
-    opened = partial(
+    open_files = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
@@ -203,14 +214,14 @@ def open_rows(
     unused = [weight_column] if weight_column not in (None, sample_weight) else []
     if encoder is not None:
         _check_table(kinds)
-        reader: Reader = encoded_reader(opened, encoder, unused)
+        reader: Reader = encoded_reader(open_files, encoder, unused)
     else:
-        dropped = unused if like.columns and are_tables else ()
-        reader = opened(columns=like.columns, dropped_columns=dropped)
+        dropped = unused if schema.columns and are_tables else ()
+        reader = open_files(columns=schema.columns, dropped_columns=dropped)
     if "csv" in kinds and x is None:
-        _check_header(reader, like.columns)
-    rows = FileRows(reader, like, targets=targets)
-    rows.original = original
+        _check_header(reader, schema.columns)
+    rows = FileRows(reader, schema, targets=targets)
+    rows.original_columns = original_columns
     return rows
 
 
@@ -236,17 +247,19 @@ def _check_table(kinds: set[str]) -> None:
 def _open_store(
     url: str, request: ReadRequest, opener: FileOpener, arrays: RecordedArrays
 ) -> BaseSource:
-    """Return the source of a store; columns are chosen in a store of streamkern, else arrays.
+    """Return the source of a store.
 
-    arrays : default names of the arrays
+    request : names of columns of a store of streamkern, or of arrays of a foreign store
+    arrays : default names of the arrays of a foreign store
     """
     options = opener.options if local_path(url) is None else {}
     mark = own_state(url, opener)
-    chosen = None
+    subset = None
     if mark is not None:
         unresolved, columns, _, order = own_columns(mark, request, redact(url))
-        _check_own(unresolved, mark, redact(url))
-        request, chosen = ReadRequest(targets=request.targets), None if order is None else columns
+        _check_requested_names(unresolved, mark, redact(url))
+        request = ReadRequest(targets=request.targets)
+        subset = None if order is None else columns
     else:
         group = foreign_group(url, options or None, any_mark=opener.foreign)
         request = arrays.apply_to(request, partial(has_array, group))
@@ -255,10 +268,10 @@ def _open_store(
         url, x=x, y=y if request.targets else None, w=w[0] if w and request.targets else None,
         storage_options=options or None, missing=opener.missing, foreign=opener.foreign,
     )  # fmt: skip
-    return source if chosen is None else ColumnSubset(source, chosen)
+    return source if subset is None else ColumnSubset(source, subset)
 
 
-def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], location: str) -> None:
+def _check_requested_names(unresolved: ReadRequest, mark: Mapping[str, Any], location: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
     for name, requested, stored_names in (
         ("x", unresolved.x, mark.get("columns")),

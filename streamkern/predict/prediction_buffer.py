@@ -101,25 +101,25 @@ class PredictionBuffer:
         Raises DataError unless every position from 0 on was added once, and the errors of
         `Scratch.read`.
         """
-        for first in range(0, self.n_rows, self._slab_rows):
-            records = self._records(first)
-            count = min(self._slab_rows, self.n_rows - first)
-            positions = records["position"] - np.uint64(first)
+        for start in range(0, self.n_rows, self._slab_rows):
+            records = self._records(start)
+            count = min(self._slab_rows, self.n_rows - start)
+            positions = records["position"] - np.uint64(start)
             present = np.zeros(count, bool)
             present[positions[positions < count]] = True
             if len(records) != count or not present.all():
                 raise DataError(
-                    f"rows {first} to {first + count - 1} of the data occur several times or "
+                    f"rows {start} to {start + count - 1} of the data occur several times or "
                     "never, so its row numbers are damaged",
                     f"ingest the data again, or predict with {mention('order', 'store')}",
                 )
             ordered = np.empty_like(records)
             ordered[positions] = records
-            yield first, ordered[self._number_field], ordered["values"]
+            yield start, ordered[self._number_field], ordered["values"]
 
-    def _bucket_name(self, first: int) -> str:
-        """Return the file name of the bucket that begins with position `first`."""
-        return f"{first // self._slab_rows:09d}.rows"
+    def _bucket_name(self, start: int) -> str:
+        """Return the file name of the bucket that begins with position `start`."""
+        return f"{start // self._slab_rows:09d}.rows"
 
     def _distribute(self) -> None:
         """Append the pending values to their buckets."""
@@ -134,9 +134,9 @@ class PredictionBuffer:
         for number, part in zip(numbers.tolist(), parts, strict=True):
             self._scratch.append(self._bucket_name(number * self._slab_rows), part.view(np.uint8))
 
-    def _records(self, first: int) -> NDArray[Any]:
-        """Return the records of the bucket that begins with position `first`."""
-        name = self._bucket_name(first)
+    def _records(self, start: int) -> NDArray[Any]:
+        """Return the records of the bucket that begins with position `start`."""
+        name = self._bucket_name(start)
         size = self._scratch.sizes.get(name, 0)
         records = np.empty(size // self._record.itemsize, self._record)
         if size:

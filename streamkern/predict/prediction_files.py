@@ -25,7 +25,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
-from streamkern.basics.values import parsed_json
+from streamkern.basics.values import parse_json
 from streamkern.filesystem.durable import sync_file, sync_folder
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
@@ -72,8 +72,8 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
         labels = array(name, (n,), dtype, _fill_label(table.classes))
     if table.numbered:
         arrays["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
-    for first, numbers, values in slabs:
-        part = slice(first, first + len(values))
+    for start, numbers, values in slabs:
+        part = slice(start, start + len(values))
         arrays["values"][part] = values
         if table.classes is not None:
             labels[part] = table.labels(values)
@@ -86,16 +86,16 @@ def _fill_label(classes: NDArray[Any]) -> int | float | bool | str:
 
     For booleans, which have no free label, it is False.
     """
-    used = set(classes.tolist())
+    labels = set(classes.tolist())
     if classes.dtype.kind in "bf":
         return False if classes.dtype.kind == "b" else np.nan
     if classes.dtype.kind in "iu":
         number = int(np.iinfo(classes.dtype).min)
-        while number in used and number < np.iinfo(classes.dtype).max:
+        while number in labels and number < np.iinfo(classes.dtype).max:
             number += 1
         return number
     text = "<missing>"
-    while text in used:
+    while text in labels:
         text += "_"
     return text
 
@@ -133,7 +133,7 @@ def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
         for _, rows, values in slabs:
             for start in range(0, len(values), step):
                 columns = table.columns(rows, values, slice(start, start + step))
-                cells = [_texts(*k) for k in zip(columns, header, strict=True)]
+                cells = [_cell_texts(*k) for k in zip(columns, header, strict=True)]
                 if table.escapes_formulas:
                     cells = [[*map(escape_formula, column)] for column in cells]
                 has_returns = any("\r" in "".join(column) for column in cells)
@@ -146,7 +146,7 @@ def escape_formula(text: str) -> str:
     return f"'{text}" if is_formula else text
 
 
-def _texts(column: Any, name: str) -> list[str]:
+def _cell_texts(column: Any, name: str) -> list[str]:
     """Return a column as the texts of CSV cells."""
     if not isinstance(column, np.ndarray):
         return texts(column, name)
@@ -168,6 +168,7 @@ def write_parquet(path: Path, table: PredictionTable, slabs: Slabs) -> None:
     fields += [(name, arrow.array(column).type) for name, column in zip(names, empty, strict=True)]
     schema = arrow.schema(fields, metadata=metadata)
     with parquet.ParquetWriter(path, schema) as file:
+        # Slabs are collected until they fill a row group.
         pending, pending_bytes = [], 0
         for _, rows, values in slabs:
             columns = [
@@ -188,7 +189,7 @@ def parquet_record(path: Path) -> Any:
     parquet = import_optional("pyarrow.parquet", "reading Parquet")
     try:
         metadata = parquet.read_schema(path).metadata or {}
-        return parsed_json(metadata[ATTRIBUTE.encode()])
+        return parse_json(metadata[ATTRIBUTE.encode()])
     except (ValueError, KeyError):  # pyarrow.ArrowInvalid is a ValueError
         return None
 
@@ -214,7 +215,7 @@ class PredictionGroup:
         self._complete = {**record, "status": "complete"}
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
-    def rows_done(self, buffer: PredictionBuffer) -> int | None:
+    def n_finished_rows(self, buffer: PredictionBuffer) -> int | None:
         """Return the number of rows if the same call already wrote the output; else None."""
         # Without a scratch folder, another call wrote the output.
         if not buffer.has_begun or mark_at(self._store, self._url) != self._complete:
@@ -222,7 +223,7 @@ class PredictionGroup:
         values: Any = zarr.open_group(self._store, mode="r")["values"]
         return int(values.shape[0])
 
-    def check_free(self) -> None:
+    def check_replaceable(self) -> None:
         """Raise an error if the URL holds something that this call must not replace."""
         mark = mark_at(self._store, self._url)
         if mark is None:
@@ -231,10 +232,12 @@ class PredictionGroup:
         if mark.get("status") == "complete" and not self._overwrite:
             raise _exists_error(self._url)
 
-    def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        """Write the predictions. publishing : is called before the first change of the output."""
-        self.check_free()
-        publishing()
+    def write(
+        self, table: PredictionTable, slabs: Slabs, before_change: Callable[[], None]
+    ) -> None:
+        """Write the predictions. before_change : called before the first change of the output"""
+        self.check_replaceable()
+        before_change()
         group = begin_group(self._store, self._url, self._writing)
         if table.classes is not None:
             group.attrs["classes"] = table.classes.tolist()
@@ -255,48 +258,50 @@ class PredictionFile:
         # A temporary file by its name, the same in every call.
         self._temporary = folder / f".answers{ending}.{0:032x}.streamkern"
 
-    def rows_done(self, buffer: PredictionBuffer) -> int | None:
+    def n_finished_rows(self, buffer: PredictionBuffer) -> int | None:
         if buffer.stage not in (PUBLISHING, DONE) or not self._path.exists():
             return None
         # A call killed between the two steps of renaming leaves both names.
         renamed = not self._temporary.exists() or self._temporary.samefile(self._path)
         return buffer.n_rows if renamed else None
 
-    def check_free(self) -> None:
+    def check_replaceable(self) -> None:
         if not os.path.lexists(self._path):
             return
         if not self._overwrite:
             raise self._exists_error()
-        if not self._is_own():
+        if not self._has_mark():
             raise ConfigError(
                 f"{self._path} was not written by streamkern, or was changed since, so it is not "
                 "overwritten",
                 "delete it, or give another output",
             )
 
-    def _is_own(self) -> bool:
+    def _has_mark(self) -> bool:
         """Return whether the existing file is marked as predictions."""
         if self._ending != ".parquet" or not self._path.is_file():
             return is_marked(self._path, PREDICTIONS)
         record = parquet_record(self._path)
         return isinstance(record, dict) and record.get("kind") == PREDICTIONS
 
-    def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
+    def write(
+        self, table: PredictionTable, slabs: Slabs, before_change: Callable[[], None]
+    ) -> None:
         FILE_WRITERS[self._ending](self._temporary, table, slabs)
         mark_file(self._temporary, PREDICTIONS)
         sync_file(self._temporary)
-        self.check_free()
-        publishing()
+        self.check_replaceable()
+        before_change()
         if self._overwrite:
             self._temporary.replace(self._path)
         else:
-            self._link()
+            self._rename_if_absent()
         sync_folder(self._path.parent)
 
     def _exists_error(self) -> ConfigError:
-        return _exists_error(str(self._path), *(() if self._is_own() else ("delete it",)))
+        return _exists_error(str(self._path), *(() if self._has_mark() else ("delete it",)))
 
-    def _link(self) -> None:
+    def _rename_if_absent(self) -> None:
         """Rename the temporary file, but never replace a file that has just appeared."""
         try:
             os.link(self._temporary, self._path)

@@ -164,7 +164,7 @@ def _interval_quantiles(
     return int(matches[0][0]), int(matches[1][0])
 
 
-def needed_calibration(calibration: Calibration | None, request: str, lacking: str) -> Calibration:
+def require_calibration(calibration: Calibration | None, request: str, lacking: str) -> Calibration:
     """Return the calibration; raise ConfigError if it is None.
 
     request : argument that needs it, for the error
@@ -182,8 +182,8 @@ class OutputFormat:
     probabilities : maps values to probabilities, which replace them; None to keep the values
     half_width : (c,) half width of intervals at `level`
     level : level of the intervals; None without intervals
-    normalised : whether `half_width` is multiplied by the residual scale of a row
     std : whether standard deviations follow the values
+    normalised : whether `half_width` is multiplied by the residual scale of a row
     ends : indices of the two outputs of a model of quantiles that are the ends of intervals
     unit : see `Calibration`
     """
@@ -197,13 +197,18 @@ class OutputFormat:
     unit: NDArray[np.float64] | None = None
 
     @classmethod
-    def of(
+    def from_request(
         cls, calibration: Calibration | None, classes: Sequence[str] | None, proba: bool,
         level: float | None, lacking: str, normalised: bool = False, loss: Loss | None = None,
     ) -> OutputFormat:  # fmt: skip
         """Return the requested format; raise ConfigError if the model does not support it.
 
-        lacking : see `needed_calibration`
+        calibration : the calibration of the model, or None
+        classes : names of the classes; None for values
+        proba : whether probabilities are requested
+        level : level of the requested intervals, or None
+        lacking : see `require_calibration`
+        normalised : whether normalised intervals are requested
         loss : the loss of the model; None for the squared error
         """
         if level is not None:
@@ -224,7 +229,7 @@ class OutputFormat:
         if level is not None and loss is not None and loss.quantiles is not None:
             return cls(level=level, ends=_interval_quantiles(level, loss.quantiles, normalised))
         request = "proba=True" if proba else f"interval={level!r}"
-        calibration = needed_calibration(calibration, request, lacking)
+        calibration = require_calibration(calibration, request, lacking)
         if level is None:
             return cls(calibration.probabilities)
         intervals = _normalised_intervals(calibration) if normalised else calibration.intervals
@@ -245,7 +250,7 @@ class OutputFormat:
             raise ConfigError(f"{mention('std', True)} needs {NO_POSTERIOR}")
         return OutputFormat(std=True)
 
-    def applied_to(self, values: PredictionTable) -> PredictionTable:
+    def apply_to(self, values: PredictionTable) -> PredictionTable:
         """Return the description of the output, given the description of the plain values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), values.record | {"proba": True}

@@ -79,10 +79,10 @@ def write_predictions(
             scratch, table.record, table.dtype, table.width,
             numbered=table.numbered, chunk_rows=table.chunk_rows,
         )  # fmt: skip
-        n_rows = output.rows_done(buffer)
+        n_rows = output.n_finished_rows(buffer)
         if n_rows is None:
             try:
-                output.check_free()
+                output.check_replaceable()
             except StreamkernError:
                 if not buffer.n_rows:  # there is nothing that a later call could resume
                     scratch.discard()
@@ -131,18 +131,19 @@ def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
 
     Raises DataError unless the input has as many rows as there are predictions.
     """
-    slab_values, first = (values for _, _, values in slabs), 0
+    slab_values = (values for _, _, values in slabs)
+    start = 0  # position of the first prediction in `pending`
     pending = next(slab_values, np.empty((0, 1)))  # predictions not yet yielded
     for columns in blocks:
         k = len(columns[0])
         while len(pending) < k and (next_values := next(slab_values, None)) is not None:
             pending = np.concatenate((pending, next_values))
         if len(pending) < k:
-            raise _changed_input_error(f"more than the {first + len(pending)} that were predicted")
-        yield first, columns, pending[:k]
-        pending, first = pending[k:], first + k
+            raise _changed_input_error(f"more than the {start + len(pending)} that were predicted")
+        yield start, columns, pending[:k]
+        pending, start = pending[k:], start + k
     if len(pending) or next(slab_values, None) is not None:
-        raise _changed_input_error(f"{first}, and more were predicted")
+        raise _changed_input_error(f"{start}, and more were predicted")
 
 
 def _changed_input_error(rows: str) -> DataError:
@@ -218,10 +219,10 @@ def _compute_missing(
     buffer: PredictionBuffer, compute: Compute, table: PredictionTable, progress: Progress | None
 ) -> None:
     """Compute the predictions that are not in the buffer yet, and add them to it."""
-    for first, rows, values in compute(buffer.n_rows):
-        positions = np.arange(first, first + len(rows)) if table.numbered else rows
-        stored = values.argmax(axis=1)[:, None] if table.only_ids else values
-        buffer.add(positions, rows, stored)
+    for start, rows, values in compute(buffer.n_rows):
+        positions = np.arange(start, start + len(rows)) if table.numbered else rows
+        records = values.argmax(axis=1)[:, None] if table.only_ids else values
+        buffer.add(positions, rows, records)
         if progress is not None:
             progress("predicted", buffer.n_rows, table.n_rows or None)
     buffer.save(_COMPUTED)

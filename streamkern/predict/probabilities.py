@@ -36,7 +36,11 @@ _MAX_NEWTON_STEPS, _MAX_HALVINGS = 50, 30
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """Probabilities p = softmax(slope f + shift). slope, shift : (c,)."""
+    """Probabilities p = softmax(slope f + shift).
+
+    slope : (c,) factor of each output
+    shift : (c,) constant of each output
+    """
 
     slope: Floats
     shift: Floats
@@ -70,7 +74,8 @@ class Isotonic:
     """Piecewise linear function for each class, constant outside of its knots.
 
     ends : (c + 1,) index of the first knot of each class, and the number of knots
-    knots, values : (k,) arguments and function values
+    knots : (k,) arguments of the functions at the knots
+    values : (k,) values of the functions at the knots
     """
 
     ends: npt.NDArray[np.int64]
@@ -116,15 +121,15 @@ def fit_probabilities(
     F = F.astype(np.float64)
     m, c = F.shape
     w = np.ones(m) if w is None else w / w.mean()
-    fits: list[Callable[..., Probabilities]] = [temperature]
+    fits: list[Callable[..., Probabilities]] = [fit_temperature]
     if m >= MIN_ROWS_TO_CHOOSE and c <= MAX_VECTOR_CLASSES:
-        fits.append(vector)
+        fits.append(fit_vector)
     if m >= MIN_ROWS_OF_ISOTONIC:
-        fits.append(isotonic)
+        fits.append(fit_isotonic)
     best = fits.pop(0)
-    best_losses = _cross_validated(best, F, labels, w) if fits else np.zeros(m)
+    best_losses = _cross_validated_losses(best, F, labels, w) if fits else np.zeros(m)
     for fit in fits:
-        losses = _cross_validated(fit, F, labels, w)
+        losses = _cross_validated_losses(fit, F, labels, w)
         gain = w * (best_losses - losses)
         if gain.mean() > CALIBRATION_GAIN_SE * gain.std(ddof=1) / np.sqrt(m):
             best, best_losses = fit, losses
@@ -138,7 +143,7 @@ def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     return losses
 
 
-def _cross_validated(
+def _cross_validated_losses(
     fit: Callable[..., Probabilities], F: Floats, labels: npt.NDArray[np.int64], w: Floats
 ) -> Floats:
     """Return the log loss (m,) of every row, predicted by a fit to the other folds."""
@@ -152,17 +157,17 @@ def _cross_validated(
     return losses
 
 
-def temperature(
+def fit_temperature(
     F: Floats, labels: npt.NDArray[np.int64], w: Floats, shift: Floats | None = None
 ) -> Softmax:
     """Fit one slope of at least 0 for all classes. shift : (c,) fixed shifts; None for 0"""
     c = F.shape[1]
-    Q, w = _smoothed(c, labels, w)
+    Q, w = _smooth_targets(c, labels, w)
     shift = np.zeros(c) if shift is None else shift
 
     def objective(theta: Floats) -> tuple[float, Floats, Floats]:
         z = theta[0] * F + shift
-        loss, p = _loss(z, Q, w)
+        loss, p = _weighted_log_loss(z, Q, w)
         mean = (p * F).sum(axis=1)
         curvature = w @ ((p * F * F).sum(axis=1) - mean**2)
         return loss, np.array([w @ ((p - Q) * F).sum(axis=1)]), np.array([[curvature]])
@@ -171,14 +176,14 @@ def temperature(
     return Softmax(np.full(c, slope), shift)
 
 
-def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
+def fit_vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
     """Fit a slope and a shift for each class, starting from the common slope."""
     c = F.shape[1]
-    start = np.concatenate((temperature(F, labels, w).slope, np.zeros(c)))
-    Q, w = _smoothed(c, labels, w)
+    start = np.concatenate((fit_temperature(F, labels, w).slope, np.zeros(c)))
+    Q, w = _smooth_targets(c, labels, w)
 
     def objective(theta: Floats) -> tuple[float, Floats, Floats]:
-        loss, p = _loss(F * theta[:c] + theta[c:], Q, w)
+        loss, p = _weighted_log_loss(F * theta[:c] + theta[c:], Q, w)
         V = np.concatenate((p * F, p), axis=1)
         wV, residuals = V * w[:, None], (p - Q) * w[:, None]
         hessian = -V.T @ wV
@@ -193,7 +198,7 @@ def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
     return Softmax(theta[:c], theta[c:])
 
 
-def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
+def fit_isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
     """Fit a monotone function by least squares, for each class separately."""
     regress = on_demand("scipy.optimize").isotonic_regression
     min_probability = 1.0 / (len(F) + 2)  # probability of a class without rows
@@ -216,7 +221,7 @@ def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
     return Isotonic(np.array(ends), np.concatenate(knots), np.concatenate(heights))
 
 
-def _smoothed(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, Floats]:
+def _smooth_targets(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, Floats]:
     """Return targets (m, c) that include the additional row, and weights that sum to 1."""
     m = len(labels)
     Q = np.full((m, c), 1.0 / (c * (m + 1)))
@@ -224,7 +229,7 @@ def _smoothed(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats,
     return Q, w / w.sum()
 
 
-def _loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
+def _weighted_log_loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
     """Return the weighted log loss of softmax(z) (m, c) for targets Q, and the softmax."""
     z = z - z.max(axis=1, keepdims=True)
     p = np.exp(z)
@@ -241,19 +246,20 @@ def _minimise(objective: Callable[[Floats], tuple[float, Floats, Floats]], theta
     """
     loss, gradient, hessian = objective(theta)
     for _ in range(_MAX_NEWTON_STEPS):
+        # A small multiple of the identity makes a singular Hessian invertible.
         diagonal = np.arange(len(theta))
         hessian[diagonal, diagonal] += 1e-9 * max(float(np.trace(hessian)) / len(theta), 1e-30)
         step = np.linalg.solve(hessian, gradient)
         decrease = float(gradient @ step)
-        if decrease <= 1e-14 * max(abs(loss), 1e-300):
+        if decrease <= 1e-14 * max(abs(loss), 1e-300):  # no more than rounding errors
             break
         length = 1.0
         for _ in range(_MAX_HALVINGS):
             trial = objective(theta - length * step)
-            if trial[0] <= loss - 1e-4 * length * decrease:
+            if trial[0] <= loss - 1e-4 * length * decrease:  # the Armijo condition
                 break
             length /= 2
-        else:
+        else:  # no shorter step decreases the loss either
             break
         theta = theta - length * step
         loss, gradient, hessian = trial

@@ -38,8 +38,9 @@ class ResidualScale:
     """Fitted function g(x) = sum_j weights[j] k(x, points[j]); see the module docstring.
 
     points : (q, d) rows, scaled as for the kernel; (0, d) if g is 0
-    weights : (q, c)
-    low, high : (c,) range to which g is clipped
+    weights : (q, c) weights of the rows
+    low : (c,) lower bound of g, to which g is clipped
+    high : (c,) upper bound of g
     bandwidth : bandwidth of the Laplace kernel k, or 0 for the model's kernel
     """
 
@@ -86,14 +87,14 @@ def fit_residual_scale(
     logs -= w @ logs / w.sum()
     squares = w @ logs**2
     unit = np.where(squares > 0, squares, 1.0)
-    least_error = float((squares / unit).sum())
+    min_error = float((squares / unit).sum())
     for bandwidth, K in kernels.items():
-        weights, left_out = _leave_one_out(K, logs, w)
-        factor = _shrinkage(logs, left_out, w)
-        left_out *= factor
-        error = float((w @ (logs - left_out) ** 2 / unit).sum())
-        if factor.any() and error < least_error:
-            least_error, low, high = error, left_out.min(axis=0), left_out.max(axis=0)
+        weights, loo_values = _leave_one_out_fit(K, logs, w)
+        factor = _shrinkage(logs, loo_values, w)
+        loo_values *= factor
+        error = float((w @ (logs - loo_values) ** 2 / unit).sum())
+        if factor.any() and error < min_error:
+            min_error, low, high = error, loo_values.min(axis=0), loo_values.max(axis=0)
             best = ResidualScale(X, weights * factor, low, high, bandwidth)
     return best
 
@@ -106,20 +107,20 @@ def _logs(residuals: Floats, w: Floats) -> Floats:
     return logs
 
 
-def _leave_one_out(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
+def _leave_one_out_fit(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
     """Return weights (q, c) and leave-one-out values (q, c), by the best ridge of each output.
 
-    With D^2 the weights of the rows, D K D has eigenvalues lam, and the fit retains the fraction
-    lam / (lam + ridge) of D logs along each eigenvector. The leave-one-out residual of a row with
-    leverage h is its residual divided by 1 - h.
+    K is (q, q), logs (q, c), and w (q,). With D = diag(sqrt(w)), D K D has eigenvalues lam, and the
+    fit retains the fraction lam / (lam + ridge) of D logs along each eigenvector. The leave-one-out
+    error of a row with leverage h is its error divided by 1 - h.
     """
     D = np.sqrt(w)[:, None]
     eigenvalues, U = np.linalg.eigh(D * K * D.T)
     eigenvalues = np.maximum(eigenvalues, 0.0)
     projections, squares = U.T @ (D * logs), U**2
     unit = float(np.diagonal(K).mean())
-    least_errors = np.full(logs.shape[1], np.inf)
-    ridges, errors = np.ones(logs.shape[1]), np.empty_like(logs)
+    min_errors = np.full(logs.shape[1], np.inf)
+    best_ridges, loo_errors = np.ones(logs.shape[1]), np.empty_like(logs)
     for ridge in SCALE_RIDGES * unit:
         residual_fractions = ridge / (eigenvalues + ridge)
         row_errors = (
@@ -128,20 +129,18 @@ def _leave_one_out(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
             / (squares @ residual_fractions)[:, None]
         )
         error = np.square(row_errors).sum(axis=0)
-        is_better = error < least_errors
-        least_errors[is_better], ridges[is_better], errors[:, is_better] = (
-            error[is_better],
-            ridge,
-            row_errors[:, is_better],
-        )
-    weights = D * (U @ (projections / (eigenvalues[:, None] + ridges)))
-    return weights, logs - errors / D
+        is_better = error < min_errors
+        min_errors[is_better] = error[is_better]
+        best_ridges[is_better] = ridge
+        loo_errors[:, is_better] = row_errors[:, is_better]
+    weights = D * (U @ (projections / (eigenvalues[:, None] + best_ridges)))
+    return weights, logs - loo_errors / D
 
 
-def _shrinkage(logs: Floats, left_out: Floats, w: Floats) -> Floats:
+def _shrinkage(logs: Floats, loo_values: Floats, w: Floats) -> Floats:
     """Return the best factors (c,) of the leave-one-out values; 0 if the gain is insignificant."""
-    squares = w @ left_out**2
-    factor = np.clip((w @ (logs * left_out)) / np.where(squares > 0, squares, 1.0), 0.0, 1.0)
-    gain = w[:, None] * (logs**2 - (logs - factor * left_out) ** 2)
-    error = gain.std(axis=0, ddof=1) / np.sqrt(len(logs))
-    return np.where(gain.mean(axis=0) > RESIDUAL_SCALE_GAIN_SE * error, factor, 0.0)
+    squares = w @ loo_values**2
+    factor = np.clip((w @ (logs * loo_values)) / np.where(squares > 0, squares, 1.0), 0.0, 1.0)
+    gain = w[:, None] * (logs**2 - (logs - factor * loo_values) ** 2)
+    standard_error = gain.std(axis=0, ddof=1) / np.sqrt(len(logs))
+    return np.where(gain.mean(axis=0) > RESIDUAL_SCALE_GAIN_SE * standard_error, factor, 0.0)

@@ -34,13 +34,13 @@ from streamkern.rundir.chunked_array import (
     ChunkedArray,
     SelectiveTarget,
     TargetFactory,
-    on_host,
+    allocate_on_host,
 )
 from streamkern.rundir.run_storage import RunStorage, os_error_text
 
 CHECKPOINT_KIND = "checkpoint"
 _MANIFEST_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
-"""Entries of a manifest."""
+"""Entries of a manifest. "saved" is the time, and "log" the number of stored lines of the log."""
 GROUP_NAME = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 """Name of a group: number of the writer (on object stores), step or "setup", and number of the
 attempt after the first."""
@@ -53,8 +53,8 @@ _CONCURRENT_CHUNKS = (2, 16)
 
 
 @dataclass(frozen=True)
-class Saved:
-    """The content of a checkpoint or a setup.
+class SavedGroup:
+    """A group that was saved: the content of a checkpoint or of a setup.
 
     step : step of the checkpoint; 0 for a setup
     arrays : arrays by name, bit for bit as they were saved
@@ -100,23 +100,24 @@ def publish_checkpoint(
     meta: Mapping[str, object],
     *,
     run: Mapping[str, Any] | None,
-    taken: Collection[str],
-    ready: Callable[[], int],
+    existing_names: Collection[str],
+    before_publishing: Callable[[], int],
 ) -> str:
     """Write a new group, make it durable, and then publish it by the manifest ``stem.json``.
 
     Returns the name of the group.
 
-    stem : name without ``.json``, with its folder
+    stem : name of the manifest without ``.json``, with its folder
+    step : step of the checkpoint; 0 for a setup
     run : record of the run, or None
-    taken : names that exist already in the folder
-    ready : called when only the manifest is missing; returns the number of stored lines of the run
-        log, or raises an error to prevent the publication
+    existing_names : names that exist already in the folder of the manifest
+    before_publishing : called when only the manifest is missing; returns the number of stored lines
+        of the run log, or raises an error to prevent the publication
     """
     meta_json, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
     names = (stem, *(f"{stem}-{k}" for k in range(1, 1000)))
-    group = next(name for name in names if _base_name(name) not in taken)
+    group = next(name for name in names if _base_name(name) not in existing_names)
     try:
         files = _write_arrays(folder, group, checked)
         folder.sync(group)
@@ -128,7 +129,7 @@ def publish_checkpoint(
             "files": files,
             "meta": meta_json,
             "run": run,
-            "log": ready(),
+            "log": before_publishing(),
         }
         document = seal(CHECKPOINT_KIND, body)
     except StorageError:
@@ -149,7 +150,9 @@ def publish_checkpoint(
     return _base_name(group)
 
 
-def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_host) -> Saved:
+def load_checkpoint(
+    folder: RunStorage, manifest: str, into: TargetFactory = allocate_on_host
+) -> SavedGroup:
     """Load the group that `manifest` names, and verify every byte that is read.
 
     into : returns, for the name, shape and dtype of an array, the array that receives its parts;
@@ -163,7 +166,7 @@ def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_
     with _unverified_errors(manifest):
         arrays = _read_arrays(folder, group, body, into)
         checksums = _checksums(body["files"])
-    return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
+    return SavedGroup(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
 
 
 def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
@@ -191,12 +194,12 @@ def _unverified_errors(manifest: str) -> Iterator[None]:
 
 
 def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
-    """Return `Saved.checksums`. files : [size, SHA-256] of each file"""
+    """Return `SavedGroup.checksums`. files : [size, SHA-256] of each file"""
     digests: dict[str, Any] = {}
     for key, (size, sha256) in sorted(files.items()):
-        array = digests.setdefault(key.partition("/")[0], hashlib.sha256())
-        array.update(f"{key} {size} {sha256}\n".encode())
-    return {name: array.hexdigest() for name, array in digests.items()}
+        digest = digests.setdefault(key.partition("/")[0], hashlib.sha256())
+        digest.update(f"{key} {size} {sha256}\n".encode())
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _base_name(name: str) -> str:
@@ -225,7 +228,7 @@ def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
 
 
 def _checked_json(value: object, location: str) -> Any:
-    """Return a copy of a value as JSON values. where : name of the value in messages"""
+    """Return a copy of a value as JSON values. location : name of the value in messages"""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -248,14 +251,14 @@ def _checked_json(value: object, location: str) -> Any:
 def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
     """Return the same arrays; raise CheckpointError for a name or dtype that is not allowed."""
     checked: dict[str, ChunkedArray] = {}
-    lower: set[str] = set()
+    lower_names: set[str] = set()  # some file systems do not distinguish upper and lower case
     for name, x in arrays.items():
-        if not _ARRAY_NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
+        if not _ARRAY_NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower_names:
             raise CheckpointError(
                 f"array name {name!r} must be letters, digits, '_', '-', '.' and differ from the"
                 " others by more than case"
             )
-        lower.add(name.lower())
+        lower_names.add(name.lower())
         if (
             not isinstance(x, ChunkedArray)
             or x.dtype.char not in _DTYPE_CHARS
@@ -318,7 +321,7 @@ def _read_arrays(
         name: into(name, tuple(shape), np.dtype(dtype))
         for name, (shape, dtype) in body["arrays"].items()
     }
-    arrays = {name: location for name, location in targets.items() if location is not None}
+    arrays = {name: target for name, target in targets.items() if target is not None}
     n_concurrent = _n_concurrent(folder, arrays.values())
 
     def open_array(name: str, x: ChunkedArray) -> zarr.Array[Any]:
@@ -363,8 +366,8 @@ def _chunk_selections(stored: zarr.Array[Any]) -> list[Any]:
     """Return the selection of each chunk; zarr would read several chunks of a larger selection."""
     if stored.ndim == 0:
         return [()]
-    rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
-    return [slice(i, i + rows) for i in range(0, n_rows, rows)]
+    chunk, n_rows = stored.chunks[0], stored.shape[0]
+    return [slice(i, i + chunk) for i in range(0, n_rows, chunk)] if stored.size else []
 
 
 def _needed_chunks(stored: zarr.Array[Any], x: ChunkedArray) -> list[Any]:
@@ -378,8 +381,8 @@ def _n_concurrent(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
     if not folder.in_flight_bytes:
         return 1
     largest = max((math.prod(_chunk_shape(x)) * x.dtype.itemsize for x in arrays), default=1)
-    least, most = _CONCURRENT_CHUNKS
-    return min(max(least, folder.in_flight_bytes // max(1, largest)), most)
+    min_chunks, max_chunks = _CONCURRENT_CHUNKS
+    return min(max(min_chunks, folder.in_flight_bytes // max(1, largest)), max_chunks)
 
 
 def _run_all(calls: Iterable[Callable[[], Any]], n_concurrent: int) -> list[Any]:

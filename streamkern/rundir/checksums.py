@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import Store
 
-from streamkern.basics.values import json_digest, parsed_json
+from streamkern.basics.values import json_digest, parse_json
 from streamkern.filesystem.objects import MAX_READS, Bytes
 from streamkern.filesystem.zarr_store import byte_bounds
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
 
 DOCUMENT_VERSION = 2
-_OWN_KEYS = frozenset({"format", "version", "sha256"})
+_SEAL_KEYS = frozenset({"format", "version", "sha256"})
+"""Entries that `seal` adds to a document."""
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
@@ -38,7 +39,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
     kind : kind of the document, such as "run"
     body : JSON values with finite numbers
     """
-    assert not _OWN_KEYS & body.keys()
+    assert not _SEAL_KEYS & body.keys()
     document = {"format": f"streamkern-{kind}", "version": DOCUMENT_VERSION, **body}
     sealed = document | {"sha256": json_digest(document)}
     return json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n"
@@ -46,26 +47,26 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 def unseal(kind: str, data: Bytes) -> dict[str, Any]:
     """Return the body of a document; raise ValueError if it is damaged or of another kind."""
-    document = parsed_json(data, finite=True)
+    document = parse_json(data, finite=True)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
-    recorded = document.pop("sha256", None)
-    if recorded is None:
+    checksum = document.pop("sha256", None)
+    if checksum is None:
         raise ValueError("it has no checksum, so it was edited or is of another version")
     kind_and_version = document.get("format"), document.get("version")
     if kind_and_version != (f"streamkern-{kind}", DOCUMENT_VERSION):
         raise ValueError(
             f"{kind_and_version[0]!r} version {kind_and_version[1]!r} is not known here"
         )
-    if json_digest(document) != recorded:
+    if json_digest(document) != checksum:
         raise ValueError("its checksum does not match")
-    return {name: value for name, value in document.items() if name not in _OWN_KEYS}
+    return {name: value for name, value in document.items() if name not in _SEAL_KEYS}
 
 
 def is_sealed(data: Bytes) -> bool:
     """Return whether the bytes are an intact document of any kind."""
     try:
-        document = parsed_json(data, finite=True)
+        document = parse_json(data, finite=True)
         return isinstance(document, dict) and document.pop("sha256", None) == json_digest(document)
     except ValueError:
         return False
@@ -127,8 +128,8 @@ class _GroupStore(Store):
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         start = f"{prefix.strip('/')}/".lstrip("/")
-        below = [key[len(start) :] for key in self.files if key.startswith(start)]
-        for name in sorted({key.partition("/")[0] for key in below}):
+        suffixes = [key[len(start) :] for key in self.files if key.startswith(start)]
+        for name in sorted({suffix.partition("/")[0] for suffix in suffixes}):
             yield name
 
 
@@ -181,6 +182,7 @@ class CheckedStore(_GroupStore):
 
 
 async def _manifest_entry(value: Buffer) -> list[Any]:
+    """Return [size, SHA-256] of a value; large values are hashed in another thread."""
     if len(value) < _THREAD_BYTES:
         return _size_and_sha256(value)
     return await asyncio.to_thread(_size_and_sha256, value)

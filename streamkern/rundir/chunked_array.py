@@ -39,7 +39,7 @@ TargetFactory = Callable[[str, tuple[int, ...], np.dtype[Any]], ChunkedArray | N
 its parts; None if it is not needed."""
 
 
-def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
+def allocate_on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
     """Return a new NumPy array (a `TargetFactory`)."""
     return np.empty(shape, dtype)
 

@@ -91,8 +91,8 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
     """Return the records of the run log in order, and a warning if any are damaged or lost."""
     location = f"the run log in {folder.location}"
     try:
-        stored = n_logged_lines(folder)  # read before the log, which only grows
-        return read_lines(folder.read_log(), location, stored)
+        n_stored = n_logged_lines(folder)  # read before the log, which only grows
+        return read_lines(folder.read_log(), location, n_stored)
     except StorageError:
         raise
     except OSError as error:
@@ -144,14 +144,14 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
 def repair_run_json(folder: RunStorage, run: Mapping[str, Any]) -> None:
     """Write run.json again if it differs from the configuration in the manifests."""
     try:
-        stored = read_config(folder)
-        state = "is missing" if stored is None else "is of another run"
+        config = read_config(folder)
+        state = "is missing" if config is None else "is of another run"
     except RunError:
-        stored, state = None, "was damaged or edited"
-    if stored != run:
+        config = None
+        state = "was damaged or edited"
+    if config != run:
         write_config(folder, run)
-        text = f"{folder.location}/run.json {state}; it is written again from its setup"
-        warn(text)
+        warn(f"{folder.location}/run.json {state}; it is written again from its setup")
 
 
 _log = logging.getLogger("streamkern")
@@ -199,11 +199,11 @@ class CheckpointRetention:
         try:
             lock.check()
             if folder_name == CHECKPOINTS:
-                old = [name_stem(*checkpoint) for checkpoint in checkpoint_ids(names)]
-                intact = [stem for stem in old if stem not in self.unverified]
-                retired = {f"{stem}.json" for stem in (*intact[: -self._keep], *self.unverified)}
-                self._folder.delete([folder_name + name for name in sorted(retired)])
-                names -= retired
+                stems = [name_stem(*checkpoint) for checkpoint in checkpoint_ids(names)]
+                intact = [stem for stem in stems if stem not in self.unverified]
+                expired = {f"{stem}.json" for stem in (*intact[: -self._keep], *self.unverified)}
+                self._folder.delete([folder_name + name for name in sorted(expired)])
+                names -= expired
                 self.unverified.clear()
             self._sweep(lock, folder_name, names)
         except OSError as error:
@@ -215,6 +215,7 @@ class CheckpointRetention:
             match = GROUP_NAME.fullmatch(name)
             if is_temporary(name):
                 self._folder.delete([folder_name + name])
+            # The names of setups belong to the run directory itself, all others to `CHECKPOINTS`.
             elif (
                 match
                 and ("setup" in name) == (not folder_name)

@@ -42,7 +42,7 @@ from streamkern.rundir.checksums import seal, unseal
 TTL_S = 60.0
 """Seconds without a heartbeat after which another process may take over."""
 _BEATS_PER_TTL, _CHECKS_PER_TTL = 4, 20
-"""Number of heartbeats of a holder per `ttl_s`, and of checks by a process that waits for it."""
+"""Numbers of heartbeats of a holder per `ttl_s`, and of checks by a process that waits for it."""
 _held_nonces: set[str] = set()
 """Nonces of the leases that this process holds. A note of this process with another nonce was left
 by a release or a creation that failed halfway."""
@@ -66,11 +66,11 @@ class Lease:
     ) -> None:
         self.number = 0
         self._objects, self._ttl, self._clock, self._wait = objects, ttl_s, clock, wait
-        self._place = redact(objects.url)
+        self._location = redact(objects.url)
         self._note: dict[str, Any] = {}
         self._last_beat_at = 0.0  # start of the last heartbeat that arrived
         self._note_lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._released = threading.Event()
         self._thread: threading.Thread | None = None
         # A heartbeat is useless after the ttl, so it is not retried for longer.
         self._heartbeat_objects = copy.copy(objects)
@@ -78,10 +78,10 @@ class Lease:
 
     # -- acquiring it ----------------------------------------------------------------------
 
-    def acquire(self, beyond: int = 0) -> None:
-        """Acquire the lease, with a number above `beyond`.
+    def acquire(self, last_number: int = 0) -> None:
+        """Acquire the lease, with a number above `last_number`.
 
-        If it is unknown whether a holder is alive, waits for at most the ttl, with a warning.
+        If it is unknown whether a holder is alive, this waits for at most the ttl, with a warning.
 
         Raises
         ------
@@ -97,29 +97,32 @@ class Lease:
             holder = _parsed(newest[1])
             if newest[0] and not _has_ended(holder):
                 if _runs_here(holder) or (first_seen is not None and newest != first_seen):
-                    raise locked_error(self._place, holder_text(holder))
+                    raise locked_error(self._location, holder_text(holder))
                 if first_seen is None:
                     first_seen, seen_at = newest, self._clock()
                     self._warn_of_wait(holder)
                 if now - seen_at < self._ttl:
                     self._wait(self._ttl / _CHECKS_PER_TTL)
                     continue
-            if self._create(newest[0], max(newest[0], beyond) + 1):
+            if self._create(newest[0], max(newest[0], last_number) + 1):
                 return
 
-    def _create(self, last: int, number: int) -> bool:
-        """Create the object of `number`, unless another process has acted since `last` was read."""
+    def _create(self, newest: int, number: int) -> bool:
+        """Create the object of `number`; return whether this process has acquired the lease.
+
+        newest : highest number that was read; if there are others now, the lease is not acquired
+        """
         nonce = uuid.uuid4().hex
         self._note = {**_identity(), "nonce": nonce, "beat": 0}
         _held_nonces.add(nonce)  # before the object exists
         try:
-            return self._claim_number(last, number)
+            return self._claim_number(newest, number)
         finally:
             if not self.number:
                 _held_nonces.discard(nonce)
 
-    def _claim_number(self, last: int, number: int) -> bool:
-        """Create the object of `number`; return whether this process has acquired the lease."""
+    def _claim_number(self, newest: int, number: int) -> bool:
+        """Create the object of `number`, see `_create`."""
         start = self._clock()
         try:
             if not self._objects.create(_key(number), self._data()):
@@ -129,7 +132,8 @@ class Lease:
         try:
             # Objects of low numbers are deleted, so that a free number may have been used before.
             numbers = self._numbers()
-            is_first = [n for n in numbers if n > last] == [number]
+            is_first = [n for n in numbers if n > newest] == [number]
+            # The object exists now, so a second creation succeeds only without conditional writes.
             if is_first and self._objects.create(_key(number), self._data() + b"\n"):
                 raise self._unsupported_error()
         except BaseException:
@@ -146,15 +150,15 @@ class Lease:
 
     def _unsupported_error(self) -> StorageAccessError:
         return StorageAccessError(
-            f"{self._place} cannot refuse to create an object that already exists, so two runs "
+            f"{self._location} cannot refuse to create an object that already exists, so two runs "
             "could write to it at the same time",
             "keep runs on a local disk, on S3, or on another storage with conditional writes",
         )
 
     def _warn_of_wait(self, holder: dict[str, Any]) -> None:
         warn(
-            f"{self._place} is, or was, being written by {holder_text(holder)}; waiting for up to "
-            f"{self._ttl:.0f} s to see whether it still is"
+            f"{self._location} is, or was, being written by {holder_text(holder)}; waiting for up "
+            f"to {self._ttl:.0f} s to see whether it still is"
         )
 
     # -- holding it ------------------------------------------------------------------------
@@ -166,14 +170,14 @@ class Lease:
         self._thread = thread
 
     def _keep_beating(self) -> None:
-        while not self._stopped.wait(self._ttl / _BEATS_PER_TTL):
+        while not self._released.wait(self._ttl / _BEATS_PER_TTL):
             with contextlib.suppress(Exception):  # `check` sees when the last one arrived
                 self.beat()
 
     def beat(self) -> None:
         """Show other processes that this one is alive."""
         with self._note_lock:
-            if self._stopped.is_set():
+            if self._released.is_set():
                 return
             start = self._clock()
             self._note["beat"] += 1
@@ -191,7 +195,7 @@ class Lease:
             later_numbers = self._later_numbers()
         if later_numbers:
             raise RunLostError(
-                f"run directory {self._place} was taken over by "
+                f"run directory {self._location} was taken over by "
                 f"{self._holder_of(later_numbers[-1])}, because this process sent no heartbeat for "
                 f"{self._ttl:.0f} s",
                 "let the other process finish, or stop it and run the same command again",
@@ -211,7 +215,7 @@ class Lease:
 
         If the record cannot be written, the next writer on another machine waits for the ttl.
         """
-        self._stopped.set()
+        self._released.set()
         if not self.number:  # never acquired
             return
         try:
@@ -323,18 +327,19 @@ def holder_text(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder.get('host')} since {holder.get('since')}"
 
 
-def _is_ours(holder: dict[str, Any]) -> bool:
+def _ran_on_this_boot(holder: dict[str, Any]) -> bool:
     """Return whether the holder ran on this machine since its last boot."""
     return holder.get("machine") is not None and holder["machine"] == _machine_id()
 
 
 def _has_ended(holder: dict[str, Any]) -> bool:
     """Return whether the holder has released the lease, or is known to have ended."""
-    return bool(holder.get("released")) or (_is_ours(holder) and not _runs_here(holder))
+    return bool(holder.get("released")) or (_ran_on_this_boot(holder) and not _runs_here(holder))
 
 
 def _runs_here(holder: dict[str, Any]) -> bool:
-    if not _is_ours(holder):
+    """Return whether the holder is a running process of this machine that still holds the lease."""
+    if not _ran_on_this_boot(holder):
         return False
     if holder["pid"] == os.getpid() and holder.get("nonce") not in _held_nonces:
         return False

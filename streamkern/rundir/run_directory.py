@@ -42,13 +42,13 @@ from streamkern.basics.errors import (
 from streamkern.filesystem.path_kinds import no_run_text
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
-    Saved,
+    SavedGroup,
     checked_meta,
     load_checkpoint,
     publish_checkpoint,
 )
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
+from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, allocate_on_host
 from streamkern.rundir.file_names import (
     CHECKPOINTS,
     CheckpointId,
@@ -56,10 +56,10 @@ from streamkern.rundir.file_names import (
     checkpoint_ids,
     name_stem,
 )
-from streamkern.rundir.run_log import RunLog, last_line
+from streamkern.rundir.run_log import RunLog, last_line_number
 from streamkern.rundir.run_storage import WriterLock, open_folder, os_error_text
 
-__all__ = ["RunDirectory", "Saved"]
+__all__ = ["RunDirectory", "SavedGroup"]
 
 
 class RunDirectory:
@@ -188,8 +188,10 @@ class RunDirectory:
         return file_names.read_config(self._folder)
 
     def read_record(self) -> dict[str, Any] | None:
-        """Return the configuration in the manifest of the setup, or of the newest intact
-        checkpoint. None if there is no manifest, so that nothing has been computed yet."""
+        """Return the configuration in the setup's manifest, or else in the newest intact one.
+
+        None if there is no intact manifest.
+        """
         setups, checkpoints = file_names.published_manifests(self._folder)
         manifest = file_names.newest_intact(self._folder, checkpoints + setups)
         return None if manifest is None else manifest["run"]
@@ -197,8 +199,8 @@ class RunDirectory:
     def open_log(self) -> RunLog:
         """Open the run log; the caller closes it. Every save first flushes it to the storage."""
         with self._writing("the run log") as lock:
-            after = last_line(self._folder.read_log(), self._log.flush())
-            self._log = RunLog(self._folder.open_log(lock), after)
+            last_number = last_line_number(self._folder.read_log(), self._log.flush())
+            self._log = RunLog(self._folder.open_log(lock), last_number)
             return self._log
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
@@ -217,7 +219,7 @@ class RunDirectory:
         step: int,
         arrays: Mapping[str, ChunkedArray],
         meta: Mapping[str, object],
-        before: Callable[[], object] | None = None,
+        before_publishing: Callable[[], object] | None = None,
     ) -> None:
         """Store a checkpoint, and then delete checkpoints that are too old.
 
@@ -226,17 +228,16 @@ class RunDirectory:
         step : number of the step, at least the step of the newest checkpoint, and below 10^12
         arrays : of bool, integer, float or complex dtypes, stored bit for bit
         meta : JSON values with finite floats and integers of any size
-        before : called once the arrays are stored and before the manifest is published; if it
-            raises, nothing is published
+        before_publishing : called once the arrays are stored and before the manifest is published;
+            if it raises an exception, nothing is published
 
         Raises CheckpointError; RunLockedError if another process has taken over the run; or the
-        exception of `before`. An error leaves the earlier checkpoints unchanged.
+        exception of `before_publishing`. An error leaves the earlier checkpoints unchanged.
         """
         with self._writing(f"the checkpoint of step {step}") as lock:
             names = self._folder.names(CHECKPOINTS)
-            intact = [
-                r for r in checkpoint_ids(names) if name_stem(*r) not in self._retention.unverified
-            ]
+            damaged = self._retention.unverified
+            intact = [id_ for id_ in checkpoint_ids(names) if name_stem(*id_) not in damaged]
             newest, checkpoint = max(intact, default=(0, 0)), (lock.number, step)
             if newest[0] > lock.number:
                 lock.check()  # raises an error that names the process that took over
@@ -246,16 +247,15 @@ class RunDirectory:
                     f" {self.location}, and 10^12",
                     "resume from that one or give a new run directory",
                 )
-            self._publish(
-                lock, CHECKPOINTS, name_stem(*checkpoint), step, arrays, meta, names, before
-            )
-            self._retention.unverified.discard(name_stem(*checkpoint))
+            stem = name_stem(*checkpoint)
+            self._publish(lock, CHECKPOINTS, stem, step, arrays, meta, names, before_publishing)
+            damaged.discard(stem)
             self._retention.delete_old(lock, CHECKPOINTS, names)
 
     def delete_old(self) -> None:
         """Delete checkpoints that are too old, which a killed writer may have left.
 
-        Called after `load_latest`. Nothing is deleted if that has found a damaged checkpoint.
+        Call it after `load_latest`. Nothing is deleted if `load_latest` found a damaged checkpoint.
         """
         with self._writing("what is left of the run") as lock:
             if not self._retention.unverified:
@@ -270,16 +270,16 @@ class RunDirectory:
         arrays: Mapping[str, ChunkedArray],
         meta: Mapping[str, object],
         names: set[str],
-        before: Callable[[], object] | None = None,
+        before_publishing: Callable[[], object] | None = None,
     ) -> None:
         """Write a group and publish its manifest in `folder_name`; add both to `names`."""
 
-        def ready() -> int:
-            logged = self._log.flush()
-            if before is not None:
-                before()
+        def flush_and_check() -> int:
+            n_logged = self._log.flush()
+            if before_publishing is not None:
+                before_publishing()
             lock.check()
-            return logged
+            return n_logged
 
         group = publish_checkpoint(
             self._folder,
@@ -288,8 +288,8 @@ class RunDirectory:
             arrays,
             meta,
             run=self._run,
-            taken=names,
-            ready=ready,
+            existing_names=names,
+            before_publishing=flush_and_check,
         )
         names |= {group, f"{stem}.json"}
         self._retention.record_group(f"{folder_name}{stem}.json", group)
@@ -322,12 +322,12 @@ class RunDirectory:
         """Return the steps of all manifests, oldest first; they are not verified."""
         return [step for _, step in checkpoint_ids(self._folder.names(CHECKPOINTS))]
 
-    def load_latest(self, into: TargetFactory = on_host) -> Saved | None:
+    def load_latest(self, into: TargetFactory = allocate_on_host) -> SavedGroup | None:
         """Load the newest checkpoint that verifies; return None if none was ever published.
 
         into : as in `load_checkpoint`; arrays that it leaves out are neither read nor verified
 
-        Damaged newer checkpoints are named in `Saved.skipped`, and deleted after the next save.
+        `SavedGroup.skipped` names damaged newer checkpoints, and the next save deletes them.
 
         Raises CheckpointError if there are manifests but none verifies, and ResumeMismatchError if
         the checkpoint belongs to another run than the setup.
@@ -362,7 +362,7 @@ class RunDirectory:
             "restore one from a copy, or start again in a new run directory",
         )
 
-    def _check_same_run(self, saved: Saved) -> None:
+    def _check_same_run(self, saved: SavedGroup) -> None:
         """Raise ResumeMismatchError if a checkpoint and the setup belong to different runs.
 
         Weights are valid only for the centers and the scaling of their own setup.
@@ -377,7 +377,7 @@ class RunDirectory:
     def _published(self) -> list[CheckpointId]:
         return checkpoint_ids(self._folder.names(CHECKPOINTS))
 
-    def load_setup(self, into: TargetFactory = on_host) -> Saved | None:
+    def load_setup(self, into: TargetFactory = allocate_on_host) -> SavedGroup | None:
         """Load the setup; return None if there is none.
 
         into : as in `load_checkpoint`

@@ -29,7 +29,7 @@ import numpy as np
 
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import SECRET_NAME, redact, utc_now
-from streamkern.basics.values import parsed_json
+from streamkern.basics.values import parse_json
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import sync_folder
 from streamkern.filesystem.objects import Bytes, Objects
@@ -47,12 +47,12 @@ class RunLog:
     """The log of a run, for writing.
 
     lines : file or objects that receive the lines; None to write nothing
-    after : number of the last line that earlier processes have written
+    last_number : number of the last line that earlier processes have written
     """
 
-    def __init__(self, lines: LogLines | None, after: int = 0) -> None:
+    def __init__(self, lines: LogLines | None, last_number: int = 0) -> None:
         self._lines = lines
-        self._last = self._stored = after
+        self._last_number = self._stored_number = last_number
         self._write_lock = threading.Lock()
 
     def write(self, *, step: int, epoch: int, samples: int, **fields: object) -> None:
@@ -61,16 +61,16 @@ class RunLog:
             return
         position = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples}
         with self._write_lock:
-            record = _as_json({"line": self._last + 1, **position, **fields})
-            self._lines.append(_sealed(json.dumps(record, allow_nan=False).encode()))
-            self._last += 1
+            record = _as_json({"line": self._last_number + 1, **position, **fields})
+            self._lines.append(_sealed_line(json.dumps(record, allow_nan=False).encode()))
+            self._last_number += 1
 
     def flush(self) -> int:
         """Make the written lines durable; return the number of the last durable line."""
-        last = self._last
+        last_number = self._last_number  # read first: lines may be written during the flush
         if self._lines is not None and self._lines.flush():
-            self._stored = last
-        return self._stored
+            self._stored_number = last_number
+        return self._stored_number
 
     def close(self) -> None:
         """Store the written lines and close. May be called more than once."""
@@ -226,11 +226,11 @@ class ObjectLines:
     def append(self, line: bytes) -> None:
         """Append one line, which the next flush writes."""
         with self._append_lock:
-            last = max(self._parts)
-            if self._parts[last] and len(self._parts[last]) + len(line) > PART_BYTES:
-                last += 1
-                self._parts[last] = bytearray()
-            self._parts[last] += line
+            number = max(self._parts)
+            if self._parts[number] and len(self._parts[number]) + len(line) > PART_BYTES:
+                number += 1
+                self._parts[number] = bytearray()
+            self._parts[number] += line
             self._has_unsaved = True
         self._warn_of_failure()
 
@@ -303,7 +303,7 @@ def read_parts(objects: Objects) -> bytes:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def _sealed(record: bytes) -> bytes:
+def _sealed_line(record: bytes) -> bytes:
     """Return the line of a record with its checksum. record : a JSON object that is not empty"""
     return b'%s, "crc32c": "%08x"}\n' % (record[:-1], google_crc32c.value(record))
 
@@ -314,7 +314,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     if match is None or google_crc32c.value(match[1] + b"}") != int(match[2], 16):
         return None
     try:
-        value = parsed_json(line)
+        value = parse_json(line)
     except ValueError:
         return None
     numbers = [value.get(name) for name in ("line", "step", "epoch", "samples")]
@@ -333,26 +333,26 @@ def _parsed_lines(data: bytes) -> list[dict[str, Any] | None]:
     return [_record(line) for line in (*lines, *([complete] if complete else []))]
 
 
-def last_line(data: bytes, stored: int) -> int:
-    """Return the number of the last line of a log, which is at least `stored`."""
+def last_line_number(data: bytes, minimum: int) -> int:
+    """Return the number of the last intact line of a log, or `minimum` if that is larger."""
     numbers = [int(record["line"]) for record in _parsed_lines(data) if record is not None]
-    return max([stored, *numbers])
+    return max([minimum, *numbers])
 
 
 def read_lines(
-    data: bytes, location: str, stored: int = 0
+    data: bytes, location: str, n_stored: int = 0
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the records of a log in order, and a sentence if any are damaged or lost.
 
     location : name of the log, for the sentence
-    stored : number of lines that a checkpoint records. An incomplete last line after these does not
-        count as damage, because a kill has truncated it, or it is being written.
+    n_stored : number of lines that a checkpoint records. An incomplete last line after these does
+        not count as damage, because a kill has truncated it, or it is being written.
     """
     parsed = _parsed_lines(data)
     damaged = [number for number, record in enumerate(parsed, 1) if record is None]
     records = [record for record in parsed if record is not None]
     line_numbers = {record.pop("line") for record in records}
-    n_lost = max({stored, *line_numbers}) - len(line_numbers) - len(damaged)
+    n_lost = max({n_stored, *line_numbers}) - len(line_numbers) - len(damaged)
     sentences = []
     if damaged:
         damaged_text = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")

@@ -137,8 +137,10 @@ class LocalFolder:
         """Make all files of `group` durable."""
         sync_tree(self.path / group)
 
-    def acquire_lock(self, beyond: int) -> WriterLock:
-        """Acquire the writer lock, whose number is at least `beyond`.
+    def acquire_lock(self, last_number: int) -> WriterLock:
+        """Acquire the writer lock.
+
+        last_number : highest number of a writer so far; 0 on a disk
 
         Raises RunLockedError, which names the holder, if another process has it.
         """
@@ -151,12 +153,13 @@ class LocalFolder:
             self.write("writer.json", seal("writer", note | {"token": token}))
             checkpoints = self.path / "checkpoints"
             checkpoints.mkdir(exist_ok=True)
-            write_durably(checkpoints / f".probe.{token}.streamkern", b"")  # writable as well?
+            # Raises an error now, rather than at the first checkpoint, if it is not writable.
+            write_durably(checkpoints / f".probe.{token}.streamkern", b"")
             sync_folder(self.path)
         except BaseException:
             lock.release()
             raise
-        return _RunFileLock(self, lock, beyond, token)
+        return _RunFileLock(self, lock, last_number, token)
 
     def _acquire(self, lock: filelock.BaseFileLock) -> None:
         """Acquire the lock, or raise an error that names its holder.
@@ -177,8 +180,10 @@ class LocalFolder:
         raise lease.locked_error(self.location, holder)
 
     def holder(self) -> str | None:
-        """Return a description of the process in ``writer.json``; None if it has ended, or there
-        is none."""
+        """Return a description of the process in ``writer.json``.
+
+        None if there is no such file, or the process has ended.
+        """
         try:
             note = unseal("writer", self.read("writer.json"))
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
@@ -304,8 +309,8 @@ class ObjectFolder:
         self.objects.delete(names)
 
     def delete_group(self, name: str) -> None:
-        below = [key for key, _ in self.objects.list(name)]
-        self.objects.delete([k for k in below if is_of_group(k.removeprefix(f"{name}/"))])
+        keys = [key for key, _ in self.objects.list(name)]
+        self.objects.delete([key for key in keys if is_of_group(key.removeprefix(f"{name}/"))])
 
     def store(self, group: str, *, read_only: bool) -> Store:
         return ObjectsStore(self.objects, group, read_only=read_only)
@@ -313,10 +318,10 @@ class ObjectFolder:
     def sync(self, group: str) -> None:
         pass
 
-    def acquire_lock(self, beyond: int) -> WriterLock:
+    def acquire_lock(self, last_number: int) -> WriterLock:
         new_lease = lease.Lease(self.objects, ttl_s=lease.TTL_S)
         try:
-            new_lease.acquire(beyond)
+            new_lease.acquire(last_number)
             new_lease.start()
         except BaseException:
             new_lease.release()

@@ -1,7 +1,7 @@
 """Summarise and verify a run directory, even while another process writes to it.
 
-`glance` verifies the checksums of manifests and of the log. `verify` also reads every byte of the
-arrays.
+`summarise_run` verifies the checksums of manifests and of the log. `verify_run` also reads every
+byte of the arrays.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class RunSummary:
     """The state of a run as its directory records it.
 
     location : path or URL of the directory, without secrets
-    bound : configuration of the run, as given to `RunDirectory.write_config`
-    setup, saved : intact manifests of the setup and of the newest checkpoint, or None
+    config : configuration of the run, as given to `RunDirectory.write_config`
+    setup : manifest of the setup; None if there is none, or it is damaged
+    checkpoint : manifest of the newest intact checkpoint, or None
     steps : steps that have a checkpoint, oldest first
     records : records of the log
     writer : description of the process that writes to the directory, or None
@@ -43,16 +44,16 @@ class RunSummary:
     """
 
     location: str
-    bound: Mapping[str, Any]
+    config: Mapping[str, Any]
     setup: Manifest | None
-    saved: Manifest | None
+    checkpoint: Manifest | None
     steps: tuple[int, ...]
     records: tuple[dict[str, Any], ...]
     writer: str | None
     notes: tuple[str, ...]
 
 
-def glance(
+def summarise_run(
     location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> RunSummary:
     """Return the current state of a run.
@@ -62,15 +63,16 @@ def glance(
     folder = open_folder(location, storage_options)
     notes: list[str] = []
     setups, checkpoints = published_manifests(folder)
-    setup, saved = (_newest_intact(folder, names, notes) for names in (setups, checkpoints))
-    bound = _recorded_config(folder, setup or saved, notes)
-    if bound is None and not setups + checkpoints:
+    setup = _newest_intact(folder, setups, notes)
+    checkpoint = _newest_intact(folder, checkpoints, notes)
+    config = _recorded_config(folder, setup or checkpoint, notes)
+    if config is None and not setups + checkpoints:
         raise RunError(no_run_text(location, folder.location))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
     records, damage = stored_records(folder)
     notes += [damage] if damage is not None else []
     return RunSummary(
-        folder.location, bound or {}, setup, saved, steps, tuple(records), folder.holder(),
+        folder.location, config or {}, setup, checkpoint, steps, tuple(records), folder.holder(),
         tuple(notes),
     )  # fmt: skip
 
@@ -91,22 +93,25 @@ def _recorded_config(
 ) -> Mapping[str, Any] | None:
     """Return the configuration in the manifest, or else in run.json."""
     try:
-        copy = read_config(folder)
+        config = read_config(folder)
     except StorageError:
         raise
     except RunError as error:
         notes.append(str(error))
-        copy = None
-    return copy if manifest is None else manifest["run"]
+        config = None
+    return config if manifest is None else manifest["run"]
 
 
-WHOLE_CHECK = "whole"
+INTACT = "whole"
+"""Result of `verify_run` for a setup or a checkpoint without damage."""
 
 
-def verify(
+def verify_run(
     location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Return `WHOLE_CHECK`, or the damage, for every setup and then every checkpoint, oldest first.
+    """Return a result for each setup and then for each checkpoint, oldest first, by name.
+
+    The result is `INTACT` or a description of the damage.
 
     Holds one chunk of 8 to 64 MiB in memory, or 64 MiB of chunks from an object store. Raises
     StorageError if the storage fails.
@@ -116,13 +121,13 @@ def verify(
     for name in chain(*published_manifests(folder)):
         try:
             load_checkpoint(folder, name, discard_target)
-            results[name] = WHOLE_CHECK
+            results[name] = INTACT
         except UnverifiedError as error:
             results[name] = str(error)
     # Another process may have deleted a checkpoint while it was read.
     present = set(chain(*published_manifests(folder)))
     return {
-        n.removesuffix(".json"): result
-        for n, result in results.items()
-        if result == WHOLE_CHECK or n in present
+        name.removesuffix(".json"): result
+        for name, result in results.items()
+        if result == INTACT or name in present
     }

@@ -33,12 +33,12 @@ class AsyncSaver:
         step: int,
         arrays: Mapping[str, ChunkedArray],
         meta: Mapping[str, object],
-        before: Callable[[], object] | None = None,
+        before_publishing: Callable[[], object] | None = None,
     ) -> None:
         """Wait for the previous save, and start this one.
 
-        Parameters as in `RunDirectory.save`. The arrays must not be changed afterwards; `meta` is
-        copied; and `before` is called in the saver's thread.
+        Parameters as in `RunDirectory.save`. The arrays must not be changed afterwards. `meta` is
+        copied. `before_publishing` is called in the saver's thread.
 
         Raises CheckpointError for arrays or metadata that cannot be saved, and the error of the
         previous save.
@@ -46,7 +46,7 @@ class AsyncSaver:
         self.wait()
         if self._closed:
             raise RunError("submit() was called after close(); make a new AsyncSaver")
-        job = (step, checked_arrays(arrays), checked_meta(meta, "meta"), before)
+        job = (step, checked_arrays(arrays), checked_meta(meta, "meta"), before_publishing)
         thread = threading.Thread(
             target=self._save, args=job, name="streamkern-checkpoint", daemon=False
         )
@@ -62,11 +62,11 @@ class AsyncSaver:
         step: int,
         arrays: dict[str, ChunkedArray],
         meta: dict[str, Any],
-        before: Callable[[], object] | None,
+        before_publishing: Callable[[], object] | None,
     ) -> None:
         """Save in the background thread, and keep the error for `wait`."""
         try:
-            self._run.save(step, arrays, meta, before)
+            self._run.save(step, arrays, meta, before_publishing)
         except BaseException as error:
             self._error = error
 

@@ -11,7 +11,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import SolverConfig, number_or_none
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds, count_products
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
@@ -184,7 +184,7 @@ class BlockMethod(Method[BlockSizes]):
         pre = build_block(
             op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
-            damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
+            damping=number_or_none(options.damping), ridge=options.fixed_ridge, seed=work.seed,
             report=report, halves=options.factor_dtype == "float16",
             known=work.known, batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
         )  # fmt: skip

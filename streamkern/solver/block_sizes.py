@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import SolverConfig, number_or_none
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
@@ -71,7 +71,7 @@ def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]
     """Return candidate sizes, from the best to the smallest."""
     preferred, *_ = all_batches = preferred_batches(problem, options)
     best = max(_soonest_and_affordable(problem, preferred))
-    blocks = halvings(set_value(options.block_size), best, min(256, problem.p))
+    blocks = halvings(number_or_none(options.block_size), best, min(256, problem.p))
     # First smaller batches, down to half of a CPU's batch, then smaller blocks, then still smaller
     # batches. Evaluating K twice in a step is the last resort.
     n_first = 2 + sum(m > auto_batch(problem) for m in all_batches)
@@ -99,7 +99,7 @@ def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
 
 def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
     """Return candidate numbers of rows per step, from the best to the smallest."""
-    b = set_value(options.block_size) or problem.p
+    b = number_or_none(options.block_size) or problem.p
     if problem.batch_size is None and options.block_size == "auto":
         b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
     return batch_candidates(problem, worthwhile_batch(problem, b, problem.p))
@@ -113,7 +113,7 @@ def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
     """
     least, step_cost = auto_batch(problem), _step_cost(problem, b)
     best = nearest_power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
-    most = min(problem.costs.most_rows, nearest_power_of_two(problem.p / 4), problem.n_rows)
+    most = min(problem.costs.max_batch, nearest_power_of_two(problem.p / 4), problem.n_rows)
     return max(least, min(best, most))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import SolverConfig, number_or_none
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
@@ -256,7 +256,7 @@ class Direct(Method[DirectSizes]):
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
-        ridge, problem = set_value(work.options.ridge), work.problem
+        ridge, problem = number_or_none(work.options.ridge), work.problem
         if ridge == 0 and work.options.posterior:  # `check_posterior` refused a setting of 0
             raise ConfigError(
                 f"{mention('solver.posterior', True)} needs a ridge, but the noise of the targets, "

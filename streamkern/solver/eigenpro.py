@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import SolverConfig, number_or_none
 from streamkern.kernels.points import Points
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
@@ -82,7 +82,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the period is out of range."""
         super().check(problem, options)
-        p, inner = problem.p, set_value(options.projection_nystrom) or INNER_NYSTROM
+        p, inner = problem.p, number_or_none(options.projection_nystrom) or INNER_NYSTROM
         largest_level, of_sample = min(inner, p) - 1, "the centers of its sample less one, "
         for name, value, low, high, bound in (
             ("period", options.period, 1, n_steps(problem), "the steps of the run, "),
@@ -102,9 +102,9 @@ class EigenPro3(LowRank[ProjectedSizes]):
         projections = [best, "inexact"] if options.projection == "auto" else [options.projection]
         inner = {
             "projection_epochs": options.projection_epochs,
-            "projection_nystrom": set_value(options.projection_nystrom) or INNER_NYSTROM,
-            "projection_level": set_value(options.projection_level) or 0,
-            "projection_batch": set_value(options.projection_batch) or 0,
+            "projection_nystrom": number_or_none(options.projection_nystrom) or INNER_NYSTROM,
+            "projection_level": number_or_none(options.projection_level) or 0,
+            "projection_batch": number_or_none(options.projection_batch) or 0,
         }
         return [
             sizes
@@ -218,7 +218,7 @@ class EigenPro4(EigenPro3):
     name = "eigenpro4"
 
     def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
-        return set_value(options.period) or max(1, round(problem.p / m))
+        return number_or_none(options.period) or max(1, round(problem.p / m))
 
 
 def _count_partitioned(

@@ -10,7 +10,7 @@ from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import SolverConfig, number_or_none
 from streamkern.planning.memory import Buffers
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
@@ -111,7 +111,9 @@ def low_rank_sizes(
     n_nystrom, level : default rows of the sample and damped directions; level None: a share of the
         rows.
     """
-    s, h = sample_sizes(problem.n_rows, set_value(options.n_nystrom) or n_nystrom, DEFAULT_PROBE)
+    s, h = sample_sizes(
+        problem.n_rows, number_or_none(options.n_nystrom) or n_nystrom, DEFAULT_PROBE
+    )
     if options.n_nystrom != "auto":
         s, n_others = options.n_nystrom, problem.n_rows - options.n_nystrom
         # The probe has only rows outside the sample, unless nearly all rows are in the sample: then
@@ -122,7 +124,7 @@ def low_rank_sizes(
             f"{mention('n_nystrom', s)} must lie between 2 and n_rows={problem.n_rows}",
             "use more training rows",
         )
-    level = set_value(options.level) or max(1, min(level or s // LEVEL_SHARE, s - 1))
+    level = number_or_none(options.level) or max(1, min(level or s // LEVEL_SHARE, s - 1))
     if level >= s:
         raise ConfigError(
             f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}", "lower it"

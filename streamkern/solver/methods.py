@@ -43,7 +43,7 @@ def choose_method(
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
     if problem.posterior:
-        setting = options.first_set(_BLOCK_ONLY)
+        setting = options.first_changed(_BLOCK_ONLY)
         if setting is not None:
             raise ConfigError(
                 f"{mention('solver.posterior')} needs {mention('solver', 'direct')}, which has no "
@@ -87,7 +87,7 @@ def _why_block(problem: ProblemShape, options: SolverConfig) -> str | None:
 
     The direct solver needs no samples; with few centers it takes less memory than the samples.
     """
-    setting = options.first_set(_BLOCK_ONLY)
+    setting = options.first_changed(_BLOCK_ONLY)
     reasons = (
         (problem.ranks > 1, "chosen, as several ranks can share its steps"),
         (not problem.squares, "chosen, as it minimises other losses than squares"),

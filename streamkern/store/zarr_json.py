@@ -25,7 +25,7 @@ from zarr.storage import StorePath
 from streamkern.basics.errors import CorruptChunkError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.basics.values import json_digest, parsed_json
+from streamkern.basics.values import json_digest, parse_json
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.store import layout
 from streamkern.store.layout import STORE_SCHEMA
@@ -250,7 +250,7 @@ def _read_zarr_json(store: Any, path: str, names: Iterable[str]) -> list[bytes |
 def _parse_zarr_json(data: bytes, location: str) -> Mapping[str, Any]:
     """Return the content of a zarr.json, a JSON object. location : its file, for messages"""
     try:
-        document = parsed_json(data)
+        document = parse_json(data)
     except ValueError as error:
         raise CorruptChunkError(f"{location} is not JSON ({error})", _REMEDY) from error
     if not isinstance(document, Mapping):

@@ -261,9 +261,9 @@ class _BatchPipeline:
         if self.unit is not None:
             Y = symmetric_log(self.backend.xp, Y, self.unit)
         shape, fills = (len(Y), len(mean)), self.backend.fills
-        if mean.dtype == np.float64 and fills is not None and fills.standardised is not None:
+        if mean.dtype == np.float64 and fills is not None and fills.standardise is not None:
             scaled = self.empty(shape, self.dtype)
-            fills.standardised(Y, mean, scale, scaled)
+            fills.standardise(Y, mean, scale, scaled)
             return scaled
         scaled = self.empty(shape, np.promote_types(Y.dtype, mean.dtype))
         self.backend.xp.subtract(Y, mean, out=scaled)

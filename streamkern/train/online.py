@@ -22,7 +22,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.log_scale import loss_note
 from streamkern.basics.message import mention
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
@@ -83,7 +83,7 @@ class Online:
         try:
             if self.setup is None:
                 _warn_of_single_class(run.data.source)
-            with run.backend.active(), Line(setting=progress) as line:
+            with run.backend.active(), ProgressLine(setting=progress) as line:
                 start_s = time.perf_counter()
                 result = self._train(run, RunProgress(line, RunLog(None), Position()))
                 line.finish(closing_line(result, time.perf_counter() - start_s))

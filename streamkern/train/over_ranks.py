@@ -23,9 +23,9 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
-from streamkern.basics.own_class import own_modules
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.basics.stop import StopRequest
+from streamkern.basics.user_class import user_modules
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
@@ -92,7 +92,7 @@ def train_over(
         "config": config, "inputs": _pickle_inputs(config, inputs),
         "progress": progress, "devices": devices,
         # Modules of the caller's classes; the record of an older run has only the classes' names.
-        "modules": own_modules(Kernel, Loss),
+        "modules": user_modules(Kernel, Loss),
     }  # fmt: skip
 
     def forward(event: dict[str, Any]) -> None:
@@ -312,7 +312,9 @@ class RankEventHandler:
     on_evaluation : called with the record of each evaluation; None ignores them
     """
 
-    def __init__(self, line: Line, on_evaluation: Callable[[dict[str, Any]], None] | None) -> None:
+    def __init__(
+        self, line: ProgressLine, on_evaluation: Callable[[dict[str, Any]], None] | None
+    ) -> None:
         self._line, self._on_evaluation = line, on_evaluation
         self._shown_warnings = set[str]()
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RunLockedError, RunLostError, StreamkernError
-from streamkern.basics.own_class import import_own_modules
 from streamkern.basics.progress import ProgressSetting, Relay
-from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.stop import StopRequest, handle_stop
+from streamkern.basics.user_class import import_user_modules
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.loop.sinks import make_sinks
@@ -29,7 +29,7 @@ def prepare_rank(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> None:
     """Prepare the run as a single rank, see `prepare_run`."""
-    import_own_modules(settings["modules"])
+    import_user_modules(settings["modules"])
     prepare_run(
         settings["config"], stop, pickle.loads(settings["inputs"]),
         progress=_progress_setting(settings, spec.send_message),
@@ -45,7 +45,7 @@ def work_as_rank(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
     """Train as one of the ranks, see `train_rank`."""
-    import_own_modules(settings["modules"])
+    import_user_modules(settings["modules"])
     config = settings["config"]
     if config.run.threads == "auto":
         config = config.with_overrides({"run.threads": spec.threads})
@@ -94,7 +94,7 @@ def prepare_run(
         if has_setup(run_directory(config, writable=False)):
             return
     directory = run_directory(config)
-    with resumable(stop, kept=True, position=lambda: "in the setup") as request:
+    with handle_stop(stop, saves_work=True, position=lambda: "in the setup") as request:
         with acquire_run(config, inputs, directory, request) as (run, *_):
             computes_together = run.method.setup_together(run.problem)
             run.backend.close()
@@ -124,7 +124,7 @@ def train_rank(
     """
     is_rank0 = ranks.rank == 0
     with (
-        resumable(stop, kept=True, position=lambda: "before the next step") as request,
+        handle_stop(stop, saves_work=True, position=lambda: "before the next step") as request,
         start_trainer(
             config, replace(inputs, ranks=ranks), run_directory(config, writable=is_rank0), request,
             progress if is_rank0 else False, lambda record: send_message({"evaluation": record}),

@@ -20,7 +20,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import toml_value
 from streamkern.kernels.builtin import get_kernel, is_built_in
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
-from streamkern.rundir.chunked_array import ChunkedArray, on_host
+from streamkern.rundir.chunked_array import ChunkedArray, allocate_on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.differences import record_differences
@@ -121,7 +121,7 @@ def recorded_patches(directory: RunDirectory) -> PatchFeatures | None:
     def scaling_arrays(
         name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> ChunkedArray | None:
-        return on_host(name, shape, dtype) if name.startswith("scaling.") else None
+        return allocate_on_host(name, shape, dtype) if name.startswith("scaling.") else None
 
     setup = directory.load_setup(scaling_arrays)
     if setup is None:

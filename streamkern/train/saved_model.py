@@ -16,7 +16,7 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.ingest.columns import RecordedArrays
 from streamkern.predict.calibration import Calibration, no_calibration_text
-from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
+from streamkern.rundir.checkpoint_format import SavedGroup, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
 from streamkern.train.loop.evaluations import evaluations_in, figures_as_json, figures_from_json
@@ -209,7 +209,9 @@ def save_model(
         The directory holds something else, or cannot be written.
     """
     directory = RunDirectory(location, keep=1, storage_options=storage_options)
-    run = RunSnapshot(directory.location, Saved(0, *setup), Saved(0, *state), setup[0]["Z"])
+    run = RunSnapshot(
+        directory.location, SavedGroup(0, *setup), SavedGroup(0, *state), setup[0]["Z"]
+    )
     identity = {"settings": dict(settings), "data": {}, "saved": {"model": model_digest(run)}}
     record = {
         "identity": identity, "sizes": setup[1]["sizes"], "versions": library_versions(),

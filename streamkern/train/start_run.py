@@ -97,8 +97,10 @@ def acquire_run(
             if client is not None:
                 check_cluster(client, run.data.source)
             if directory is not None:
-                stack.enter_context(request.later())  # a signal waits until the lock is released
-                with request.at_once():  # it may wait until another process's lease expires
+                stack.enter_context(
+                    request.defer_signals()
+                )  # a signal waits until the lock is released
+                with request.raise_on_signal():  # it may wait until another process's lease expires
                     stack.enter_context(directory)
                 check_same_run(directory, record)  # it may have changed before it was locked
                 if is_rank0 and recorded_run(directory) is None:
@@ -130,7 +132,7 @@ def start_trainer(
             run, directory, evaluations, stack, request, Callbacks(callbacks, stack),
             progress=progress,
         )  # fmt: skip
-        with request.at_once():
+        with request.raise_on_signal():
             trainer.begin(client)
         yield trainer
 

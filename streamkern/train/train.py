@@ -15,8 +15,8 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.log_scale import loss_note
 from streamkern.basics.message import mention
-from streamkern.basics.progress import Line
-from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.progress import ProgressLine
+from streamkern.basics.stop import StopRequest, handle_stop
 from streamkern.basics.text import time_text
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig, as_config
@@ -123,7 +123,7 @@ def train(
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
     has_run_dir = directory is not None
-    with resumable(stop, kept=has_run_dir, position=lambda: "before the next step") as request:
+    with handle_stop(stop, saves_work=has_run_dir, position=lambda: "before the next step") as request:
         trainer_context = start_trainer(
             config, inputs, directory, request, progress, on_evaluation, all_callbacks
         )  # fmt: skip
@@ -168,8 +168,8 @@ def _over_ranks(
     _check_read_back(config, inputs)
     start = time.perf_counter()
     with (
-        resumable(stop, kept=True, position=lambda: "before the next step") as request,
-        Line(setting=progress) as line,
+        handle_stop(stop, saves_work=True, position=lambda: "before the next step") as request,
+        ProgressLine(setting=progress) as line,
     ):
         summary = train_over(
             config, inputs, request, progress=bool(progress),

@@ -25,7 +25,7 @@ from streamkern.basics.errors import (
     TrainingInterrupted,
 )
 from streamkern.basics.log_scale import loss_note
-from streamkern.basics.progress import Line, ProgressSetting
+from streamkern.basics.progress import ProgressLine, ProgressSetting
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
@@ -81,7 +81,7 @@ class Trainer:
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory if is_rank0 else None, stack)
         self.position, self.environment = Position(), EnvironmentChanges(run)
-        line = stack.enter_context(Line(setting=progress))
+        line = stack.enter_context(ProgressLine(setting=progress))
         loss_figure = None if run.loss is None else run.loss.figure
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings, loss_figure)
         on_host = run.backend.name == "cpu"
@@ -252,7 +252,7 @@ class Trainer:
         """
         if not self.ranks.is_single:
             return contextlib.nullcontext()
-        return self.stop.at_once(saves=self.checkpoints.saves)
+        return self.stop.raise_on_signal(saves=self.checkpoints.saves)
 
     def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
@@ -271,7 +271,7 @@ class Trainer:
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        saves = self.checkpoints.is_due(position.step) and not self.stop.requested  # a stop saves
+        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by  # a stop saves
         self.end_reason, saves = self.coordinator.agree_on_end(self.end_reason, saves=saves)
         if saves:
             self._checkpoint()

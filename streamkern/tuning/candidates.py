@@ -48,14 +48,22 @@ _SIZES_OF_RUN = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS)
 class Candidates:
     """Settings of candidates, and the rows on which they are trained and evaluated.
 
-    rows, centers, epochs : sizes that the user has fixed; None for an automatic choice
-    sample : the sample of rows
-    n_parts : number of parts of the sample; each fold holds one out
-    trial : settings that all candidates have; kernel, bandwidth and ridge are the given ones. A
-        metric "auto" is resolved by `with_chosen_metric`.
+    Parameters
+    ----------
+    config : settings of the run
+    data : data of the run
+    folds : number of folds
     distances : metric (d,) or (d, r) in place of model.metric, or None
+    rows, centers, epochs : sizes that the user has fixed; None for an automatic choice
+
+    Attributes
+    ----------
+    n_parts : number of parts of the sample; each fold holds one out
+    sample : the sample of rows
     copies : number of replicas of the rows to fit in an epoch
     run_centers : number of centers of the run, or "auto"
+    trial : settings that all candidates have; kernel, bandwidth and ridge are the given ones. A
+        metric "auto" is resolved by `with_chosen_metric`.
 
     Raises ConfigError or DataError if the data is too small for the search.
     """
@@ -71,10 +79,10 @@ class Candidates:
         self.sample = _draw_sample(config, data, rows)
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a fold
-        passes = epochs or auto_epochs(config, n_fit)
+        n_uses = epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         run_epochs = with_epochs(config, data.source.n_rows).data.n_epochs
-        self.copies, epochs = copies_and_epochs(passes, replicas, run_epochs)
+        self.copies, epochs = copies_and_epochs(n_uses, replicas, run_epochs)
         self._fold_sources: tuple[int, tuple[Source, Source]] | None = None
         for fold in reversed(range(folds)):  # raises DataError if a fold has no rows
             self.split(fold)
@@ -110,7 +118,7 @@ class Candidates:
         """
         if self.trial.model.target_transform != "auto":
             return
-        chosen = "none"
+        transform = "none"
         if leaves_transform_open(self.trial) and self.data.source.classes is None:
             with suppress(MemoryBudgetError):
                 run = open_run(self.trial, RunInputs(self.split(0)[0], metric=self.distances))
@@ -118,8 +126,8 @@ class Candidates:
                     log_transform = find_transform(
                         run, np.dtype(np.float32), lambda event, fields: None
                     )
-                chosen = chosen if log_transform is None else "log"
-        self.trial = self.trial.with_overrides({"model.target_transform": chosen})
+                transform = "none" if log_transform is None else "log"
+        self.trial = self.trial.with_overrides({"model.target_transform": transform})
 
     @property
     def _metric_is_open(self) -> bool:
@@ -137,12 +145,12 @@ class Candidates:
         choice = requested_metric_mode(
             config.with_overrides({"model.bandwidth": "auto"}), self.data
         )
-        chosen = config.with_overrides({"model.metric": choice.mode})
-        if choice.learns and not self._has_room(chosen):
+        config_of_choice = config.with_overrides({"model.metric": choice.mode})
+        if choice.learns and not self._fits_in_memory(config_of_choice):
             return config.with_overrides({"model.metric": NO_MEMORY_FOR_METRIC.mode})
-        return chosen
+        return config_of_choice
 
-    def _has_room(self, config: RunConfig) -> bool:
+    def _fits_in_memory(self, config: RunConfig) -> bool:
         """Return whether the settings fit into the memory budget."""
         try:
             open_run(config, RunInputs(self.split(0)[0])).backend.close()
@@ -221,10 +229,9 @@ class Candidates:
             rows = RunInputs(self.split(0)[0], metric=self.distances)
             open_run(self.config(kernel, bandwidth, ridge), rows).backend.close()
 
-        ridge = self.trial.solver.ridge
-        own_ridges = [0.0 if ridge == "auto" else ridge]
+        given_ridges = [self.trial.solver.fixed_ridge]
         for kernel in kernels:
-            for ridge in own_ridges if requested is None else requested:
+            for ridge in given_ridges if requested is None else requested:
                 check(kernel, ridge)
         if requested is not None:
             return requested
@@ -232,7 +239,7 @@ class Candidates:
             check(kernels[0], max(AUTO_RIDGES))
         except ConfigError:  # the solver has no ridge
             return [0.0]
-        return sorted({*AUTO_RIDGES, *own_ridges})
+        return sorted({*AUTO_RIDGES, *given_ridges})
 
 
 def _as_float(value: Any) -> Any:
@@ -240,13 +247,15 @@ def _as_float(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else float(value)
 
 
-def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
-    """Return numbers of copies and of epochs with a product of at least `passes`.
+def copies_and_epochs(n_uses: int, max_copies: int, max_epochs: int) -> tuple[int, int]:
+    """Return numbers of copies and of epochs with a product of at least `n_uses`.
 
-    There are at most `copies` copies, and if possible at most `epochs` epochs.
+    n_uses : number of times that each row is used in a training
+    max_copies : largest number of copies
+    max_epochs : largest number of epochs, unless more copies would be necessary
     """
-    copies = min(copies, math.ceil(passes / min(epochs, passes)))
-    return copies, math.ceil(passes / copies)
+    copies = min(max_copies, math.ceil(n_uses / min(max_epochs, n_uses)))
+    return copies, math.ceil(n_uses / copies)
 
 
 def _draw_sample(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
@@ -276,16 +285,17 @@ def _centers_setting(config: RunConfig) -> int | str:
 
 
 def _center_settings(
-    config: RunConfig, n: int, n_fit: int, fixed: int | None, *, is_all_data: bool
+    config: RunConfig, n: int, n_fit: int, n_requested: int | None, *, is_all_data: bool
 ) -> dict[str, Any]:
     """Return the settings for the number and the selection of the centers.
 
     The number is a fifth of the rows, within limits. If the sample is the whole data and the
-    settings have a number, this is used, because the best bandwidth and ridge depend on it. The
-    selection method is the same as in the run, or random if that needs all rows.
+    settings have a number of centers, that number is used, because the best bandwidth and ridge
+    depend on it. The selection method is the same as in the run, or random if it needs all rows.
 
-    n, n_fit : numbers of rows of the sample, and of rows to fit
-    fixed : number of centers that the user has fixed, or None
+    n : number of rows of the sample
+    n_fit : number of rows to fit
+    n_requested : number of centers that the user has fixed for the search, or None
     is_all_data : whether the sample is the whole data
     """
     model, name, setting = config.model, config.solver.name, _centers_setting(config)
@@ -293,23 +303,23 @@ def _center_settings(
     if setting == "auto" or not is_all_data:
         n_centers = min(n_centers, max(n // 5, MIN_CENTERS))
     if model.features == "fourier":
-        return {"model.n_features": fixed or max(2, n_centers - n_centers % 2)}
+        return {"model.n_features": n_requested or max(2, n_centers - n_centers % 2)}
     if find(config.solver.name, config.model.features).in_place:
-        if fixed is not None:
+        if n_requested is not None:
             raise ConfigError(
-                f"{mention('centers', fixed)} cannot be used with solver {name!r}, whose centers "
-                "are all rows to fit",
+                f"{mention('centers', n_requested)} cannot be used with solver {name!r}, whose "
+                "centers are all rows to fit",
                 "leave centers out, and lower rows to make the search faster",
             )
         return {"model.centers": "random", "model.n_centers": "auto"}
-    if fixed is not None and fixed > n_fit:
+    if n_requested is not None and n_requested > n_fit:
         raise ConfigError(
-            f"{mention('centers', fixed)} cannot be drawn from the {n_fit} rows to fit",
+            f"{mention('centers', n_requested)} cannot be drawn from the {n_fit} rows to fit",
             "lower centers, or raise rows",
         )
     return {
         "model.centers": model.centers if model.centers in SELECTORS else "random",
-        "model.n_centers": fixed or n_centers,
+        "model.n_centers": n_requested or n_centers,
     }
 
 
@@ -340,30 +350,31 @@ def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> lis
                 "give the kernel without a metric, and give the metric to the estimator, or as "
                 f"{mention('model.metric')}",
             )
-    expanded = [
-        k for kernel in requested for k in (ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,))
-    ]
-    configs = [
-        config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in expanded
-    ]
-    descriptions = [
-        config_of_kernel.model_dump(mode="json")["model"]["kernel"] for config_of_kernel in configs
-    ]
-    return [kernel for i, kernel in enumerate(descriptions) if kernel not in descriptions[:i]]
+    descriptions: list[Any] = []
+    for kernel in requested:
+        for candidate in ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,):
+            overrides = {"model.kernel": candidate, "model.bandwidth": "auto"}
+            settings = config.with_overrides(overrides).model_dump(mode="json")
+            if settings["model"]["kernel"] not in descriptions:
+                descriptions.append(settings["model"]["kernel"])
+    return descriptions
 
 
-def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | None:
-    """Return the distinct numbers, ascending, or None for "auto"."""
+def checked_numbers(name: str, values: Any, *, positive: bool) -> list[float] | None:
+    """Return the distinct numbers, ascending, or None for "auto"; ConfigError for other values.
+
+    positive : whether 0 is not allowed either
+    """
     if isinstance(values, str) and values == "auto":
         return None
     try:
         numbers = sorted({float(value) for value in values})
         valid = bool(numbers) and all(map(math.isfinite, numbers))
-        valid = valid and (numbers[0] > 0 if above else numbers[0] >= 0)
+        valid = valid and (numbers[0] > 0 if positive else numbers[0] >= 0)
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        rule = "above 0" if above else "0 or above"
+        rule = "above 0" if positive else "0 or above"
         raise ConfigError(f'{mention(name, values)} must be "auto" or a list of numbers {rule}')
     return numbers
 

@@ -103,8 +103,8 @@ def draw_sample(data: Data, n: int, seed: int) -> SearchSample:
             max_units=max(1, SAMPLE_UNITS // len(parts)),
         )  # fmt: skip
         # Of several stored copies, take one: a copy of a fitted row must not be held out.
-        first = np.unique(row_origins(part, block.row_ids), return_index=True)[1]
-        blocks.append(block.take(np.sort(first)))
+        first_copies = np.unique(row_origins(part, block.row_ids), return_index=True)[1]
+        blocks.append(block.take(np.sort(first_copies)))
     X, y, w, _ = concatenate_blocks(blocks)
     stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
     if data.source.classes is not None:

@@ -151,8 +151,9 @@ class TrialJournal:
         name = f"{folder.location}/{JOURNAL_NAME}"
         try:
             self._study = _load_study(folder, path)
-            recorded, trials = self._study.user_attrs.get("identity"), self._study.trials
-            if recorded is None and trials:
+            recorded_identity = self._study.user_attrs.get("identity")
+            trials = self._study.trials
+            if recorded_identity is None and trials:
                 raise ValueError("the settings of the search are missing")
         except (RunError, StorageError, OSError):
             raise
@@ -160,12 +161,11 @@ class TrialJournal:
             raise RunError(
                 f"{name} is damaged ({error})", "restore it from a copy, or give another folder"
             ) from error
-        if recorded is None:
+        if recorded_identity is None:
             self._study.set_user_attr("identity", identity)
             return
-        changes = [
-            text.removeprefix("settings.") for text in record_differences(recorded, identity)
-        ]
+        differences = record_differences(recorded_identity, identity)
+        changes = [text.removeprefix("settings.") for text in differences]
         if changes:
             raise ResumeMismatchError(
                 f"{folder.location} holds a search with other settings or data: "
@@ -261,10 +261,10 @@ def _check_study(folder: RunStorage) -> None:
 
     Raises ValueError if the first line is not an entry of a journal.
     """
-    first = folder.read(JOURNAL_NAME).splitlines(keepends=True)[:1]
-    if not first or not _is_entry(first[0]):
+    lines = folder.read(JOURNAL_NAME).splitlines(keepends=True)
+    if not lines or not _is_entry(lines[0]):
         raise ValueError("its first line")
-    if json.loads(first[0]).get("study_name") != STUDY_NAME:
+    if json.loads(lines[0]).get("study_name") != STUDY_NAME:
         raise RunError(
             f"{folder.location}/{JOURNAL_NAME} is a study of Optuna, not a search of streamkern",
             "give a new or empty folder",
@@ -312,9 +312,9 @@ def _truncate_at_damage(path: Path) -> None:
     n_intact = next((k for k, line in enumerate(lines) if not _is_entry(line)), len(lines))
     if n_intact == len(lines):
         return
-    last = lines[-1]
+    last_line = lines[-1]
     # A torn write leaves a part of a line. A whole line without its line end is a changed byte.
-    is_torn = not last.endswith(b"\n") and not _is_entry(last[:-1] + b"\n")
+    is_torn = not last_line.endswith(b"\n") and not _is_entry(last_line[:-1] + b"\n")
     if len(lines) > n_intact + 1 or not is_torn:
         warn(f"{path} is damaged from line {n_intact + 1} on; later trainings are repeated")
     os.truncate(path, sum(map(len, lines[:n_intact])))

@@ -4,7 +4,7 @@
     mae, r2            for numeric targets: mean absolute error, and R2, averaged over the outputs
     accuracy           share of the rows whose class has the largest output
     balanced_accuracy  mean over the classes of the accuracy on their rows
-    log_loss           mean of -log p(class of the row), with p of `probabilities`
+    log_loss           mean of -log p(class of the row), with p of `clipped_probabilities`
 
 The names are those of scikit-learn. A model that minimises another loss than the squared error also
 has the mean of this loss, under the name that the loss defines (`Loss.figure`).
@@ -38,19 +38,19 @@ class Metric:
     """An evaluation metric.
 
     name : name of the metric
-    loss : name of the loss of a row, whose mean is the metric
-    gain : whether the metric is one minus this mean
+    loss : name of the loss of a row whose mean determines the metric
+    higher_is_better : whether the metric is one minus the mean loss, instead of the mean loss
     balanced : whether all classes have the same total weight
     """
 
     name: str
     loss: str
-    gain: bool = False
+    higher_is_better: bool = False
     balanced: bool = False
 
-    def loss_of(self, figure: float) -> float:
-        """Return the value of the metric as a quantity to minimise."""
-        return 1 - figure if self.gain else figure
+    def to_loss(self, value: float) -> float:
+        """Return a value of the metric as a mean loss, or a mean loss as a value of the metric."""
+        return 1 - value if self.higher_is_better else value
 
 
 def _by_name(*metrics: Metric) -> dict[str, Metric]:
@@ -59,10 +59,10 @@ def _by_name(*metrics: Metric) -> dict[str, Metric]:
 
 
 MSE = Metric("mse", "mse")
-REGRESSION_METRICS = _by_name(MSE, Metric("mae", "mae"), Metric("r2", "r2", gain=True))
+REGRESSION_METRICS = _by_name(MSE, Metric("mae", "mae"), Metric("r2", "r2", higher_is_better=True))
 CLASS_METRICS = _by_name(
-    Metric("accuracy", "error", gain=True),
-    Metric("balanced_accuracy", "error", gain=True, balanced=True),
+    Metric("accuracy", "error", higher_is_better=True),
+    Metric("balanced_accuracy", "error", higher_is_better=True, balanced=True),
     Metric("log_loss", "log_loss"),
     MSE,
 )
@@ -75,8 +75,8 @@ def known_metrics(classes: bool, loss: type[Loss] | None = None) -> dict[str, Me
     loss : class of the loss that is minimised; None for the squared error
     """
     metrics = CLASS_METRICS if classes else REGRESSION_METRICS
-    figure = {} if loss is None else _by_name(Metric(loss.figure, loss.figure))
-    return figure | metrics | figure
+    loss_metric = {} if loss is None else _by_name(Metric(loss.figure, loss.figure))
+    return loss_metric | metrics | loss_metric  # the first to be first, the last to replace another
 
 
 def find_metric(name: str, classes: bool, loss: type[Loss] | None = None) -> Metric:
@@ -95,7 +95,7 @@ def find_metric(name: str, classes: bool, loss: type[Loss] | None = None) -> Met
     raise ConfigError(f"{mention('metric', name)} {problem}", f'take "auto", {", ".join(metrics)}')
 
 
-def probabilities(F: npt.NDArray[Any]) -> Rows:
+def clipped_probabilities(F: npt.NDArray[Any]) -> Rows:
     """Return class probabilities (n, c) from outputs F (n, c) of least squares on one-hot targets.
 
     The outputs estimate probabilities, but may lie outside of [0, 1]. They are raised to at least
@@ -106,7 +106,7 @@ def probabilities(F: npt.NDArray[Any]) -> Rows:
     return P
 
 
-def losses(
+def row_losses(
     F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None, loss: Loss | None = None
 ) -> dict[str, Rows]:
     """Return the losses of each row, (n,), by name.
@@ -118,19 +118,19 @@ def losses(
     """
     F, Y = np.asarray(F, np.float64), np.asarray(Y, np.float64)
     if loss is None:
-        return _losses(F, Y, variance)
+        return _prediction_losses(F, Y, variance)
     model_losses = loss.values(np, F, Y) / (1 if variance is None else F.shape[1])
     predicted = F if variance is not None else loss.predict(np, F.copy())
-    return _losses(predicted, Y, variance) | {loss.figure: model_losses}
+    return _prediction_losses(predicted, Y, variance) | {loss.figure: model_losses}
 
 
-def _losses(F: Rows, Y: Rows, variance: Rows | None) -> dict[str, Rows]:
-    """Return the losses of predictions by name; see `losses`."""
+def _prediction_losses(F: Rows, Y: Rows, variance: Rows | None) -> dict[str, Rows]:
+    """Return the losses of predictions by name; see `row_losses`."""
     squared = np.square(F - Y)
     by_name: dict[str, Rows] = {"mse": squared.mean(axis=1)}
     if variance is None:
         labels = Y.argmax(axis=1)
-        p = np.take_along_axis(probabilities(F), labels[:, None], axis=1)[:, 0]
+        p = np.take_along_axis(clipped_probabilities(F), labels[:, None], axis=1)[:, 0]
         is_wrong: Rows = (F.argmax(axis=1) != labels).astype(np.float64)
         return by_name | {"error": is_wrong, "log_loss": -np.log(p)}
     # An output with constant targets does not contribute to the loss of R2.
@@ -154,18 +154,19 @@ def row_weights(
 def squared_standard_error(difference: Rows, weights: Rows) -> float:
     """Return the squared standard error of the weighted mean of a difference.
 
-    difference, weights : (n,); the weights have the sum 1
+    difference : (n,) difference of each row
+    weights : (n,) weights with the sum 1
     """
     n = np.count_nonzero(weights)
     variance = np.square(weights * (difference - weights @ difference)).sum()
     return float(variance * n / (n - 1)) if n > 1 else float("inf")
 
 
-def packed_predictions(values: Rows) -> str:
+def pack_losses(values: Rows) -> str:
     """Return values as text: compressed float32, in base64."""
     return base64.b64encode(zlib.compress(np.asarray(values, "<f4").tobytes(), 1)).decode()
 
 
-def unpacked_predictions(text: str) -> Rows:
-    """Return the values from the text of `packed_predictions`."""
+def unpack_losses(text: str) -> Rows:
+    """Return the values from the text of `pack_losses`."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f4").astype(np.float64)

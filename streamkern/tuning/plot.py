@@ -31,8 +31,10 @@ def scores_figure(
     figure = new_figure(8.4, 4.8)
     axes = figure.add_subplot()
     bandwidths = [row["bandwidth"] for row in table if row["bandwidth"] is not None]
+    # A line for each kernel and ridge.
     lines = list(dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table))
-    kernels, ridges = (sorted({line[j] for line in lines}) for j in (0, 1))
+    kernels = sorted({kernel for kernel, _ in lines})
+    ridges = sorted({ridge for _, ridge in lines})
     log_range = math.log(max(bandwidths) / min(bandwidths)) if bandwidths else 0.0
     best_shift, metric_key = 1.0, f"held_out_{metric}"
     for k, (kernel, ridge) in enumerate(lines):
@@ -43,19 +45,19 @@ def scores_figure(
             "marker": _MARKERS[ridges.index(ridge) % len(_MARKERS)],
             "label": f"{kernel}, ridge {ridge:.3g}",
         }
-        shift = (
-            math.exp(_LINE_SHIFT * log_range * (k - (len(lines) - 1) / 2))
-            if "se" in table[0]
-            else 1.0
-        )
+        shift = 1.0
+        if "se" in table[0]:
+            # The shifts are symmetric about the true bandwidths, on a log scale.
+            shift = math.exp(_LINE_SHIFT * log_range * (k - (len(lines) - 1) / 2))
         converged = [row for row in rows if row["held_out_mse"] is not None]
         _draw_kernel_line(axes, converged, metric_key, style, shift)
         if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
             best_shift = shift
     _mark_best(axes, best, metric, best_shift)
-    maximised = ("accuracy", "balanced_accuracy", "r2")
+    # Errors and losses are compared by their ratios, shares such as the accuracy are not.
+    shares = ("accuracy", "balanced_accuracy", "r2")
     figures = [row[metric_key] for row in table if row["held_out_mse"] is not None]
-    if metric not in maximised and min(figures) > 0:
+    if metric not in shares and min(figures) > 0:
         log_axis(axes, "y")
     if bandwidths:
         log_axis(axes, "x")

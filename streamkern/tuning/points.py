@@ -4,7 +4,7 @@ Each round of refinement adds two bandwidths for the best point: on a log scale,
 next smaller and to the next larger bandwidth tried. If the best bandwidth is the smallest or the
 largest one tried, a bandwidth beyond it is added, at the distance of its neighbour on the other
 side. If the best ridge is the smallest or the largest one tried, a ridge beyond it is added in the
-same way. If a ridge of 0 was tried, it counts as the smallest, and none is added below the others.
+same way. If a ridge of 0 was tried, it is the smallest: then nothing is added below the others.
 
 Optuna's sampler is deterministic: it makes the same proposals for the same seed and results. So a
 resumed search requests all proposals again, and does not repeat recorded trainings.
@@ -26,9 +26,9 @@ GRID_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 centers."""
 N_TRIALS = 40
 """Default number of points that Optuna proposes."""
-BANDWIDTH_RANGE = [1 / 8, 8.0]
+BANDWIDTH_RANGE = (1 / 8, 8.0)
 """Smallest and largest bandwidth for Optuna, relative as in `GRID_FACTORS`."""
-RIDGE_RANGE = [1e-9, 1e-2]
+RIDGE_RANGE = (1e-9, 1e-2)
 """Smallest and largest ridge for Optuna."""
 
 
@@ -51,23 +51,36 @@ class SearchPoints:
     n_trials: int
 
     def count(self, original: TrialSettings) -> int:
-        """Return the largest number of trainings per fold. original : the given settings"""
-        if self.n_trials:  # plus the given settings, and trainings that measure median distances
-            n_measured = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
-            return self.n_trials + 1 + (n_measured if self.bandwidths is None else 0)
-        n_with_bandwidth = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
-        n_bandwidths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
-        refines_ridge = sum(map(bool, self.ridges)) > 1
-        per_round = 2 * bool(n_with_bandwidth and n_bandwidths > 1) + refines_ridge
-        per_ridge = n_with_bandwidth * n_bandwidths + len(self.kernels) - n_with_bandwidth
-        kernel, bandwidth, ridge = original
-        in_grid = kernel in self.kernels and ridge in self.ridges
-        if in_grid and bandwidth is not None:
+        """Return the largest number of trainings per fold.
+
+        original : the given settings, which are trained, too
+        """
+        if self.n_trials:
+            n_measured = 0  # trainings that measure the median distance
             if self.bandwidths is None:
-                in_grid = "auto" not in notation.bandwidths(kernel)
-            else:
-                in_grid = bandwidth in self.bandwidths
-        return per_ridge * len(self.ridges) + per_round * self.refine + (not in_grid)
+                n_measured = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
+            return self.n_trials + n_measured + 1
+        n_with_bandwidth = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
+        n_without = len(self.kernels) - n_with_bandwidth
+        n_bandwidths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
+        n_grid = (n_with_bandwidth * n_bandwidths + n_without) * len(self.ridges)
+        # A round refines a grid of at least two values: by two bandwidths, and by one ridge.
+        n_per_round = 2 if n_with_bandwidth and n_bandwidths > 1 else 0
+        if sum(ridge > 0 for ridge in self.ridges) > 1:
+            n_per_round += 1
+        n_original = 0 if self._is_in_grid(original) else 1
+        return n_grid + n_per_round * self.refine + n_original
+
+    def _is_in_grid(self, settings: TrialSettings) -> bool:
+        """Return whether the grid is known to have these settings before any training."""
+        kernel, bandwidth, ridge = settings
+        if kernel not in self.kernels or ridge not in self.ridges:
+            return False
+        if bandwidth is None:
+            return True
+        if self.bandwidths is None:  # a grid around the bandwidth of the kernel, if it has one
+            return "auto" not in notation.bandwidths(kernel)
+        return bandwidth in self.bandwidths
 
     def train(self, table: SearchTable, trainings: Trainings) -> None:
         """Train the points, and add them to the table."""
@@ -77,23 +90,28 @@ class SearchPoints:
         for kernel in self.kernels:
             for kernel_to_try, bandwidth in self._grid(trainings, kernel):
                 for ridge in self.ridges:
-                    table.add(trainings.point((kernel_to_try, bandwidth, ridge)))
+                    table.add(trainings.evaluate((kernel_to_try, bandwidth, ridge)))
         for _ in range(self.refine):
-            best = table.best()
-            for ridge in ridge_beyond(best.ridge, table.tried("ridge", best.kernel)):
-                table.add(trainings.point((best.kernel, best.bandwidth, ridge)))
-            best = table.best()
-            for bandwidth in neighbours(best.bandwidth, table.tried("bandwidth", best.kernel)):
-                table.add(trainings.point((best.kernel, bandwidth, best.ridge)))
+            best = table.best_point()
+            ridges = table.tried_values("ridge", best.kernel)
+            for ridge in next_ridges(best.ridge, ridges):
+                table.add(trainings.evaluate((best.kernel, best.bandwidth, ridge)))
+            best = table.best_point()
+            bandwidths = table.tried_values("bandwidth", best.kernel)
+            for bandwidth in neighbour_bandwidths(best.bandwidth, bandwidths):
+                table.add(trainings.evaluate((best.kernel, bandwidth, best.ridge)))
 
     def _grid(self, trainings: Trainings, kernel: Any) -> list[tuple[Any, float | None]]:
-        """Return pairs (kernel, bandwidth) to try; the parts of the kernel have bandwidths."""
+        """Return the pairs (kernel, bandwidth) to try for one kernel.
+
+        Every part of a returned kernel has a number as bandwidth, unless it uses none.
+        """
         if not notation.bandwidths(kernel):
             return [(kernel, None)]
         if self.bandwidths is not None:
             return [(kernel, bandwidth) for bandwidth in self.bandwidths]
-        kernel, unit = trainings.scale(kernel, self.ridges[0])
-        grid = [unit if factor == 1 else four_digits(factor * unit) for factor in GRID_FACTORS]
+        kernel, center = trainings.with_measured_bandwidth(kernel, self.ridges[0])
+        grid = [center if k == 1 else round_to_four_digits(k * center) for k in GRID_FACTORS]
         return [(kernel, bandwidth) for bandwidth in grid]
 
     def _train_proposals(self, table: SearchTable, trainings: Trainings) -> None:
@@ -104,7 +122,7 @@ class SearchPoints:
             study = optuna.create_study(sampler=sampler)
         for _ in range(self.n_trials):
             trial = study.ask()
-            point = trainings.point(self._proposal(trial, trainings))
+            point = trainings.evaluate(self._proposal(trial, trainings))
             table.add(point)
             loss = table.loss(point)
             failed = {"state": optuna.trial.TrialState.FAIL}
@@ -113,47 +131,54 @@ class SearchPoints:
     def _proposal(self, trial: Any, trainings: Trainings) -> TrialSettings:
         """Return kernel, bandwidth and ridge of a trial of Optuna."""
         kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
-        bandwidth, ridge, positive = None, 0.0, [value for value in self.ridges if value]
+        bandwidth, ridge = None, 0.0
+        positive = [value for value in self.ridges if value]
         if positive:
-            ridge = four_digits(trial.suggest_float("ridge", positive[0], positive[-1], log=True))
+            ridge = trial.suggest_float("ridge", positive[0], positive[-1], log=True)
         if notation.bandwidths(kernel):
-            limits, unit = BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths, 1.0
-            factor = trial.suggest_float("bandwidth", limits[0], limits[-1], log=True)
-            if self.bandwidths is None:
-                kernel, unit = trainings.scale(kernel, self.ridges[0])
-            bandwidth = four_digits(factor * unit)
-        return kernel, bandwidth, ridge
+            limits = BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths
+            bandwidth = trial.suggest_float("bandwidth", limits[0], limits[-1], log=True)
+            if self.bandwidths is None:  # the limits are relative to the median distance
+                kernel, median_distance = trainings.with_measured_bandwidth(kernel, self.ridges[0])
+                bandwidth *= median_distance
+            bandwidth = round_to_four_digits(bandwidth)
+        return kernel, bandwidth, round_to_four_digits(ridge)
 
 
-def neighbours(best: float | None, tried: list[float]) -> list[float]:
-    """Return two bandwidths next to `best`, see the module docstring; [] with fewer than two tried.
+def neighbour_bandwidths(best: float | None, bandwidths: list[float]) -> list[float]:
+    """Return two bandwidths next to `best`, see the module docstring.
 
-    tried : ascending bandwidths that were tried, with `best`
+    Returns [] if `best` is None, or only one bandwidth was tried.
+
+    bandwidths : ascending bandwidths that were tried, with `best`
     """
-    if best is None or len(tried) < 2:
+    if best is None or len(bandwidths) < 2:
         return []
-    index = tried.index(best)
-    smaller = math.sqrt(tried[index - 1] * best) if index else best * best / tried[1]
-    is_largest = best == tried[-1]
-    larger = best * best / tried[index - 1] if is_largest else math.sqrt(tried[index + 1] * best)
-    return [
-        bandwidth
-        for bandwidth in (four_digits(smaller), four_digits(larger))
-        if bandwidth not in tried
-    ]
+    i = bandwidths.index(best)
+    is_smallest, is_largest = i == 0, i == len(bandwidths) - 1
+    smaller = best * best / bandwidths[1] if is_smallest else math.sqrt(bandwidths[i - 1] * best)
+    larger = best * best / bandwidths[i - 1] if is_largest else math.sqrt(bandwidths[i + 1] * best)
+    rounded = (round_to_four_digits(smaller), round_to_four_digits(larger))
+    return [bandwidth for bandwidth in rounded if bandwidth not in bandwidths]
 
 
-def ridge_beyond(best: float, tried: list[float]) -> list[float]:
-    """Return a list with a ridge beyond `best`, or [] if `best` is 0 or not at an end of `tried`.
+def next_ridges(best: float, ridges: list[float]) -> list[float]:
+    """Return a list with a ridge beyond `best`; [] if `best` is 0 or not at an end of `ridges`.
 
-    tried : ascending ridges that were tried, with `best`
+    ridges : ascending ridges that were tried, with `best`
     """
-    positive = [ridge for ridge in tried if ridge]
-    if len(positive) < 2 or best not in (positive[-1], tried[0]) or not best:
+    positive = [ridge for ridge in ridges if ridge]
+    if len(positive) < 2 or best == 0:
         return []
-    return [four_digits(best * best / positive[-2 if best == positive[-1] else 1])]
+    if best == positive[-1]:
+        neighbour = positive[-2]
+    elif best == ridges[0]:
+        neighbour = positive[1]
+    else:
+        return []
+    return [round_to_four_digits(best * best / neighbour)]
 
 
-def four_digits(value: float) -> float:
+def round_to_four_digits(value: float) -> float:
     """Return the value rounded to four significant digits; further digits have no influence."""
     return float(f"{value:.4g}")

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.basics.message import mention
-from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.stop import StopRequest, handle_stop
 from streamkern.config.model import LEARNED, METRICS
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import toml
@@ -56,8 +56,8 @@ from streamkern.train.run_identity import array_identity
 from streamkern.tuning.candidates import (
     Candidates,
     checked_count,
+    checked_numbers,
     kernel_descriptions,
-    numbers_or_auto,
 )
 from streamkern.tuning.journal import TrialJournal, optuna_package
 from streamkern.tuning.metrics import find_metric, known_metrics, row_weights
@@ -80,12 +80,19 @@ class Tuned:
     best : first row of the table: the given settings, unless others are better by more than two
         standard errors
     table : a row for each combination; after the first row, in the order of `metric`. The entries
-        of a row are: "kernel"; "bandwidth", the largest one of a sum or product, or None for a
-        kernel without one; "ridge"; "as_given", whether these are the given settings, whose "auto"
-        is replaced by the value of a training; "held_out_mse" and other metrics, means over the
-        folds; "se", the standard error over the held-out rows of the difference to the best
-        value of `metric` (None for a single row); "within", whether this difference is at most two
-        standard errors; and "seconds". If a training diverged, held_out_mse is None.
+        of a row are:
+
+        - "kernel"
+        - "bandwidth", the largest one of a sum or product; None for a kernel without one
+        - "ridge"
+        - "as_given", whether these are the given settings; their "auto" is replaced by the value
+          that a training chose
+        - "held_out_mse" and other metrics, means over the folds; if a training diverged, only
+          "held_out_mse", which is None
+        - "se", the standard error over the held-out rows of the difference to the best value of
+          `metric`; None for a single row
+        - "within", whether this difference is at most two standard errors
+        - "seconds", the time of the trainings
     config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
         the metric "learn" or "none" of the trainings if it was "auto"
     metric : name of the metric by which the settings were compared
@@ -151,38 +158,39 @@ def search_settings(
     distances : replaces model.metric
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
-    folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
-    rows, centers, epochs = _counts(rows=rows, centers=centers, epochs=epochs)
+    folds, refine, n_trials = _checked_counts(folds=folds, refine=refine, n_trials=n_trials)
+    rows, centers, epochs = _checked_counts(rows=rows, centers=centers, epochs=epochs)
     rounds, n_proposals = _rounds(sampler, refine, n_trials)
     kernel_list = kernel_descriptions(config, kernels)
     bandwidth_list = _bandwidths_to_try(bandwidths, kernel_list)
-    ridge_list = numbers_or_auto("ridges", ridges, above=False)
-    original, config = config, config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
+    ridge_list = checked_numbers("ridges", ridges, positive=False)
+    original = config
+    config = config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
     data = open_data(config, source, scores=None if distances is None else False)
     if scores_among(data.fixed_transforms):  # the kernel is chosen for features with scores
         scaled = {"data.scale": "quantiles"}
         original, config = original.with_overrides(scaled), config.with_overrides(scaled)
-    deciding = find_metric(metric, data.source.classes is not None, _loss_class(config))
+    criterion = find_metric(metric, data.source.classes is not None, _loss_class(config))
     candidates = Candidates(
         config, data, folds, distances=distances, rows=rows, centers=centers, epochs=epochs
     )
     smallest = None if bandwidth_list is None else bandwidth_list[0]
     ridges_to_try = candidates.ridges(ridge_list, kernel_list, smallest)
     if n_proposals and ridge_list is None and any(ridges_to_try):
-        ridges_to_try = RIDGE_RANGE
+        ridges_to_try = list(RIDGE_RANGE)
     points = SearchPoints(kernel_list, bandwidth_list, ridges_to_try, rounds, n_proposals)
     total = points.count(candidates.given_settings()) * folds
     journal = TrialJournal(out, _identity(candidates, data), config.data.storage_options)
 
-    def recorded_text() -> str:
+    def progress_text() -> str:
         return f"with {len(journal.records())} of {total} trainings recorded"
 
-    with resumable(stop, kept=out is not None, position=recorded_text) as request, journal:
+    with handle_stop(stop, saves_work=out is not None, position=progress_text) as request, journal:
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
-        table = SearchTable(deciding, [row_weights(deciding, y, w) for y, w in targets])
-        table.add(trainings.point(candidates.given_settings()))
+        table = SearchTable(criterion, [row_weights(criterion, y, w) for y, w in targets])
+        table.add(trainings.evaluate(candidates.given_settings()))
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
@@ -194,7 +202,7 @@ def _bandwidths_to_try(
     bandwidths: Sequence[float] | str, kernels: Sequence[Any]
 ) -> list[float] | None:
     """Return the given bandwidths; None for "auto". ConfigError if no kernel has a bandwidth."""
-    numbers = numbers_or_auto("bandwidths", bandwidths, above=True)
+    numbers = checked_numbers("bandwidths", bandwidths, positive=True)
     if numbers is not None and not any(map(notation.bandwidths, kernels)):
         raise ConfigError(
             f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
@@ -203,7 +211,7 @@ def _bandwidths_to_try(
     return numbers
 
 
-def _counts(**counts: Any) -> Iterator[Any]:
+def _checked_counts(**counts: Any) -> Iterator[Any]:
     """Yield each count as an int, or None; raise ConfigError if it is not in its range."""
     for name, value in counts.items():
         smallest, largest = ARGUMENT_RANGES.get(name, (1, None))
@@ -233,22 +241,22 @@ def _search_result(
     config: RunConfig, table: SearchTable, sizes: TrialRow, candidates: Candidates
 ) -> Tuned:  # fmt: skip
     """Return the result of a search whose trainings are complete."""
-    point, rows = table.chosen(), table.rows()
+    point, rows = table.chosen_point(), table.rows()
     if point.diverged:
         raise DivergenceError(
             "every candidate diverged", "check the data for outliers, or scale the features"
         )
     edges = []
     for name in ("bandwidth", "ridge"):
-        tried, value = table.tried(name, point.kernel), getattr(point, name)
-        is_at_end = len(tried) > 1 and value in (tried[0], tried[-1]) and value > 0
+        values, value = table.tried_values(name, point.kernel), getattr(point, name)
+        is_at_end = len(values) > 1 and value in (values[0], values[-1]) and value > 0
         edges.append(is_at_end and not point.is_open)
     if not point.is_given:
-        best = point.kernel, point.bandwidth, point.ridge
-        metric = candidates.config(*best).model.metric
-        config = config.with_overrides(_overrides(*best) | {"model.metric": metric})
-        if (chosen := candidates.trial.model.target_transform) == "log":
-            config = config.with_overrides({"model.target_transform": chosen})
+        settings = point.kernel, point.bandwidth, point.ridge
+        metric = candidates.config(*settings).model.metric
+        config = config.with_overrides(_overrides(*settings) | {"model.metric": metric})
+        if candidates.trial.model.target_transform == "log":
+            config = config.with_overrides({"model.target_transform": "log"})
     return Tuned(rows[0], rows, config, table.metric.name, sizes, *edges)
 
 

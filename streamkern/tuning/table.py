@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.kernels.notation import without_values
-from streamkern.tuning.metrics import Metric, Rows, squared_standard_error, unpacked_predictions
+from streamkern.tuning.metrics import Metric, Rows, squared_standard_error, unpack_losses
 
 TrialRow = dict[str, Any]
 """Entries of a row of the table, or of a record."""
@@ -26,7 +26,7 @@ HELD_OUT_MSE = f"{HELD_OUT}_mse"
 class TrialPoint:
     """A candidate: a kernel, a bandwidth and a ridge, and its results.
 
-    records : record of the training on each fold, see `trainings`
+    records : record of the training on each fold, see `Trainings.evaluate`
     is_given : whether these are the given settings
     """
 
@@ -87,34 +87,36 @@ class SearchTable:
         if all(existing.records[0]["settings"] != settings for existing in self.points):
             self.points.append(point)
 
-    def best(self) -> TrialPoint:
+    def best_point(self) -> TrialPoint:
         """Return the best point without settings "auto"."""
         return min((point for point in self.points if not point.is_open), key=self._rank)
 
-    def tried(self, name: str, kernel: Any) -> list[float]:
+    def tried_values(self, name: str, kernel: Any) -> list[float]:
         """Return the values of "bandwidth" or "ridge" that were tried with a kernel, ascending."""
         points = (p for p in self.points if not p.is_open and p.kernel == kernel)
         values = {getattr(point, name) for point in points}
         return sorted(value for value in values if value is not None)
 
-    def ranked(self) -> list[TrialPoint]:
+    def ranked_points(self) -> list[TrialPoint]:
         """Return the points ordered by the metric and then by the mse, best first.
 
         Points whose training diverged are last.
         """
         return sorted(self.points, key=self._rank)
 
-    def chosen(self) -> TrialPoint:
+    def chosen_point(self) -> TrialPoint:
         """Return the point of the given settings, unless another one is significantly better."""
-        best = self.ranked()[0]
-        given_points = [p for p in self.points if p.is_given and self._compared(p, best)["within"]]
+        best = self.ranked_points()[0]
+        given_points = [
+            p for p in self.points if p.is_given and self._comparison(p, best)["within"]
+        ]
         return given_points[0] if given_points else best
 
     def rows(self) -> list[TrialRow]:
         """Return the rows of the table: the chosen point, then the others, best first."""
-        ranked, chosen = self.ranked(), self.chosen()
-        others = [point for point in ranked if point is not chosen]
-        return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *others)]
+        points, chosen = self.ranked_points(), self.chosen_point()
+        rest = [point for point in points if point is not chosen]
+        return [{**p.row(), **self._comparison(p, points[0])} for p in (chosen, *rest)]
 
     def _rank(self, point: TrialPoint) -> tuple[float, float]:
         """Return the sort key of a point: the metric to minimise, and the mse."""
@@ -124,9 +126,9 @@ class SearchTable:
         """Return the metric as a quantity to minimise; infinite if a training diverged."""
         if point.diverged:
             return math.inf
-        return self.metric.loss_of(point.figure(f"{HELD_OUT}_{self.metric.name}"))
+        return self.metric.to_loss(point.figure(f"{HELD_OUT}_{self.metric.name}"))
 
-    def _compared(self, point: TrialPoint, best: TrialPoint) -> TrialRow:
+    def _comparison(self, point: TrialPoint, best: TrialPoint) -> TrialRow:
         """Return the entries that compare a point with the best one.
 
         "se" : standard error, over the held-out rows, of the difference in loss; None for a single
@@ -138,9 +140,9 @@ class SearchTable:
         name, squared_se = self.metric.loss, 0.0
         pairs = zip(point.records, best.records, self._weights, strict=True)
         for record, best_record, weights in pairs:
-            losses = unpacked_predictions(record["losses"][name])
-            difference = losses - unpacked_predictions(best_record["losses"][name])
+            losses = unpack_losses(record["losses"][name])
+            difference = losses - unpack_losses(best_record["losses"][name])
             squared_se += squared_standard_error(difference, weights)
         se = math.sqrt(squared_se) / len(self._weights)
-        within = self.loss(point) - self.loss(best) <= TRIAL_GAIN_SE * se
-        return {"se": se if math.isfinite(se) else None, "within": within}
+        is_within = self.loss(point) - self.loss(best) <= TRIAL_GAIN_SE * se
+        return {"se": se if math.isfinite(se) else None, "within": is_within}

@@ -22,7 +22,7 @@ from streamkern.train.model.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQU
 from streamkern.train.train import Result, train
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.journal import TrialJournal
-from streamkern.tuning.metrics import MSE, known_metrics, losses, packed_predictions, row_weights
+from streamkern.tuning.metrics import MSE, known_metrics, pack_losses, row_losses, row_weights
 from streamkern.tuning.table import HELD_OUT, HELD_OUT_MSE, TrialPoint, TrialRow
 
 LOSS_PARAMETERS = "loss_parameters"
@@ -40,7 +40,8 @@ class Trainings:
     journal : records of the trainings; recorded ones are not repeated
     stop : stop request, which a signal sets to end the search
     total : largest number of trainings
-    report, progress : see `search_settings`
+    report : see `search_settings`
+    progress : see `search_settings`
     """
 
     def __init__(
@@ -55,17 +56,17 @@ class Trainings:
         self.candidates, self.journal, self.stop = candidates, journal, stop
         self.total, self.progress = total, progress
         self._report: Report = report or (lambda event, fields: None)
-        self._finished: set[str] = set()  # keys of the finished trainings of this search
+        self._finished: set[str] = set()  # keys of the trainings that this search has finished
         self._n_trained, self._spent_s = 0, 0.0
 
     def announce(self) -> TrialRow:
         """Report and return the sizes of the search, with the number of recorded trainings."""
         sizes = {"trainings": self.total, **self.candidates.sizes()}
-        recorded = sum(r["fold"] < self.candidates.folds for r in self.journal.records())
-        self._report("search", {**sizes, "recorded": min(self.total, recorded)})
+        n_recorded = sum(r["fold"] < self.candidates.folds for r in self.journal.records())
+        self._report("search", {**sizes, "recorded": min(self.total, n_recorded)})
         return sizes
 
-    def point(self, settings: TrialSettings) -> TrialPoint:
+    def evaluate(self, settings: TrialSettings) -> TrialPoint:
         """Return the results of settings on all folds; train those that are not recorded.
 
         Every training chooses values for "auto"; the results show the values of the first one.
@@ -77,8 +78,8 @@ class Trainings:
             records.append(record)
         return TrialPoint(records, is_given=settings == self.candidates.given_settings())
 
-    def scale(self, kernel: Any, ridge: float) -> tuple[Any, float]:
-        """Return a kernel whose parts all have bandwidths, and its bandwidth, the center of a grid.
+    def with_measured_bandwidth(self, kernel: Any, ridge: float) -> tuple[Any, float]:
+        """Return the kernel with a number as bandwidth of every part, and the largest bandwidth.
 
         Bandwidths "auto" are replaced by the median distance between centers, which a training
         measures. Raises DivergenceError if this training diverges.
@@ -86,8 +87,8 @@ class Trainings:
         bandwidths = notation.bandwidths(kernel)
         if "auto" not in bandwidths:
             return kernel, float(max(bandwidths))
-        measured = (r for r in self.journal.records() if r.get("given") == kernel)
-        record = next(measured, None) or self._train_with_median(kernel, ridge)
+        records = (r for r in self.journal.records() if r.get("given") == kernel)
+        record = next(records, None) or self._train_with_median(kernel, ridge)
         return record["kernel"], record["bandwidth"]
 
     def _train(self, settings: TrialSettings, fold: int) -> TrialRow:
@@ -98,22 +99,23 @@ class Trainings:
             if settings == candidates.given_settings()
             else candidates.config(*settings)
         )
-        kernel, *numbers = settings
-        values = [None if isinstance(value, str) else value for value in numbers]
-        row = {"kernel": kernel, "bandwidth": values[0], "ridge": values[1], HELD_OUT_MSE: None}
+        kernel, *values = settings
+        bandwidth, ridge = (None if isinstance(value, str) else value for value in values)
+        # The row of a training that diverges; results replace its entries.
+        row = {"kernel": kernel, "bandwidth": bandwidth, "ridge": ridge, HELD_OUT_MSE: None}
         with suppress(DivergenceError):
-            row |= self._result(config, fold, settings)
+            row |= self._train_once(config, fold, settings)
         return self._record(settings, fold, row, time.perf_counter() - start_s)
 
     def _train_with_median(self, kernel: Any, ridge: float) -> TrialRow:
         """Train with the bandwidth "median", record the result, and return the record."""
         start_s = time.perf_counter()
         config = self.candidates.config(kernel, None, ridge)
-        row = self._result(config, 0, (kernel, "median", ridge)) | {"given": kernel}
+        row = self._train_once(config, 0, (kernel, "median", ridge)) | {"given": kernel}
         settings = row["kernel"], row["bandwidth"], ridge
         return self._record(settings, 0, row, time.perf_counter() - start_s)
 
-    def _result(self, config: RunConfig, fold: int, settings: TrialSettings) -> TrialRow:
+    def _train_once(self, config: RunConfig, fold: int, settings: TrialSettings) -> TrialRow:
         """Train once; return kernel, bandwidth, ridge and held-out metrics as numbers.
 
         If a metric is not finite, all are left out, and the training counts as diverged.
@@ -131,46 +133,44 @@ class Trainings:
         figures: TrialRow = {HELD_OUT_MSE: None}
         with closing(result.model.backend) as backend, backend.active():
             if result.metrics and all(map(math.isfinite, result.metrics.values())):
-                figures = self._figures(result, fold)
+                figures = self._held_out_figures(result, fold)
         return _numeric_settings(settings, result) | figures
 
-    def _figures(self, result: Result, fold: int) -> TrialRow:
+    def _held_out_figures(self, result: Result, fold: int) -> TrialRow:
         """Return the value of every metric, and the losses of each held-out row.
 
         If parameters of the loss are estimated from the data, all candidates are compared with the
         values of the first recorded training.
         """
         y, w = self.candidates.targets(fold)
-        has_classes, variance = result.model.classes is not None, None
+        has_classes = result.model.classes is not None
+        variance = None
         if not has_classes:
             weights, values = row_weights(MSE, y, w), np.float64(y).reshape(len(y), -1)
             variance = weights @ np.square(values - weights @ values)
         loss, to_host = self._common_loss(result.model.loss), result.model.backend.to_host
         parts = [
-            losses(to_host(F), to_host(Y), variance, loss)
+            row_losses(to_host(F), to_host(Y), variance, loss)
             for _, F, Y in result.model.stream(self.candidates.split(fold)[1])
         ]
-        row_losses = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        losses = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        metrics = known_metrics(has_classes, None if loss is None else type(loss))
         figures = {
-            name: metric.loss_of(float(row_weights(metric, y, w) @ row_losses[metric.loss]))
-            for name, metric in known_metrics(
-                has_classes, None if loss is None else type(loss)
-            ).items()
+            name: metric.to_loss(float(row_weights(metric, y, w) @ losses[metric.loss]))
+            for name, metric in metrics.items()
         }
-        measured = {k.removeprefix("test_"): weights for k, weights in result.metrics.items()}
-        figures |= {
-            k: weights for k, weights in measured.items() if loss is None or k != loss.figure
-        }
+        # The run's own metrics replace these, except the mean loss, for which the run used its own
+        # parameters of the loss.
+        run_metrics = {name.removeprefix("test_"): value for name, value in result.metrics.items()}
+        figures |= {k: v for k, v in run_metrics.items() if loss is None or k != loss.figure}
         row: TrialRow = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
         row |= {} if loss is None else {LOSS_PARAMETERS: loss.parameters()}
-        return row | {
-            "losses": {name: packed_predictions(weights) for name, weights in row_losses.items()}
-        }
+        return row | {"losses": {name: pack_losses(values) for name, values in losses.items()}}
 
     def _common_loss(self, loss: Loss | None) -> Loss | None:
         """Return the loss with the parameters that the first training recorded."""
-        recorded = (r[LOSS_PARAMETERS] for r in self.journal.records() if LOSS_PARAMETERS in r)
-        parameters = next(recorded, None)
+        records = (r[LOSS_PARAMETERS] for r in self.journal.records() if LOSS_PARAMETERS in r)
+        parameters = next(records, None)
         return loss if loss is None or parameters is None else type(loss)(**parameters)
 
     def _record(

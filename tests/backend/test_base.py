@@ -19,7 +19,7 @@ from streamkern.backend.base import Backend, tiles
 from streamkern.backend.devices import get_backend, gpu_problem
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.optional import install
+from streamkern.basics.optional import install_command
 from tests.solver_problems import Array, rows
 from tests.traced_memory import traced_memory
 
@@ -364,7 +364,7 @@ def test_gpu_problem_describes_missing_cupy_and_driver_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert gpu_problem() == f"CuPy is not installed ({install('gpu-cuda12')})"
+    assert gpu_problem() == f"CuPy is not installed ({install_command('gpu-cuda12')})"
 
     def no_driver(index: int) -> None:
         raise OSError("driver too old")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamkern.backend.base import Backend
 from streamkern.backend.numba_random import DRAWN_CHUNK, _make_box_muller, fills
 from streamkern.basics.philox import philox_key, round_keys
-from streamkern.basics.randomness import Fills, RowRandom, words
+from streamkern.basics.randomness import Fillers, RowRandom, words
 
 ROWS = st.lists(st.integers(0, 2**40), min_size=1, max_size=40)
 
@@ -39,7 +39,7 @@ def compile_with(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def drawn(compile_with: Any) -> Fills:
+def drawn(compile_with: Any) -> Fillers:
     return fills(compile_with)
 
 
@@ -61,7 +61,7 @@ def exact_normals(pairs: np.ndarray) -> np.ndarray:
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(1, 9), st.integers(0, 2**31))
 def test_compiled_words_equal_numpy(
-    drawn: Fills, rows: list[int], n_blocks: int, first_block: int
+    drawn: Fillers, rows: list[int], n_blocks: int, first_block: int
 ) -> None:
     ids = np.array(rows, np.int64)
     got = np.empty((len(ids), 4 * n_blocks), np.uint32)
@@ -69,7 +69,7 @@ def test_compiled_words_equal_numpy(
     np.testing.assert_array_equal(got, words((3, 1), ids, 4 * n_blocks, first_block=first_block))
 
 
-def test_compiled_normals_are_within_4_ulp(drawn: Fills) -> None:
+def test_compiled_normals_are_within_4_ulp(drawn: Fillers) -> None:
     rows = np.arange(60, dtype=np.int64) << 28
     z = RowRandom(np, 5, 0, 1, rows, fills=drawn).normal((40,))
     exact = exact_normals(words((5, 0, 1), rows, 40).reshape(60, 20, 2)).reshape(60, 40)
@@ -93,7 +93,7 @@ def test_extreme_words_give_accurate_normals(compile_with: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 66])
-def test_row_has_same_bits_at_any_position(drawn: Fills, n: int) -> None:
+def test_row_has_same_bits_at_any_position(drawn: Fillers, n: int) -> None:
     rows = np.random.default_rng(0).permutation(70).astype(np.int64)
     full = RowRandom(np, 1, 0, 2, rows, fills=drawn).normal((n,))
     assert full.shape == (70, n)
@@ -102,7 +102,7 @@ def test_row_has_same_bits_at_any_position(drawn: Fills, n: int) -> None:
         np.testing.assert_array_equal(alone, full[part])
 
 
-def test_threads_do_not_change_random_draws(drawn: Fills) -> None:
+def test_threads_do_not_change_random_draws(drawn: Fillers) -> None:
     rows = np.arange(9)
     alone = RowRandom(np, 1, 2, 3, rows, fills=drawn)
     with Backend(threads=2) as backend:
@@ -112,12 +112,12 @@ def test_threads_do_not_change_random_draws(drawn: Fills) -> None:
     np.testing.assert_array_equal(alone.integers(0, 9), shared.integers(0, 9))
 
 
-def test_float64_draws_use_numpy(drawn: Fills) -> None:
+def test_float64_draws_use_numpy(drawn: Fillers) -> None:
     rows = np.arange(4)
     z = RowRandom(np, 1, 2, 3, rows, np.float64, fills=drawn).normal((5,))
     np.testing.assert_array_equal(z, RowRandom(np, 1, 2, 3, rows, np.float64).normal((5,)))
 
 
-def test_empty_draws_have_empty_shapes(drawn: Fills) -> None:
+def test_empty_draws_have_empty_shapes(drawn: Fillers) -> None:
     assert RowRandom(np, 0, 0, 0, np.arange(0), fills=drawn).normal((4,)).shape == (0, 4)
     assert RowRandom(np, 0, 0, 0, np.arange(3), fills=drawn).normal((0,)).shape == (3, 0)

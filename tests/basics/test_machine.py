@@ -20,12 +20,14 @@ print(taken.peak(), after.peak())
 """
 
 
-def peaks(before: int, after: int) -> list[str]:
+def peaks(first_mib: int, second_mib: int) -> list[str]:
     """Return the peaks of two monitors, which start before the first and before the second MiB is
     allocated."""
-    code = CHILD.format(before=before, after=after)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    code = CHILD.format(before=first_mib, after=second_mib)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return completed.stdout.split()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, as Linux has it")

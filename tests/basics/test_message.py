@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamkern
-from streamkern.basics import errors
+from streamkern.basics import errors, message
 from streamkern.basics.errors import ConfigError, MemoryBudgetError, StreamkernError
 from streamkern.basics.message import Mention, mention, mentions, render_message
-from streamkern.basics.warning import warn, warnings_completed
+from streamkern.basics.warning import append_to_warnings, warn
 
-USER_TEXT = st.text().filter(lambda text: not set(text) & set("\u2062\u2064"))
+MENTION_MARKS = message._OPEN + message._CLOSE
+USER_TEXT = st.text().filter(lambda text: not set(text) & set(MENTION_MARKS))
 
 
 def test_mention_renders_as_python_by_default() -> None:
@@ -29,14 +30,14 @@ def test_mention_renders_as_python_by_default() -> None:
 
 
 @given(USER_TEXT, USER_TEXT, st.text())
-def test_user_text_is_never_reworded(before: str, after: str, value: str) -> None:
-    message = render_message(
-        f"{before}{mention('n_centers', value)}{after}", lambda k: k.name.upper()
+def test_user_text_is_never_reworded(prefix: str, suffix: str, value: str) -> None:
+    rendered = render_message(
+        f"{prefix}{mention('n_centers', value)}{suffix}", lambda k: k.name.upper()
     )
-    assert message == f"{before}N_CENTERS{after}"
-    [found] = mentions(f"{before}{mention('n_centers', value)}{after}")
-    assert found.name == "n_centers"
-    assert found.value == repr(value).replace("\u2062", "").replace("\u2064", "")
+    assert rendered == f"{prefix}N_CENTERS{suffix}"
+    [parsed] = mentions(f"{prefix}{mention('n_centers', value)}{suffix}")
+    assert parsed.name == "n_centers"
+    assert parsed.value == repr(value).translate(dict.fromkeys(map(ord, MENTION_MARKS)))
 
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type)
@@ -46,10 +47,11 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type)
 def test_errors_keep_rule_and_remedy_when_pickled() -> None:
     rule, remedy = f"{mention('solver.level', 5)} is above 3", f"lower {mention('level=')}"
     for kind in CLASSES:
-        made = [kind(rule, remedy)]
-        if not issubclass(kind, OSError):  # see RankFailed
-            made.append(pickle.loads(pickle.dumps(made[0])))
-        for error in made:
+        instances = [kind(rule, remedy)]
+        # An OSError is restored without calling `__init__`: ranks send its text, see `RankFailed`.
+        if not issubclass(kind, OSError):
+            instances.append(pickle.loads(pickle.dumps(instances[0])))
+        for error in instances:
             assert str(error) == "solver.level=5 is above 3; lower level="
             assert (error.setting, error.value) == ("solver.level", "5")
             assert (error.rule, error.remedy) == (rule, remedy)
@@ -68,13 +70,13 @@ def test_identical_lines_are_shown_once() -> None:
 
 
 def test_warning_keeps_message_for_other_vocabularies() -> None:
-    with warnings.catch_warnings(record=True) as caught, warnings_completed(lambda text: " (so)"):
+    with warnings.catch_warnings(record=True) as caught, append_to_warnings(lambda text: " (so)"):
         warnings.simplefilter("always")
         warn(f"{mention('run.threads', 2)} is less than it could be")
     [warning] = caught
     assert str(warning.message) == "run.threads=2 is less than it could be (so)"
-    message = warning.message.message  # type: ignore[union-attr]
-    assert render_message(message, lambda k: "--threads 2").startswith("--threads 2 is less")
+    text = warning.message.message  # type: ignore[union-attr]
+    assert render_message(text, lambda k: "--threads 2").startswith("--threads 2 is less")
 
 
 def test_text_can_be_appended_to_error() -> None:
@@ -90,7 +92,9 @@ def test_only_package_errors_and_warnings_contain_mentions() -> None:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 mentioned = any(
-                    isinstance(each, ast.Name) and each.id == "mention" for each in ast.walk(node)
+                    isinstance(child, ast.Name) and child.id == "mention"
+                    for child in ast.walk(node)
                 )
                 raised = ast.unparse(node.exc.func)
-                assert not mentioned or raised in ours or not raised[0].isupper(), (path, raised)
+                is_helper = not raised[0].isupper()  # a function that returns an error
+                assert not mentioned or raised in ours or is_helper, (path, raised)

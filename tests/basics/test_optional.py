@@ -15,24 +15,24 @@ import pytest
 
 from streamkern.basics import optional
 from streamkern.basics.errors import MissingDependencyError
-from streamkern.basics.optional import import_optional, install
+from streamkern.basics.optional import import_optional, install_command
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    install.cache_clear()
+def fresh_cache() -> Iterator[None]:
+    install_command.cache_clear()
     yield
-    install.cache_clear()
+    install_command.cache_clear()
 
 
 def test_remedy_installs_checkout_in_editable_mode() -> None:
     """Check that the remedy installs the checkout, which is on no index, and keeps it editable."""
-    *command, location = shlex.split(install("files"))
+    *command, location = shlex.split(install_command("files"))
     assert command == ["pip", "install", "-e"]
     folder, extra = location.removesuffix("]").split("[")
     assert extra == "files"
     assert (Path(folder) / "pyproject.toml").is_file()
-    with pytest.raises(MissingDependencyError, match=re.escape(install("files"))):
+    with pytest.raises(MissingDependencyError, match=re.escape(install_command("files"))):
         import_optional("numpy.no_such_module")
 
 
@@ -48,10 +48,12 @@ def test_remedy_installs_checkout_in_editable_mode() -> None:
 def test_remedy_installs_from_original_url(
     origin: Any, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = {"direct_url.json": None if origin is None else json.dumps(origin)}
+    metadata_files = {"direct_url.json": None if origin is None else json.dumps(origin)}
     monkeypatch.setattr(optional, "__file__", str(tmp_path / "a" / "b" / "optional.py"))
-    monkeypatch.setattr(optional, "distribution", lambda name: SimpleNamespace(read_text=read.get))
-    requested = shlex.split(install("s3"))[-1]  # as PEP 508 has it
+    monkeypatch.setattr(
+        optional, "distribution", lambda name: SimpleNamespace(read_text=metadata_files.get)
+    )
+    requested = shlex.split(install_command("s3"))[-1]  # as PEP 508 has it
     assert requested == ("streamkern[s3]" if url is None else f"streamkern[s3] @ {url}")
 
 
@@ -63,4 +65,4 @@ def test_remedy_without_metadata_installs_from_index(
 
     monkeypatch.setattr(optional, "__file__", str(tmp_path / "a" / "b" / "optional.py"))
     monkeypatch.setattr(optional, "distribution", none)
-    assert install("s3") == 'pip install "streamkern[s3]"'
+    assert install_command("s3") == 'pip install "streamkern[s3]"'

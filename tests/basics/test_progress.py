@@ -21,9 +21,17 @@ import numpy as np
 import pytest
 
 from streamkern import KernelRegressor
-from streamkern.basics.progress import NOTEBOOK, PIPE, RELAYED, TERMINAL, WIPE, Line, Relay
+from streamkern.basics.progress import (
+    ERASE_LINE,
+    NOTEBOOK,
+    PIPE,
+    RELAYED,
+    TERMINAL,
+    ProgressLine,
+    Relay,
+)
 
-AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, RELAYED), 0.0)
+NO_PERIODS = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, RELAYED), 0.0)
 
 
 class Terminal(io.StringIO):
@@ -32,8 +40,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Line, "PERIODS_S", AT_ONCE)
+def without_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", NO_PERIODS)
 
 
 @pytest.fixture
@@ -60,14 +68,14 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def test_line_is_redrawn_in_place_and_wiped_without_a_thread() -> None:
-    before, terminal = threading.active_count(), Terminal()
-    with Line(terminal) as line:
-        assert not line.shown
+    n_threads_before, terminal = threading.active_count(), Terminal()
+    with ProgressLine(terminal) as line:
+        assert not line.has_shown
         line.show("read", 1000, None)
         line.show("write", 1000, 2000)
-        assert line.shown
-        assert threading.active_count() == before
-    assert terminal.getvalue().split(WIPE) == [
+        assert line.has_shown
+        assert threading.active_count() == n_threads_before
+    assert terminal.getvalue().split(ERASE_LINE) == [
         "",
         "read 1,000 rows",
         "write 1,000 of 2,000 rows",
@@ -78,20 +86,20 @@ def test_line_is_redrawn_in_place_and_wiped_without_a_thread() -> None:
 def test_long_line_is_cut_to_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     terminal = Terminal()
-    Line(terminal).draw("x" * 300)
-    assert terminal.getvalue() == WIPE + "x" * 99
+    ProgressLine(terminal).draw("x" * 300)
+    assert terminal.getvalue() == ERASE_LINE + "x" * 99
 
 
 def test_pipe_gets_a_line_every_30_s(clock: SimpleNamespace) -> None:
     pipe = io.StringIO()
-    with Line(pipe) as line:
+    with ProgressLine(pipe) as line:
         for clock.s in range(100, 200):
             line.draw(f"{clock.s - 100} %")
     assert pipe.getvalue() == "".join(f"streamkern: {k} %\n" for k in (30, 60, 90))
 
 
 def test_notebook_shows_one_updated_line(notebook: io.StringIO) -> None:
-    with Line(notebook) as line:
+    with ProgressLine(notebook) as line:
         for text in ("9 of 10", "10 of 10", "11"):
             line.draw(text)
     assert notebook.getvalue().split("\n") == ["9 of 10", "10 of 10", "11", "", ""]
@@ -99,33 +107,33 @@ def test_notebook_shows_one_updated_line(notebook: io.StringIO) -> None:
 
 def test_last_line_stays_if_drawn_or_requested(notebook: io.StringIO) -> None:
     for stream in (notebook, io.StringIO(), Terminal()):
-        for requested, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
+        for requested, is_drawn in ((True, True), (True, False), ("auto", False), (False, False)):
             stream.seek(0)
             stream.truncate()
-            with Line(stream, setting=requested) as line:
-                if drawn:
+            with ProgressLine(stream, setting=requested) as line:
+                if is_drawn:
                     line.draw("half")
                 line.finish("trained")
                 line.draw("later")
-            last = stream.getvalue().replace(WIPE, "\n")
-            assert last.splitlines()[-1:] == ["streamkern: trained"][: requested is True], (
+            last_line = stream.getvalue().replace(ERASE_LINE, "\n")
+            assert last_line.splitlines()[-1:] == ["streamkern: trained"][: requested is True], (
                 requested,
-                last,
+                last_line,
             )
 
 
 def test_pipe_gets_last_line_after_3_s_of_work(clock: SimpleNamespace) -> None:
-    for took, requested, always, seen in (
+    for took, requested, always, is_shown in (
         (4, "auto", True, True), (2, "auto", True, False), (4, True, False, True),
         (2, True, False, False), (4, False, True, False),
     ):  # fmt: skip
         pipe = io.StringIO()
         clock.s = 100
-        with Line(pipe, setting=requested) as line:
+        with ProgressLine(pipe, setting=requested) as line:
             clock.s += took
             line.draw("half")
             line.finish("trained", always=always)
-        assert pipe.getvalue() == "streamkern: trained\n" * seen, (took, requested)
+        assert pipe.getvalue() == "streamkern: trained\n" * is_shown, (took, requested)
 
 
 def test_narrow_terminal_drops_last_parts_of_line(
@@ -135,8 +143,8 @@ def test_narrow_terminal_drops_last_parts_of_line(
     for columns in range(3, 100):
         monkeypatch.setenv("COLUMNS", str(columns))
         terminal = Terminal()
-        Line(terminal).draw(text)
-        shown = terminal.getvalue().removeprefix(WIPE)
+        ProgressLine(terminal).draw(text)
+        shown = terminal.getvalue().removeprefix(ERASE_LINE)
         assert len(shown) < columns
         assert shown in text[: len(shown)]
         if columns > 20:  # no part of it is cut
@@ -150,15 +158,15 @@ def test_line_uses_width_of_its_own_terminal(
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
     with os.fdopen(theirs, "w") as stream:
-        Line(stream).draw("x" * 300)
-        assert os.read(ours, 1000).decode() == WIPE + "x" * 49
+        ProgressLine(stream).draw("x" * 300)
+        assert os.read(ours, 1000).decode() == ERASE_LINE + "x" * 49
     os.close(ours)
 
 
 def test_stream_outside_kernel_is_not_a_notebook(notebook: io.StringIO) -> None:
     """Check IPython on a terminal, and a cell that redirects standard error."""
     pipe = io.StringIO()
-    Line(pipe).draw("half")
+    ProgressLine(pipe).draw("half")
     assert pipe.getvalue() == "streamkern: half\n"
 
 
@@ -166,12 +174,12 @@ def test_stream_outside_kernel_is_not_a_notebook(notebook: io.StringIO) -> None:
 def test_auto_progress_waits_until_work_takes_long(
     stream: io.StringIO, clock: SimpleNamespace
 ) -> None:
-    first = 3.0 if stream.isatty() else 30.0
-    with Line(stream, setting="auto") as line:
-        for clock.s in (100.0, 100.0 + first - 0.1):
+    first_s = 3.0 if stream.isatty() else 30.0
+    with ProgressLine(stream, setting="auto") as line:
+        for clock.s in (100.0, 100.0 + first_s - 0.1):
             line.draw("early")
         assert stream.getvalue() == ""
-        clock.s = 100.0 + first
+        clock.s = 100.0 + first_s
         line.draw("late")
     assert "late" in stream.getvalue()
     assert "early" not in stream.getvalue()
@@ -183,7 +191,7 @@ def test_progress_off_or_short_work_writes_nothing(
     kind: type[io.StringIO], requested: bool | str
 ) -> None:
     stream = kind()
-    with Line(stream, setting=requested) as line, line.ticking(lambda: "setup"):
+    with ProgressLine(stream, setting=requested) as line, line.redraw_periodically(lambda: "setup"):
         line.draw("loss 1")
         line.close()
     assert stream.getvalue() == ""
@@ -192,43 +200,43 @@ def test_progress_off_or_short_work_writes_nothing(
 def test_broken_terminal_raises_no_error() -> None:
     """Check that nothing more is written after the first failure, nor to a terminal that was closed
     before."""
-    tried: list[str] = []
+    written: list[str] = []
 
     class Broken(Terminal):
         def write(self, text: str) -> int:
-            tried.append(text)
+            written.append(text)
             raise BrokenPipeError
 
-    line = Line(Broken())
+    line = ProgressLine(Broken())
     for text in ("loss 1", "loss 2"):
         line.draw(text)
     line.close()
     line.finish("done")
-    assert tried == [f"{WIPE}loss 1"]
-    terminal, before = Terminal(), threading.active_count()
+    assert written == [f"{ERASE_LINE}loss 1"]
+    terminal, n_threads_before = Terminal(), threading.active_count()
     terminal.close()
-    line = Line(terminal)
+    line = ProgressLine(terminal)
     line.draw("loss 1")
-    with Line(terminal).ticking(lambda: "setup"):
+    with ProgressLine(terminal).redraw_periodically(lambda: "setup"):
         assert not line.is_due
-    assert threading.active_count() == before
+    assert threading.active_count() == n_threads_before
 
 
 def test_long_call_is_drawn_by_temporary_thread() -> None:
-    before, terminal, seen = threading.active_count(), Terminal(), threading.Event()
+    n_threads_before, terminal, was_drawn = threading.active_count(), Terminal(), threading.Event()
     numbers = itertools.count()
 
     def text() -> str:
         number = next(numbers)
         if number == 2:
-            seen.set()
+            was_drawn.set()
         return f"block {number}"
 
-    with Line(terminal).ticking(text):
-        assert seen.wait(30)
-    assert threading.active_count() == before
-    assert terminal.getvalue().split(WIPE)[1:3] == ["block 0", "block 1"]
-    assert terminal.getvalue().endswith(WIPE)
+    with ProgressLine(terminal).redraw_periodically(text):
+        assert was_drawn.wait(30)
+    assert threading.active_count() == n_threads_before
+    assert terminal.getvalue().split(ERASE_LINE)[1:3] == ["block 0", "block 1"]
+    assert terminal.getvalue().endswith(ERASE_LINE)
 
 
 def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,10 +244,10 @@ def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    done = False
-    with Line(Terminal()).ticking(lambda: "setup"):
-        done = True
-    assert done
+    is_done = False
+    with ProgressLine(Terminal()).redraw_periodically(lambda: "setup"):
+        is_done = True
+    assert is_done
 
 
 # ---------------------------------------------------------------------------- a whole run, real
@@ -272,25 +280,29 @@ def terminal_output(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: A
     return b"".join(parts).decode()
 
 
-STEP = (
+STEP_LINE = (
     r"\d+%, epoch [12] of 2  [\d:]+ (s|min) left  (train mse \S+  )?\S+ samples/s"
     r"(  waits for data \d+%)?(  reads \S+ MB/s)?"
 )
-LAST = (
+LAST_LINE = (
     r"streamkern: trained Laplace\(bandwidth=1\) with 20 centers, solver block(, ridge \S+)?  "
     r"2 epochs in [\d.]+ s  train mse \S+"
 )
-SETUP = r"setup: .+  \(\d+ s so far\)"
+SETUP_LINE = r"setup: .+  \(\d+ s so far\)"
 
 
 def test_terminal_shows_setup_and_steps_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, *drawn, last = terminal_output(pty.openpty(), monkeypatch, 1).split(WIPE)
-    assert first == ""
-    assert re.fullmatch(LAST, last.strip())
+    first_line, *drawn, last_line = terminal_output(pty.openpty(), monkeypatch, 1).split(ERASE_LINE)
+    assert first_line == ""
+    assert re.fullmatch(LAST_LINE, last_line.strip())
     kinds = [
-        "setup" if re.fullmatch(SETUP, text) else "step" if re.fullmatch(STEP, text) else text
+        "setup"
+        if re.fullmatch(SETUP_LINE, text)
+        else "step"
+        if re.fullmatch(STEP_LINE, text)
+        else text
         for text in drawn
         if text
     ]
@@ -300,23 +312,25 @@ def test_terminal_shows_setup_and_steps_in_one_line(
 
 
 def test_terminal_shows_nothing_for_a_short_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Line, "PATIENCE_S", 1000.0)
+    monkeypatch.setattr(ProgressLine, "SHORT_WORK_S", 1000.0)
     assert terminal_output(pty.openpty(), monkeypatch, "auto") == ""
 
 
 def test_pipe_shows_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     *lines, end = terminal_output(os.pipe(), monkeypatch, 1).split("\n")
     assert end == ""
-    *lines, last = lines
-    assert all(re.fullmatch(f"streamkern: ({SETUP}|{STEP})", line) for line in lines), lines
+    *lines, last_line = lines
+    assert all(re.fullmatch(f"streamkern: ({SETUP_LINE}|{STEP_LINE})", line) for line in lines), (
+        lines
+    )
     assert "epoch 2 of 2  0 s left" in lines[-1]
-    assert re.fullmatch(LAST, last)
+    assert re.fullmatch(LAST_LINE, last_line)
 
 
 def test_relayed_line_is_sent_once_a_second(clock: SimpleNamespace) -> None:
     """Check that the line is sent about once a second, and when it must be wiped."""
     reported: list[str] = []
-    with Line(setting=Relay(reported.append)) as line:
+    with ProgressLine(setting=Relay(reported.append)) as line:
         for text in ("one", "two"):
             line.draw(text)
         clock.s += 1.0

@@ -68,12 +68,12 @@ def test_words_are_philox_of_row_and_block(
     got = words(key, rows, n_words, first_block=first_block)
     assert got.dtype == np.uint32
     assert got.shape == (len(rows), n_words)
-    for row, drawn in zip(rows.tolist(), got, strict=True):
+    for row, row_words in zip(rows.tolist(), got, strict=True):
         low, high = row & 0xFFFFFFFF, row >> 32
         expected: list[int] = []
         for block in range(first_block, first_block + -(-n_words // 4)):
             expected += philox_plain([low, high, block, 0], list(philox_key(*key)))
-        assert drawn.tolist() == expected[:n_words]
+        assert row_words.tolist() == expected[:n_words]
 
 
 def draw_all(rng: RowRandom) -> list[np.ndarray]:
@@ -109,9 +109,9 @@ def test_threads_do_not_change_draws() -> None:
     rows = np.arange(20_000)
     with Backend(threads=3) as backend:
         for dtype in FLOATS:
-            alone = draw_all(RowRandom(np, 1, 2, 3, rows, dtype))
+            serial_draws = draw_all(RowRandom(np, 1, 2, 3, rows, dtype))
             shared = draw_all(RowRandom(np, 1, 2, 3, rows, dtype, run=backend.run))
-            for a, b in zip(alone, shared, strict=True):
+            for a, b in zip(serial_draws, shared, strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -154,8 +154,10 @@ def test_draws_follow_normal_and_uniform_distribution(dtype: Any) -> None:
     assert stats.chisquare(counts).pvalue > 1e-3
     for a, b in ((normal[:, 0], normal[:, 1]), (normal[:-1, 2], normal[1:, 2])):
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(len(a))
-    other = RowRandom(np, 5, 0, 2, np.arange(20_000), dtype).normal((10,))
-    assert abs(np.corrcoef(normal.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(other.size)
+    other_stage = RowRandom(np, 5, 0, 2, np.arange(20_000), dtype).normal((10,))
+    assert abs(np.corrcoef(normal.ravel(), other_stage.ravel())[0, 1]) < 5 / np.sqrt(
+        other_stage.size
+    )
 
 
 @pytest.mark.parametrize(

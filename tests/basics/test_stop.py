@@ -24,7 +24,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics import machine
 from streamkern.basics import stop as stop_module
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
-from streamkern.basics.stop import Stopped, StopRequest, end_on_signal, resumable
+from streamkern.basics.stop import Stopped, StopRequest, end_on_signal, handle_stop
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -40,9 +40,9 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def handlers_are_restored() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in SIGNALS]
+    handlers_before = [signal.getsignal(number) for number in SIGNALS]
     yield
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers_before
 
 
 # -------------------------------------------------------------------------------- the request
@@ -57,22 +57,22 @@ def test_signal_stops_work_at_once(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_is_deferred_inside_later(number: signal.Signals) -> None:
     with StopRequest(install=True) as stop:
-        with stop.later():
-            assert stop.requested is None
+        with stop.defer_signals():
+            assert stop.requested_by is None
             signal.raise_signal(number)
-            assert stop.requested == number.name
-            with pytest.raises(Stopped), stop.at_once():
+            assert stop.requested_by == number.name
+            with pytest.raises(Stopped), stop.raise_on_signal():
                 pytest.fail("what may be stopped is not begun")
         with pytest.raises(Stopped):
             stop.check()
 
 
 def test_second_signal_interrupts_deferred_work() -> None:
-    with StopRequest(install=True) as stop, stop.later():
+    with StopRequest(install=True) as stop, stop.defer_signals():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert stop.requested == "SIGTERM"
+        assert stop.requested_by == "SIGTERM"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
@@ -80,31 +80,31 @@ def test_repeated_hangup_requests_stop_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that the run is saved if SIGHUP arrives twice, or after a SIGTERM."""
-    seen: list[int] = []
+    handled: list[int] = []
     ended: list[int] = []
     monkeypatch.setattr(stop_module, "_GRACE_S", 0.0)
     monkeypatch.setattr(os, "_exit", ended.append)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    old_handler = signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
     try:
         stop = StopRequest(install=True)
         with end_on_signal(stop, ended.append), stop:  # type: ignore[arg-type]
-            with stop.later():
+            with stop.defer_signals():
                 for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
                     signal.raise_signal(number)
-            assert stop.requested == "SIGHUP"
-        assert (seen, ended) == ([], [])
-        with StopRequest(install=True) as stop, stop.later():
+            assert stop.requested_by == "SIGHUP"
+        assert (handled, ended) == ([], [])
+        with StopRequest(install=True) as stop, stop.defer_signals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
-            assert stop.requested == "SIGTERM"
-        with StopRequest(install=True) as stop, stop.later():
+            assert stop.requested_by == "SIGTERM"
+        with StopRequest(install=True) as stop, stop.defer_signals():
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
-            assert seen == []
+            assert handled == []
             signal.raise_signal(signal.SIGTERM)
-            assert seen == [signal.SIGTERM]
+            assert handled == [signal.SIGTERM]
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, old_handler)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
@@ -116,26 +116,26 @@ def test_second_hangup_is_ignored_during_cleanup() -> None:
 
 
 def test_previous_signal_handlers_are_restored() -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    handled: list[int] = []
+    old_handler = signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
     try:
         with StopRequest(install=True):
             pass
         signal.raise_signal(signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert seen == [signal.SIGTERM]
+        signal.signal(signal.SIGTERM, old_handler)
+    assert handled == [signal.SIGTERM]
 
 
 def test_ignored_signals_stay_ignored() -> None:
     """Check signals that nohup ignores, or a shell without job control in its background jobs."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    old_handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest(install=True) as stop:
             signal.raise_signal(signal.SIGHUP)
-            assert stop.requested is None
+            assert stop.requested_by is None
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, old_handler)
 
 
 def test_without_installation_signals_keep_default_effect() -> None:
@@ -153,14 +153,14 @@ def test_command_can_run_on_another_thread(tmp_path: Path) -> None:
 
 
 def test_only_saved_work_is_reported_as_resumable() -> None:
-    def work(stop: StopRequest | None, *, kept: bool) -> None:
-        with resumable(stop, kept=kept, position=lambda: "at 3"):
+    def work(stop: StopRequest | None, *, saves_work: bool) -> None:
+        with handle_stop(stop, saves_work=saves_work, position=lambda: "at 3"):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted, match=r"by SIGTERM at 3; run the same command again"):
-        work(None, kept=True)
+        work(None, saves_work=True)
     with StopRequest(install=True) as stop, pytest.raises(Stopped):
-        work(stop, kept=False)
+        work(stop, saves_work=False)
 
 
 # ------------------------------------------------------------------------------------ in a run
@@ -170,19 +170,19 @@ def test_stop_in_setup_leaves_restartable_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a stop at any product of the setup leaves nothing that hinders the next start."""
-    real, left = Backend.run, 0
+    real, n_calls_left = Backend.run, 0
 
     def signalled(self: Backend, fn: Any, items: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+        nonlocal n_calls_left
+        n_calls_left -= 1
+        if n_calls_left == 0:
             signal.raise_signal(signal.SIGTERM)
         real(self, fn, items)
 
     finished(settings(tmp_path / "whole"), source=array_source())
     config = settings(tmp_path / "run")
     for stop_at in (1, 2, 5, 9):
-        left = stop_at
+        n_calls_left = stop_at
         monkeypatch.setattr(Backend, "run", signalled)
         with pytest.raises(TrainingInterrupted, match="before the next step; run the same") as at:
             train(config, source=array_source())
@@ -244,12 +244,12 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:
     """Wait until the process has taken the run directory."""
 
-    def taken() -> bool:
+    def is_taken() -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return bool(json.loads((run_dir / "writer.json").read_text())["pid"] == process.pid)
         return False
 
-    wait_until(taken, process)
+    wait_until(is_taken, process)
 
 
 @pytest.fixture(scope="module")
@@ -261,14 +261,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
+LONG_RUN = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
 
 
 @pytest.mark.full
 @pytest.mark.slow
 def test_signal_in_setup_exits_75_and_command_resumes(store: Path, tmp_path: Path) -> None:
     """Check SIGTERM, SIGINT and a closed terminal (SIGHUP), one after the other."""
-    arguments = ("train", "--train", store, "--run-dir", tmp_path / "run", *LONG)
+    arguments = ("train", "--train", store, "--run-dir", tmp_path / "run", *LONG_RUN)
     for number, delay in zip(SIGNALS, (0, 0.3, 0.8), strict=True):
         process = command(*arguments)
         wait_for_writer(tmp_path / "run", process)
@@ -289,7 +289,7 @@ def test_signal_in_setup_exits_75_and_command_resumes(store: Path, tmp_path: Pat
 @pytest.mark.full
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_without_run_directory_exits_130(store: Path, number: signal.Signals) -> None:
-    process = command("train", "--train", store, *LONG)
+    process = command("train", "--train", store, *LONG_RUN)
     assert process.stderr is not None
     assert "the model is not saved" in process.stderr.readline()
     process.send_signal(number)
@@ -313,9 +313,9 @@ def test_signal_in_ingest_exits_75_and_command_resumes(tmp_path: Path) -> None:
     process = command(*arguments)
     _, err = process.communicate(timeout=240)
     assert process.returncode == DONE, err
-    found = streamkern.open_store(tmp_path / "s.zarr")
-    found.verify()
-    assert found.spec.n_rows == len(X)
+    ingested = streamkern.open_store(tmp_path / "s.zarr")
+    ingested.verify()
+    assert ingested.spec.n_rows == len(X)
 
 
 @pytest.mark.parametrize("where", ["typer", "streamkern.cli.console", "numpy", "zarr"])
@@ -330,11 +330,11 @@ def test_ctrl_c_during_import_shows_no_traceback(store: Path, where: str) -> Non
         "from streamkern.__main__ import main\n"
         "sys.exit(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, "info", store], capture_output=True)
-    assert done.returncode == INTERRUPTED
-    assert done.stdout == b""
+    completed = subprocess.run([sys.executable, "-c", code, "info", store], capture_output=True)
+    assert completed.returncode == INTERRUPTED
+    assert completed.stdout == b""
     early = b"streamkern: interrupted before anything was begun\n"
-    assert done.stderr in (early, b"streamkern: stopped by SIGINT\n")
+    assert completed.stderr in (early, b"streamkern: stopped by SIGINT\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file that waits for its writer")
@@ -348,7 +348,7 @@ def test_ctrl_c_while_reading_run_file_shows_no_traceback(tmp_path: Path) -> Non
     assert err == "streamkern: stopped by SIGINT\n"
 
 
-STUCK = """
+STUCK_CHILD = """
 import ctypes, functools, sys
 from streamkern.basics import stop
 from streamkern.cli import console
@@ -364,11 +364,11 @@ with stop.end_on_signal(request, explain), request, {inside}:
 """
 
 
-def stuck(inside: str) -> subprocess.Popen[str]:
+def start_stuck_child(inside: str) -> subprocess.Popen[str]:
     """Start a process whose main thread does not return from a library; it is inside `inside`."""
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK.format(inside=inside)], env=buffered,
+        [sys.executable, "-c", STUCK_CHILD.format(inside=inside)], env=buffered,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -378,7 +378,7 @@ def stuck(inside: str) -> subprocess.Popen[str]:
 
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals as POSIX has them")
-AGAIN = "run the same command again to continue"
+RESUME_REMEDY = "run the same command again to continue"
 
 
 @posix
@@ -386,20 +386,20 @@ AGAIN = "run the same command again to continue"
 @pytest.mark.parametrize(
     ("inside", "code", "sentence"),
     [
-        ("stop.resumable(request, kept=True)", TRY_AGAIN, f"; {AGAIN}"),
+        ("stop.handle_stop(request, saves_work=True)", TRY_AGAIN, f"; {RESUME_REMEDY}"),
         (
-            "stop.resumable(request, kept=True, position=lambda: 'at 3')",
+            "stop.handle_stop(request, saves_work=True, position=lambda: 'at 3')",
             TRY_AGAIN,
-            f" at 3; {AGAIN}",
+            f" at 3; {RESUME_REMEDY}",
         ),
-        ("stop.resumable(request, kept=False)", INTERRUPTED, ""),
-        ("request.later(), request.at_once()", INTERRUPTED, ""),
+        ("stop.handle_stop(request, saves_work=False)", INTERRUPTED, ""),
+        ("request.defer_signals(), request.raise_on_signal()", INTERRUPTED, ""),
     ],
 )
 def test_signal_inside_library_call_exits_as_outside(
     number: signal.Signals, inside: str, code: int, sentence: str
 ) -> None:
-    process = stuck(inside)
+    process = start_stuck_child(inside)
     process.send_signal(number)
     assert process.wait(60) == code
     assert process.stdout is not None
@@ -426,17 +426,21 @@ try:
 except stop.Stopped:
     Half()  # the process goes on
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.count("AttributeError: _ssock") == 2, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stderr.count("AttributeError: _ssock") == 2, completed.stderr
 
 
 @pytest.mark.slow
 @posix
-@pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
+@pytest.mark.parametrize(
+    "inside", ["request.defer_signals()", "request.raise_on_signal(saves=True)"]
+)
 def test_second_signal_ends_saving_process_inside_library(inside: str) -> None:
     """Check that only a second signal ends a process that should save, while a library keeps its
     main thread from Python's handlers."""
-    process = stuck(inside)
+    process = start_stuck_child(inside)
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.5)
@@ -454,25 +458,25 @@ def blas_threads() -> set[int]:
 
 def test_concurrent_fits_restore_blas_limits() -> None:
     """Check that the first thread saves the limit of the process, and the last one restores it."""
-    many, together = 6, threading.Barrier(6)
+    n_threads, barrier = 6, threading.Barrier(6)
 
     def work() -> None:
         with Backend(threads=1) as backend:
-            together.wait()
+            barrier.wait()
             for _ in range(50):
-                backend.run(lambda rows: inside.append(blas_threads()), [slice(0, 1)])
+                backend.run(lambda rows: limits_inside.append(blas_threads()), [slice(0, 1)])
 
-    inside: list[set[int]] = []
+    limits_inside: list[set[int]] = []
     with threadpool_limits(2, user_api="blas"):
-        before = blas_threads()
-        threads = [threading.Thread(target=work) for _ in range(many)]
+        limits_before = blas_threads()
+        threads = [threading.Thread(target=work) for _ in range(n_threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert blas_threads() == before
-    assert len(inside) == 50 * many
-    assert inside.count({1}) == len(inside)
+        assert blas_threads() == limits_before
+    assert len(limits_inside) == 50 * n_threads
+    assert limits_inside.count({1}) == len(limits_inside)
 
 
 def test_memory_plan_respects_address_space_limit(
@@ -481,24 +485,24 @@ def test_memory_plan_respects_address_space_limit(
     """Check `ulimit -v`, beyond which OpenBLAS requests memory for ever."""
     import resource
 
-    free = machine.available_memory()
+    free_bytes = machine.available_memory()
     monkeypatch.setattr(resource, "getrlimit", lambda which: (600 << 20, resource.RLIM_INFINITY))
-    assert machine.available_memory() < min(free, 600 << 20)
+    assert machine.available_memory() < min(free_bytes, 600 << 20)
 
 
 # ---------------------------------------------------------------------------------- no endless loop
 
 
-def fitted_at(solver: str, scale: float) -> np.ndarray:
+def fit_and_predict(solver: str, scale: float) -> np.ndarray:
     """Return f(X) for features of this scale, with a kernel for which the scale makes no
     difference."""
-    own = np.random.default_rng(0)
-    X = (own.standard_normal((200, 4)) * scale).astype(np.float32)
+    rng_of_fit = np.random.default_rng(0)
+    X = (rng_of_fit.standard_normal((200, 4)) * scale).astype(np.float32)
     centers = {} if solver in ("eigenpro1", "eigenpro2") else {"n_centers": 40}
     model = streamkern.KernelClassifier(
         kernel="linear", solver=solver, epochs=2, memory="512 MiB", scale="none", **centers
     )
-    return np.asarray(model.fit(X, own.integers(0, 3, len(X))).decision_function(X))
+    return np.asarray(model.fit(X, rng_of_fit.integers(0, 3, len(X))).decision_function(X))
 
 
 @pytest.mark.filterwarnings("ignore")  # of overflow, which is what it is about
@@ -517,13 +521,15 @@ def test_features_too_large_for_float32_raise_config_error(solver: str, scale: f
         (ConfigError, streamkern.DivergenceError),
         match=r"not finite|training diverged within its|cannot be factored even with a jitter",
     ):
-        fitted_at(solver, scale)
+        fit_and_predict(solver, scale)
 
 
 @pytest.mark.parametrize("scale", [1e12, 1e18])
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 def test_features_within_float64_range_are_learned(solver: str, scale: float) -> None:
-    np.testing.assert_allclose(fitted_at(solver, scale), fitted_at(solver, 1.0), atol=2e-3)
+    np.testing.assert_allclose(
+        fit_and_predict(solver, scale), fit_and_predict(solver, 1.0), atol=2e-3
+    )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

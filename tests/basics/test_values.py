@@ -53,12 +53,12 @@ def test_checked_int_accepts_integers(number: Any) -> None:
     assert (checked_int("copies", number), type(checked_int("copies", number))) == (3, int)
 
 
-@pytest.mark.parametrize("wrong", [0, np.int8(-1), 2.0, np.float32(2), "3", None])
-def test_checked_int_refuses_other_values(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid", [0, np.int8(-1), 2.0, np.float32(2), "3", None])
+def test_checked_int_refuses_other_values(invalid: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"^copies=.* must be a whole number, at least 1; correct it"
     ):
-        checked_int("copies", wrong)
+        checked_int("copies", invalid)
 
 
 values = st.recursive(
@@ -77,5 +77,5 @@ def test_json_roundtrip_keeps_digest(value: Any) -> None:
 def test_json_digest_is_sha256_of_sorted_json_and_suffix() -> None:
     text = b'{"a":[1,"x"],"b":null}'
     assert json_digest({"b": None, "a": [1, "x"]}) == hashlib.sha256(text).hexdigest()
-    behind = json_digest({"b": None, "a": [1, "x"]}, b"tail")
-    assert behind == hashlib.sha256(text + b"\ntail").hexdigest()
+    digest_with_suffix = json_digest({"b": None, "a": [1, "x"]}, b"tail")
+    assert digest_with_suffix == hashlib.sha256(text + b"\ntail").hexdigest()

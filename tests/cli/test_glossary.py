@@ -17,7 +17,7 @@ from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import KERNELS, get_kernel
-from streamkern.rundir.run_summary import verify
+from streamkern.rundir.run_summary import verify_run
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
 from tests.runs import METHODS, array_source, finished, settings, stream
@@ -65,7 +65,7 @@ def test_every_kernel_parameter_has_a_meaning() -> None:
 def test_every_fact_of_a_run_has_a_meaning(method: str, tmp_path: Path) -> None:
     config = settings(tmp_path / "run", **METHODS[method])
     finished(config, source=stream(method), test=array_source(20, 5))
-    overview = run_overview(tmp_path / "run") | {"verified": verify(tmp_path / "run")}
+    overview = run_overview(tmp_path / "run") | {"verified": verify_run(tmp_path / "run")}
     plain = run_text(overview)
     assert not unexplained(plain, run_text(overview, explain=True))
     assert "checkpoints/" in plain

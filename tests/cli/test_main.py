@@ -20,12 +20,12 @@ import pytest
 import zarr
 
 import streamkern
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.cli import main
 from streamkern.cli.options import options_for, parse_options
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checksums
-from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_directory import RunDirectory, SavedGroup
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.train.saved_model import load_model
@@ -352,7 +352,7 @@ def test_train_and_info_print_progress(
     )
     code, _, err = run(*arguments, "--epochs", 4, "--set", "data.batch_size=10")
     assert (code, err) == (DONE, "")
-    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
     arguments = (*arguments[:4], tmp_path / "again", *BY_STEPS, "--set", "run.calibrate=false")
     code, _, err = run(*arguments, "--epochs", 4, "--set", "data.batch_size=10")
     lines = err.splitlines()
@@ -905,7 +905,7 @@ def wait_for_step(process: subprocess.Popen[str], location: Path, step: int) -> 
         time.sleep(0.002)
 
 
-def newest(location: Path) -> Saved:
+def newest(location: Path) -> SavedGroup:
     saved = RunDirectory(location, writable=False).load_latest()
     assert saved is not None
     return saved

@@ -412,7 +412,7 @@ def test_closed_streams_do_not_become_files_of_run(store: Path, tmp_path: Path) 
     code = (
         "import os\n"
         "from streamkern import __main__\n"
-        "__main__.stand_in()\n"
+        "__main__.open_standard_streams()\n"
         "held = os.open(os.devnull, os.O_RDONLY)\n"
         f"open({str(tmp_path / 'fd')!r}, 'w').write(str(held))\n"
     )

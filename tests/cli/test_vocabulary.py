@@ -13,7 +13,7 @@ import streamkern as sk
 from streamkern.basics.message import mention, render_message
 from streamkern.cli import main
 from streamkern.cli.vocabulary import SETTING_OPTIONS, CommandVocabulary
-from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
+from streamkern.config.names import PARAMETER_SETTINGS, parameter_vocabulary
 from streamkern.config.run_config import RunConfig
 
 rng = np.random.default_rng(0)
@@ -137,10 +137,10 @@ def test_library_parameter_is_rendered_as_command_option() -> None:
 def test_setting_is_rendered_as_estimator_parameter() -> None:
     for name, path in PARAMETER_SETTINGS.items():
         assert (
-            render_message(f"{mention(path)}, {mention(path, 3)}", parameter_words)
+            render_message(f"{mention(path)}, {mention(path, 3)}", parameter_vocabulary)
             == f"{name}, {name}=3"
         )
-    assert render_message(mention("data.train"), parameter_words) == "data.train"
+    assert render_message(mention("data.train"), parameter_vocabulary) == "data.train"
 
 
 def test_false_flag_is_rendered_as_command_option(

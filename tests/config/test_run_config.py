@@ -45,7 +45,7 @@ def config(**tables: dict[str, Any]) -> RunConfig:
     return RunConfig.from_tables({"data": {"train": "a.zarr"}, **tables})
 
 
-def complaint(**tables: Any) -> str:
+def error_message(**tables: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         RunConfig.from_tables({"data": {"train": "a.zarr"}, **tables})
     return str(caught.value)
@@ -106,27 +106,27 @@ def test_parse_seconds_refuses_invalid_times(text: str) -> None:
 
 
 def test_config_requires_only_training_set() -> None:
-    made = config()
-    assert made == RunConfig(data=DataConfig(train="a.zarr"))
-    assert made.data.batch_size == made.solver.name == made.run.memory == "auto"
-    assert made.run.checkpoint_cadence == (None, None)
+    run_config = config()
+    assert run_config == RunConfig(data=DataConfig(train="a.zarr"))
+    assert run_config.data.batch_size == run_config.solver.name == run_config.run.memory == "auto"
+    assert run_config.run.checkpoint_cadence == (None, None)
 
 
 def test_every_setting_belongs_to_a_solver() -> None:
-    taken = {name for taken in SOLVER_OPTIONS.values() for name in taken}
-    assert taken == set(SolverConfig.model_fields) - {"name"}
+    all_options = {name for options in SOLVER_OPTIONS.values() for name in options}
+    assert all_options == set(SolverConfig.model_fields) - {"name"}
 
 
 def test_documented_run_file_is_valid() -> None:
     doc = config_module.__doc__
     assert doc is not None
     block = doc.partition("::\n")[2].partition("\nA wrong setting")[0]
-    made = RunConfig.from_tables(tomllib.loads(block))
-    assert made.run.memory == 8 * 2**30
+    run_config = RunConfig.from_tables(tomllib.loads(block))
+    assert run_config.run.memory == 8 * 2**30
 
 
 # Of every setting a value; of NumPy's numbers those that float32 and uint16 hold.
-TRIED: dict[str, dict[str, Any]] = {
+ALL_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {
         "train": ["a.zarr", "b.zarr"], "weights": [0.5, 2], "test": "c.zarr", "x": "X", "y": "y",
         "sample_weight": "w", "foreign": True, "class_weight": {"a": 0.5, "b": 2},
@@ -162,7 +162,7 @@ TRIED: dict[str, dict[str, Any]] = {
         "validation_fraction": 0.25, "n_iter_no_change": 3, "calibrate": True,
     },
 }  # fmt: skip
-PLACES = {
+PATH_SETTINGS = {
     *("train", "test", "cache", "metric", "centers", "warm_start", "run_dir"),
     *("tensorboard", "mlflow"),
 }
@@ -181,20 +181,20 @@ SOLVERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_run_file_accepts_every_setting(solver: dict[str, Any], tmp_path: Path) -> None:
-    tables = TRIED | {"solver": solver}
+    tables = ALL_SETTINGS | {"solver": solver}
     tables["run"] = tables["run"] | {"memory": "1.5 GiB", "checkpoint_every": "5 min"}
     tables["model"] = {k: v for k, v in tables["model"].items() if v is not None}
     (tmp_path / "run.toml").write_text(toml(tables), encoding="utf-8")
-    made = load_run_file(tmp_path / "run.toml")
-    assert made == RunConfig.from_tables(tables)
-    assert made.data.transform_tables == tables["data"]["transforms"]
-    assert made.data.train_urls == ("a.zarr", "b.zarr")
-    assert made.data.weights == (0.5, 2.0)
-    assert made.data.class_weight == {"a": 0.5, "b": 2.0}
-    assert made.run.memory == 3 * 2**29
-    assert made.run.checkpoint_cadence == (None, 300.0)
-    assert set(solver) == {"name", *solver_options(made.solver.name)}
-    assert all(getattr(made.solver, key) == value for key, value in solver.items())
+    run_config = load_run_file(tmp_path / "run.toml")
+    assert run_config == RunConfig.from_tables(tables)
+    assert run_config.data.transform_tables == tables["data"]["transforms"]
+    assert run_config.data.train_urls == ("a.zarr", "b.zarr")
+    assert run_config.data.weights == (0.5, 2.0)
+    assert run_config.data.class_weight == {"a": 0.5, "b": 2.0}
+    assert run_config.run.memory == 3 * 2**29
+    assert run_config.run.checkpoint_cadence == (None, 300.0)
+    assert set(solver) == {"name", *solver_options(run_config.solver.name)}
+    assert all(getattr(run_config.solver, key) == value for key, value in solver.items())
 
 
 def in_numpy(value: Any, key: Any = None) -> Any:
@@ -204,15 +204,15 @@ def in_numpy(value: Any, key: Any = None) -> Any:
     if isinstance(value, list):
         return [in_numpy(item, key) for item in value]
     if isinstance(value, str):
-        return Path(value) if key in PLACES else np.str_(value)
+        return Path(value) if key in PATH_SETTINGS else np.str_(value)
     kind = np.bool_ if isinstance(value, bool) else np.uint16 if isinstance(value, int) else None
     return value if value is None else (kind or np.float32)(value)
 
 
 def test_numpy_scalars_and_paths_equal_python_values() -> None:
     stages = {name: set(type(stage).model_fields) for name, stage in RunConfig()}
-    assert stages == {name: set(table) for name, table in TRIED.items()}
-    plain, twin = RunConfig.from_tables(TRIED), RunConfig.from_tables(in_numpy(TRIED))
+    assert stages == {name: set(table) for name, table in ALL_SETTINGS.items()}
+    plain, twin = RunConfig.from_tables(ALL_SETTINGS), RunConfig.from_tables(in_numpy(ALL_SETTINGS))
     assert twin == plain
     assert twin.model_dump_json() == plain.model_dump_json()
     assert twin.data.storage_options == plain.data.storage_options
@@ -247,7 +247,7 @@ def test_errors_never_suggest_the_refused_word() -> None:
         *OTHER_PARAMETERS,
         *WORDS_ELSEWHERE,
         *streamkern.__all__,
-        *streamkern._MEANT,
+        *streamkern._FOREIGN_NAMES,
     }
     words |= {"sum", "product", "auto", "region", "engine", "deadline_s", "solver.", "data.train"}
     for table in (DataConfig, ModelConfig, SolverConfig, ExecutionConfig):
@@ -266,8 +266,8 @@ def test_errors_never_suggest_the_refused_word() -> None:
             say(word, lambda w=word, k=case: _refuse_unknown(k, {w: 1}, {"anon", "region_name"}))
     assert len(sentences) > 500
     for word, message in sentences:
-        for meant in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", message):
-            assert meant != word, message
+        for suggestion in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", message):
+            assert suggestion != word, message
 
 
 def test_config_is_frozen() -> None:
@@ -298,7 +298,7 @@ def test_config_is_frozen() -> None:
 ])  # fmt: skip
 def test_invalid_value_gives_one_sentence(section: str, key: str, value: object) -> None:
     data = {"train": "a.zarr"}
-    message = complaint(
+    message = error_message(
         **{"data": data, section: {**(data if section == "data" else {}), key: value}}
     )
     assert message.startswith(f"{section}.{key}={value!r} must be ")
@@ -307,16 +307,16 @@ def test_invalid_value_gives_one_sentence(section: str, key: str, value: object)
 
 
 def test_weights_belong_to_list_of_stores() -> None:
-    made = config(data={"train": ["a", Path("b")], "weights": [1, 2]})
-    assert made.data.train == ("a", "b")
-    assert made.identity()["data"]["weights"] == [1.0, 2.0]
+    run_config = config(data={"train": ["a", Path("b")], "weights": [1, 2]})
+    assert run_config.data.train == ("a", "b")
+    assert run_config.identity()["data"]["weights"] == [1.0, 2.0]
     assert config().data.train_urls == ("a.zarr",)
 
 
 def test_every_invalid_setting_is_reported_at_once() -> None:
-    message = complaint(data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}).split(
-        "\n"
-    )
+    message = error_message(
+        data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}
+    ).split("\n")
     named = [line.split("=")[0].split(" ")[0] for line in message]
     assert named == ["data.epochs", "data.epocs", "run.memory"]
 
@@ -347,7 +347,7 @@ def test_run_without_training_set_is_refused(tables: dict[str, dict[str, str]]) 
     ],
 )
 def test_unknown_key_suggests_known_key(tables: dict[str, Any], message: str) -> None:
-    assert message in complaint(**tables)
+    assert message in error_message(**tables)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,9 @@ def test_unknown_key_suggests_known_key(tables: dict[str, Any], message: str) ->
     ],
 )
 def test_invalid_transform_is_named_by_position(transform: object, message: str) -> None:
-    assert message in complaint(data={"train": "a", "transforms": [{"kind": "flip"}, transform]})
+    assert message in error_message(
+        data={"train": "a", "transforms": [{"kind": "flip"}, transform]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -435,10 +437,16 @@ def test_run_file_error_names_the_file(tmp_path: Path) -> None:
 
 
 def test_storage_options_are_never_shown() -> None:
-    made = config(data={"train": "a", "storage_options": {"secret": SECRET}})
-    shown = [repr(made), str(made), repr(made.data), made.model_dump_json(), str(made.identity())]
+    run_config = config(data={"train": "a", "storage_options": {"secret": SECRET}})
+    shown = [
+        repr(run_config),
+        str(run_config),
+        repr(run_config.data),
+        run_config.model_dump_json(),
+        str(run_config.identity()),
+    ]
     assert not [text for text in shown if SECRET in text]
-    assert made.with_overrides({"data.epochs": 2}).data.storage_options == {"secret": SECRET}
+    assert run_config.with_overrides({"data.epochs": 2}).data.storage_options == {"secret": SECRET}
 
 
 def test_config_errors_never_show_secrets() -> None:
@@ -458,14 +466,14 @@ def test_config_errors_never_show_secrets() -> None:
 def test_url_with_password_is_refused_and_redacted(section: str, key: str) -> None:
     tables: dict[str, dict[str, Any]] = {"data": {"train": "a"}}
     tables.setdefault(section, {})[key] = f"s3://AKIA:{SECRET}@bucket/a.zarr"
-    message = complaint(**tables)
+    message = error_message(**tables)
     assert message.startswith(f"{section}.{key}='s3://***@bucket/a.zarr' must be ")
     assert "without a password" in message
 
 
 def test_list_of_urls_with_password_is_refused_and_redacted() -> None:
     urls = ["s3://bucket/a", f"s3://AKIA:{SECRET}@bucket/train.zarr"]
-    message = complaint(data={"train": urls})
+    message = error_message(data={"train": urls})
     assert SECRET not in message
     assert "AKIA" not in message
     assert "without a password" in message
@@ -482,13 +490,13 @@ def test_url_without_password_is_accepted(url: str) -> None:
 
 
 def test_overrides_are_validated() -> None:
-    made = config(solver={"name": "eigenpro4", "level": 10})
-    changed = made.with_overrides(
+    run_config = config(solver={"name": "eigenpro4", "level": 10})
+    changed = run_config.with_overrides(
         {"solver.name": "eigenpro2", "data.epochs": 3, "run.run_dir": None}
     )
     assert (changed.solver.name, changed.solver.level, changed.data.epochs) == ("eigenpro2", 10, 3)
-    assert made.solver.name == "eigenpro4"
-    assert made.with_overrides({}) == made
+    assert run_config.solver.name == "eigenpro4"
+    assert run_config.with_overrides({}) == run_config
     for overrides, message in [
         ({"solver.levl": 3}, r"did you mean solver\.level\?"),
         ({"solver.name": "auto"}, r"solver\.level=10 is not defined for solver 'auto'"),
@@ -497,7 +505,7 @@ def test_overrides_are_validated() -> None:
         ({"sovler.level": 3}, r"^sovler is not a setting; did you mean solver\?"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            made.with_overrides(overrides)
+            run_config.with_overrides(overrides)
 
 
 def test_unrounded_noise_keeps_its_old_serialisation() -> None:
@@ -506,14 +514,18 @@ def test_unrounded_noise_keeps_its_old_serialisation() -> None:
         for on in (False, True)
     )
     tables = [{"kind": "noise", "sigma": 1.0}], [{"kind": "noise", "sigma": 1.0, "round": True}]
-    for made, table in zip((plain, rounded), tables, strict=True):
-        assert made.data.transform_tables == made.identity()["data"]["transforms"] == table
-        assert config(data={"transforms": table}) == made
+    for noise_config, table in zip((plain, rounded), tables, strict=True):
+        assert (
+            noise_config.data.transform_tables
+            == noise_config.identity()["data"]["transforms"]
+            == table
+        )
+        assert config(data={"transforms": table}) == noise_config
 
 
 def test_identity_is_json_without_settings_free_at_resume() -> None:
-    made = config(data={"train": "a", "transforms": [{"kind": "noise", "sigma": 0.1}]})
-    free = made.with_overrides(
+    run_config = config(data={"train": "a", "transforms": [{"kind": "noise", "sigma": 0.1}]})
+    free = run_config.with_overrides(
         {
             "data.prefetch_threads": 7,
             "data.dask": "tcp://host:8786",
@@ -538,13 +550,13 @@ def test_identity_is_json_without_settings_free_at_resume() -> None:
             "run.log": False,
         }
     )
-    assert made.identity() == free.identity()
+    assert run_config.identity() == free.identity()
     for path in FREE_AT_RESUME:
         section, _, key = path.partition(".")
-        assert hasattr(getattr(made, section), key)
+        assert hasattr(getattr(run_config, section), key)
         assert key not in free.identity()[section]
-    stored = json.loads(json.dumps(made.identity()))
-    assert record_differences(stored, made.identity()) == []
+    recorded_identity = json.loads(json.dumps(run_config.identity()))
+    assert record_differences(recorded_identity, run_config.identity()) == []
 
 
 @pytest.mark.parametrize(
@@ -558,10 +570,10 @@ def test_identity_is_json_without_settings_free_at_resume() -> None:
     ],
 )
 def test_changed_setting_is_named(key: str, value: object, message: str) -> None:
-    made = config()
-    assert record_differences(made.identity(), made.with_overrides({key: value}).identity()) == [
-        message
-    ]
+    run_config = config()
+    assert record_differences(
+        run_config.identity(), run_config.with_overrides({key: value}).identity()
+    ) == [message]
 
 
 def test_added_or_removed_setting_is_a_difference() -> None:
@@ -591,7 +603,9 @@ def test_importing_config_loads_no_heavy_modules() -> None:
         "import sys, streamkern.config.run_config\n"
         "print(*{m.partition('.')[0] for m in sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     # NumPy is loaded: the kernels, which check what is said of them, need it.
     heavy = {"zarr", "dask", "sklearn", "scipy", "cupy"}
-    assert not heavy & set(done.stdout.split())
+    assert not heavy & set(completed.stdout.split())

@@ -39,7 +39,7 @@ from streamkern import (
 from streamkern.backend import devices
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrupted
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_log import read_log
 from streamkern.train.resolve import resolved_run
@@ -708,7 +708,7 @@ def test_small_fits_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_verbose_fits_print_progress(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
     model = KernelRegressor(
         solver="block", n_centers=20, batch_size=1, epochs=2, verbose=True, **QUICK
     )

@@ -20,7 +20,7 @@ import streamkern as sk
 from streamkern.kernels import notation
 from streamkern.train.resolve.training_data import open_data
 from streamkern.tuning.candidates import Candidates
-from streamkern.tuning.metrics import CLASS_METRICS, REGRESSION_METRICS, probabilities
+from streamkern.tuning.metrics import CLASS_METRICS, REGRESSION_METRICS, clipped_probabilities
 
 Array = npt.NDArray[Any]
 # A search of few trainings.
@@ -81,7 +81,7 @@ def test_tune_scores_equal_held_out_predictions(kind: Any, metric: str) -> None:
         expected = {
             "accuracy": truth.accuracy_score(out.y, F.argmax(axis=1)),
             "balanced_accuracy": truth.balanced_accuracy_score(out.y, F.argmax(axis=1)),
-            "log_loss": truth.log_loss(out.y, probabilities(F)),
+            "log_loss": truth.log_loss(out.y, clipped_probabilities(F)),
             "mse": truth.mean_squared_error(np.eye(3)[out.y], F),
         }
     else:

@@ -34,7 +34,7 @@ from streamkern.basics.errors import (
     NonFiniteError,
     ResumeMismatchError,
 )
-from streamkern.basics.optional import install
+from streamkern.basics.optional import install_command
 from streamkern.filesystem import remote_file
 from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.engines import FsspecEngine
@@ -546,7 +546,7 @@ def test_missing_package_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for name in ("a.h5", "a.parquet"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(MissingDependencyError, match=re.escape(install("files"))):
+        with pytest.raises(MissingDependencyError, match=re.escape(install_command("files"))):
             ingest(tmp_path / name, tmp_path / "out")
 
 

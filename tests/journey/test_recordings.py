@@ -24,9 +24,9 @@ model.fit(X, np.sin(X[:, 0]));
 SOONER = """
 import sys
 from streamkern.cli.main import run_command
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 
-Line.PERIODS_S["pipe"] = 0.3  # of 30 s
+ProgressLine.PERIODS_S["pipe"] = 0.3  # of 30 s
 sys.exit(run_command(sys.argv[1:]))
 """
 

@@ -21,8 +21,8 @@ def test_a_million_centers_fit_on_one_gpu() -> None:
     )  # fmt: skip
     sizes, buffers = planned(problem, solver_settings("block", block_size=b), 80 << 30)
     assert (sizes.batch_size, sizes.block_size, sizes.keep) == (m, b, True)
-    least = p * (4 * b + 4 * m + 6 * d)
-    assert least < buffers.total("train") < 1.05 * least
+    min_bytes = p * (4 * b + 4 * m + 6 * d)
+    assert min_bytes < buffers.total("train") < 1.05 * min_bytes
     assert buffers.total("setup") < 40 << 30
     assert buffers.peak < 71 << 30
 
@@ -35,8 +35,8 @@ def test_rows_chosen_as_centers_are_counted_beside_a_device(row_bytes: int) -> N
     lines = planned(problem, solver_settings("block"), 10**13)[1].lines
     host = {buffer_name: size for phase, buffer_name, size in lines if phase == "host"}
     p, raw = problem.p, problem.d * problem.itemsize
-    held = host["rows chosen as centers"] + host["raw centers"]
-    assert held == p * max(2 * row_bytes, row_bytes + raw)
+    held_bytes = host["rows chosen as centers"] + host["raw centers"]
+    assert held_bytes == p * max(2 * row_bytes, row_bytes + raw)
 
 
 def test_device_draws_are_counted() -> None:
@@ -51,12 +51,16 @@ def test_device_draws_are_counted() -> None:
     }
     rows = sizes.n_sample + sizes.n_probe
     assert counted == {"sample": 72 * 50 * rows, "train": 72 * 50 * 512}
-    many = planned(replace(problem, d=10**5, batch_size=512), solver_settings("block"), 10**13)[1]
+    wide_rows = planned(
+        replace(problem, d=10**5, batch_size=512), solver_settings("block"), 10**13
+    )[1]
     assert {
-        size for _, buffer_name, size in many.lines if buffer_name == "random numbers of transforms"
+        size
+        for _, buffer_name, size in wide_rows.lines
+        if buffer_name == "random numbers of transforms"
     } == {72 << 22}
-    for other in (replace(problem, draws=False), replace(problem, staging=0)):
-        plain = planned(replace(other, batch_size=512), solver_settings("block"), 10**13)[1]
+    for without_draws in (replace(problem, draws=False), replace(problem, staging=0)):
+        plain = planned(replace(without_draws, batch_size=512), solver_settings("block"), 10**13)[1]
         assert not [line for line in plain.lines if line[1] == "random numbers of transforms"]
 
 
@@ -75,8 +79,8 @@ def test_temporary_centers_of_checkpoint_are_counted() -> None:
         lines = [
             line for line in planned(problem, options, 10**13)[1].lines if "temporary" in line[1]
         ]
-        held = full // problem.center_ranks
-        assert ("train", "temporary centers", held) in lines
+        n_held = full // problem.center_ranks
+        assert ("train", "temporary centers", n_held) in lines
         assert (phase, "temporary centers, checkpoint copy", full) in lines
         every_step = options.model_copy(update={"period": 1})
         for changed, solver in (
@@ -102,18 +106,25 @@ def test_buffers_add_up_by_phase() -> None:
 def test_stores_read_again_are_cached_if_they_fit() -> None:
     """Check an eighth of the budget and its remainder; beside a device, rows are kept on the
     host."""
-    once = replace(PLAIN, epochs=1, n_stored=PLAIN.n_rows)
-    copies, epochs = replace(once, n_stored=PLAIN.n_rows // 2), replace(once, epochs=2)
+    single_epoch = replace(PLAIN, epochs=1, n_stored=PLAIN.n_rows)
+    copies, epochs = (
+        replace(single_epoch, n_stored=PLAIN.n_rows // 2),
+        replace(single_epoch, epochs=2),
+    )
 
     def kept(problem: ProblemShape, planned_bytes: int, budget: int, decoded: int = 100) -> int:
         buffers, phase = Buffers(), "host" if problem.staging else "train"
         buffers.add(phase, "others", planned_bytes)
-        found = keep_stores(buffers, problem, decoded, budget)
-        assert buffers.total(phase) == planned_bytes + found
-        return found
+        n_bytes = keep_stores(buffers, problem, decoded, budget)
+        assert buffers.total(phase) == planned_bytes + n_bytes
+        return n_bytes
 
     assert kept(copies, 0, 800) == kept(epochs, 700, 800) == 100
     assert kept(replace(epochs, staging=3), 700, 800) == 100
-    for problem, planned_bytes, budget in ((once, 0, 800), (copies, 0, 799), (epochs, 701, 800)):
+    for problem, planned_bytes, budget in (
+        (single_epoch, 0, 800),
+        (copies, 0, 799),
+        (epochs, 701, 800),
+    ):
         assert kept(problem, planned_bytes, budget) == 0
     assert kept(copies, 0, 800, decoded=0) == 0

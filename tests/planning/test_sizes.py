@@ -37,7 +37,7 @@ def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, bloc
     assert sum(loader_bytes(problem, sizes)) <= rows * (problem.row_bytes + 16) + reading
 
 
-class Counted(HostMemory):
+class CountedMemory(HostMemory):
     """Counts the bytes of its arrays."""
 
     n_bytes = 0
@@ -59,7 +59,7 @@ def test_the_rows_that_a_device_copies_are_counted(ranks: int) -> None:
     problem = replace(PLAIN, n_rows=1000, unit_rows=5, row_bytes=14, ranks=ranks, staging=3)
     sizes = planned(replace(problem, batch_size=70), solver_settings("block"), 10**13)[0]
     block_bytes = 40 * 5 * 30
-    memory = Counted()
+    memory = CountedMemory()
     with BatchReader(
         ArraySource(X, y, unit_rows=5), batch_size=70, seed=0, block_bytes=block_bytes,
         shard=Shard(0, ranks),

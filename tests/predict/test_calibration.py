@@ -21,15 +21,16 @@ def test_intervals_cover_each_row_by_the_others(scores: np.ndarray, level: float
     n = len(scores)
     if n / 1.0 * (1 - level) < 1:  # n - 1 rows cannot tell
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
-            Intervals.of(scores[1:, None], None).score_quantile(min(level + 1 / n, 0.999))
+            Intervals.from_scores(scores[1:, None], None).score_quantile(min(level + 1 / n, 0.999))
         return
-    inside = [
-        scores[k] <= Intervals.of(np.delete(scores, k)[:, None], None).score_quantile(level)[0]
+    is_covered = [
+        scores[k]
+        <= Intervals.from_scores(np.delete(scores, k)[:, None], None).score_quantile(level)[0]
         for k in range(n)
     ]
-    assert np.mean(inside) >= level - 1e-9
+    assert np.mean(is_covered) >= level - 1e-9
     if len(set(scores)) == n:
-        assert np.mean(inside) <= level + 1 / n + 1e-9
+        assert np.mean(is_covered) <= level + 1 / n + 1e-9
 
 
 @given(SCORES)
@@ -37,18 +38,18 @@ def test_weights_act_as_counts(scores: np.ndarray) -> None:
     """Compare rows that occur twice with half as many rows of weight 2; the new row counts once in
     both."""
     w = np.where(np.arange(len(scores)) % 2, 0.0, 1.0)
-    odd = Intervals.of(scores[:, None], w)
-    np.testing.assert_array_equal(odd.scores, Intervals.of(scores[::2, None], None).scores)
+    odd = Intervals.from_scores(scores[:, None], w)
+    np.testing.assert_array_equal(odd.scores, Intervals.from_scores(scores[::2, None], None).scores)
     assert odd.weights is None
     w = np.arange(len(scores)) % 2 + 1.0
-    of_both = Intervals.of(scores[:, None], w)
+    of_both = Intervals.from_scores(scores[:, None], w)
     often = np.sort(np.repeat(scores, w.astype(int)))
     assert (
         abs(np.searchsorted(often, of_both.score_quantile(0.5)[0]) - len(often) / 2)
         <= 2 + (often == of_both.score_quantile(0.5)[0]).sum()
     )
-    again = Intervals.from_arrays(of_both.arrays())
-    np.testing.assert_array_equal(again.score_quantile(0.5), of_both.score_quantile(0.5))
+    restored = Intervals.from_arrays(of_both.arrays())
+    np.testing.assert_array_equal(restored.score_quantile(0.5), of_both.score_quantile(0.5))
 
 
 @given(SCORES, st.integers(0, 2**31), st.floats(0.05, 0.95))
@@ -65,9 +66,12 @@ def test_score_quantile_allows_for_a_row_of_largest_weight(
         return
     if location == len(scores):
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
-            Intervals.of(scores[:, None], w).score_quantile(level)
+            Intervals.from_scores(scores[:, None], w).score_quantile(level)
     else:
-        assert Intervals.of(scores[:, None], w).score_quantile(level)[0] == scores[order][location]
+        assert (
+            Intervals.from_scores(scores[:, None], w).score_quantile(level)[0]
+            == scores[order][location]
+        )
 
 
 def test_prediction_sets_contain_likeliest_class_and_truth() -> None:
@@ -75,28 +79,28 @@ def test_prediction_sets_contain_likeliest_class_and_truth() -> None:
     p = rng.dirichlet(np.full(4, 0.5), 40_000)
     labels = (p.cumsum(axis=1) < rng.random((40_000, 1))).sum(axis=1)
     scores = 1 - p[np.arange(2000), labels[:2000]][:, None]
-    sets = Intervals.of(scores, None).sets(p[2000:], 0.9)
-    held = sets[np.arange(38_000), labels[2000:]].mean()
-    assert 0.88 < held < 0.95  # more than asked, as no set is empty
+    sets = Intervals.from_scores(scores, None).prediction_sets(p[2000:], 0.9)
+    coverage = sets[np.arange(38_000), labels[2000:]].mean()
+    assert 0.88 < coverage < 0.95  # more than asked, as no set is empty
     assert sets[np.arange(38_000), p[2000:].argmax(axis=1)].all()
     np.testing.assert_array_equal(
-        Intervals.of(np.array([[1.0, 2.0]] * 9), None).score_quantile(0.9), [1, 2]
+        Intervals.from_scores(np.array([[1.0, 2.0]] * 9), None).score_quantile(0.9), [1, 2]
     )
 
 
 def test_invalid_levels_are_refused() -> None:
     for level in (0, 1, -0.1, 2, "0.9", None, True, float("nan")):
         with pytest.raises(ConfigError, match="interval="):
-            Intervals.of(np.ones((30, 1)), None).score_quantile(level)  # type: ignore[arg-type]
+            Intervals.from_scores(np.ones((30, 1)), None).score_quantile(level)  # type: ignore[arg-type]
 
 
 def test_value_intervals_roundtrip_through_arrays() -> None:
     F, Y = np.zeros((50, 2)), np.random.default_rng(0).normal(size=(50, 2))
-    made = Calibration.of_values(F, Y, None)
-    again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
-    assert again is not None
+    calibration = Calibration.fit_to_values(F, Y, None)
+    restored = Calibration.from_arrays(calibration.arrays() | {"alpha": np.ones(3)})
+    assert restored is not None
     np.testing.assert_array_equal(
-        again.intervals.score_quantile(0.5), made.intervals.score_quantile(0.5)
+        restored.intervals.score_quantile(0.5), calibration.intervals.score_quantile(0.5)
     )
     assert Calibration.from_arrays({"alpha": np.ones(3)}) is None
 
@@ -105,13 +109,13 @@ def test_values_of_one_origin_count_once_in_intervals() -> None:
     rng = np.random.default_rng(0)
     F, Y = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
     origins = rng.permutation(np.repeat(np.arange(30), 16))
-    calibration = Calibration.of_values(F[origins], Y[origins], None, origins)
+    calibration = Calibration.fit_to_values(F[origins], Y[origins], None, origins)
     residuals = np.sort(np.abs(F - Y), axis=0)
     np.testing.assert_array_equal(
         calibration.intervals.score_quantile(0.9), residuals[27]
     )  # ceil(31 * 0.9) - 1
     few = origins[origins < 6]
-    of_few = Calibration.of_values(F[few], Y[few], None, few)
+    of_few = Calibration.fit_to_values(F[few], Y[few], None, few)
     with pytest.raises(ConfigError, match="more than 6 calibration rows"):
         of_few.intervals.score_quantile(0.9)
 
@@ -124,19 +128,19 @@ def test_rows_of_one_origin_count_once(weighted: bool) -> None:
     times = rng.integers(1, 12, 120)
     origins = rng.permutation(np.repeat(np.arange(120), times))
     w = rng.random(len(origins)) if weighted else None
-    calibration = Calibration.of_classes(F[origins], labels[origins], w, origins)
+    calibration = Calibration.fit_to_classes(F[origins], labels[origins], w, origins)
     weights = np.bincount(origins, w, 120)
-    once = Calibration.of_classes(F, labels, weights)
+    merged = Calibration.fit_to_classes(F, labels, weights)
     assert calibration.probabilities is not None
-    assert once.probabilities is not None
-    assert calibration.describe()["rows"] == once.describe()["rows"] == 120
+    assert merged.probabilities is not None
+    assert calibration.describe()["rows"] == merged.describe()["rows"] == 120
     np.testing.assert_allclose(
-        calibration.intervals.score_quantile(0.8), once.intervals.score_quantile(0.8)
+        calibration.intervals.score_quantile(0.8), merged.intervals.score_quantile(0.8)
     )
-    assert calibration.probabilities.method == once.probabilities.method
-    np.testing.assert_allclose(calibration.probabilities(F), once.probabilities(F), rtol=1e-9)
-    distinct = Calibration.of_classes(F, labels, None, np.arange(120)[::-1])
-    plain = Calibration.of_classes(F, labels, None)
+    assert calibration.probabilities.method == merged.probabilities.method
+    np.testing.assert_allclose(calibration.probabilities(F), merged.probabilities(F), rtol=1e-9)
+    distinct = Calibration.fit_to_classes(F, labels, None, np.arange(120)[::-1])
+    plain = Calibration.fit_to_classes(F, labels, None)
     assert distinct.probabilities is not None
     assert plain.probabilities is not None
     np.testing.assert_array_equal(distinct.probabilities(F), plain.probabilities(F))
@@ -149,9 +153,11 @@ def test_shifted_quantiles_cover_their_share_of_rows(scores: np.ndarray, q: floa
     n = len(scores)
     if n * min(q, 1 - q) < 1 - 1e-9:
         with pytest.warns(UserWarning, match="is not calibrated"):
-            assert Intervals.of(scores[1:, None], None).shifts([q]) == [0]
+            assert Intervals.from_scores(scores[1:, None], None).shifts([q]) == [0]
         return
-    shifts = [Intervals.of(np.delete(scores, k)[:, None], None).shifts([q])[0] for k in range(n)]
+    shifts = [
+        Intervals.from_scores(np.delete(scores, k)[:, None], None).shifts([q])[0] for k in range(n)
+    ]
     if q >= 0.5:
         assert np.mean(scores <= shifts) >= q - 1e-9
     else:
@@ -161,16 +167,18 @@ def test_shifted_quantiles_cover_their_share_of_rows(scores: np.ndarray, q: floa
 def test_weights_of_shifts_act_as_counts() -> None:
     scores = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0], [4.0, 2.0], [5.0, 1.0]] * 20)
     w = np.tile([1.0, 2.0, 1.0, 1.0, 3.0], 20)
-    weighted = Intervals.of(scores, w).shifts([0.25, 0.75])
-    counted = Intervals.of(np.repeat(scores, w.astype(int), axis=0), None).shifts([0.25, 0.75])
+    weighted = Intervals.from_scores(scores, w).shifts([0.25, 0.75])
+    counted = Intervals.from_scores(np.repeat(scores, w.astype(int), axis=0), None).shifts(
+        [0.25, 0.75]
+    )
     np.testing.assert_array_equal(weighted, counted)
 
 
 def test_shifts_roundtrip_through_arrays() -> None:
     F, Y = np.zeros((50, 2)), np.random.default_rng(0).standard_normal((50, 1))
-    of_quantiles = Calibration.of_quantiles(F, np.repeat(Y, 2, axis=1), None, [0.2, 0.8])
-    again = Calibration.from_arrays(of_quantiles.arrays())
-    assert again is not None
-    assert again.n_rows == 50
-    np.testing.assert_array_equal(again.shifts, of_quantiles.shifts)
+    of_quantiles = Calibration.fit_to_quantiles(F, np.repeat(Y, 2, axis=1), None, [0.2, 0.8])
+    restored = Calibration.from_arrays(of_quantiles.arrays())
+    assert restored is not None
+    assert restored.n_rows == 50
+    np.testing.assert_array_equal(restored.shifts, of_quantiles.shifts)
     np.testing.assert_allclose(of_quantiles.shifts, np.quantile(Y, [0.2, 0.8]), atol=0.15)

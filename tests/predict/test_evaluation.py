@@ -41,9 +41,9 @@ def test_r2_and_mse_equal_scikit_learn(offset: float, weighted: bool) -> None:
     Y = rng.standard_normal((200, 3)) * [1, 10, 0.1] + offset
     F = Y + rng.standard_normal(Y.shape) * [0.3, 5, 0.02]
     w = rng.uniform(0, 2, 200).astype(np.float32) if weighted else None
-    found = figures(F, Y, w)
-    assert found["mse"] == pytest.approx(mean_squared_error(Y, F, sample_weight=w), rel=1e-9)
-    assert found["r2"] == pytest.approx(r2_score(Y, F, sample_weight=w), rel=1e-7)
+    metrics = figures(F, Y, w)
+    assert metrics["mse"] == pytest.approx(mean_squared_error(Y, F, sample_weight=w), rel=1e-9)
+    assert metrics["r2"] == pytest.approx(r2_score(Y, F, sample_weight=w), rel=1e-7)
 
 
 def test_r2_of_constant_output_equals_scikit_learn() -> None:
@@ -58,9 +58,9 @@ def test_r2_of_constant_output_equals_scikit_learn() -> None:
 def test_accuracy_equals_scikit_learn(weighted: bool) -> None:
     y, F = rng.integers(0, 4, 300), rng.standard_normal((300, 4))
     w = rng.uniform(0, 2, 300).astype(np.float32) if weighted else None
-    found = figures(F, np.eye(4)[y], w, classes=True)
+    metrics = figures(F, np.eye(4)[y], w, classes=True)
     expected = accuracy_score(y, F.argmax(axis=1), sample_weight=w)
-    assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
+    assert metrics["accuracy"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_formatted_metrics_name_the_data_once() -> None:
@@ -105,37 +105,37 @@ def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> None:
     F, labels, w = classes(600, c)
-    made = Calibration.of_classes(F[:300], labels[:300], w[:300] if weighted else None)
-    assert made.probabilities is not None
-    figures = CalibratedFigures(made)
+    calibration = Calibration.fit_to_classes(F[:300], labels[:300], w[:300] if weighted else None)
+    assert calibration.probabilities is not None
+    figures = CalibratedFigures(calibration)
     for part in (slice(300, 450), slice(450, 600)):
         figures.add(F[part], np.eye(c)[labels[part]], w[part] if weighted else None)
-    found, z, v = figures.result(), labels[300:], w[300:] if weighted else np.ones(300)
-    p = made.probabilities(F[300:])
-    assert found["log_loss"] == pytest.approx(log_loss(z, p, sample_weight=v, labels=range(c)))
+    metrics, z, v = figures.result(), labels[300:], w[300:] if weighted else np.ones(300)
+    p = calibration.probabilities(F[300:])
+    assert metrics["log_loss"] == pytest.approx(log_loss(z, p, sample_weight=v, labels=range(c)))
     squares = ((p - np.eye(c)[z]) ** 2).sum(axis=1)
     expected = float(np.average(squares, weights=v))
     if c == 2:
         expected = brier_score_loss(z, p[:, 1], sample_weight=v)
-    assert found["brier"] == pytest.approx(expected)
-    sure, right = p.max(axis=1), p.argmax(axis=1) == z
+    assert metrics["brier"] == pytest.approx(expected)
+    sure, is_correct = p.max(axis=1), p.argmax(axis=1) == z
     bins = [(sure >= k / 15) & (sure < (k + 1) / 15 + (k == 14)) for k in range(15)]
-    ece = sum(abs((v * (sure - right))[inside].sum()) for inside in bins) / v.sum()
-    assert found["ece"] == pytest.approx(ece)
-    sets = made.intervals.sets(F[300:], 0.9)
-    assert found["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=v))
-    assert 0.8 < found["coverage"] <= 1
+    ece = sum(abs((v * (sure - is_correct))[in_bin].sum()) for in_bin in bins) / v.sum()
+    assert metrics["ece"] == pytest.approx(ece)
+    sets = calibration.intervals.prediction_sets(F[300:], 0.9)
+    assert metrics["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=v))
+    assert 0.8 < metrics["coverage"] <= 1
 
 
 def test_calibrated_value_figures_equal_reference() -> None:
     F = rng.normal(size=(4000, 2))
     Y = F + rng.normal(size=(4000, 2)) * [1, 3]
-    made = Calibration.of_values(F[:2000], Y[:2000], None)
-    figures = CalibratedFigures(made)
+    calibration = Calibration.fit_to_values(F[:2000], Y[:2000], None)
+    figures = CalibratedFigures(calibration)
     figures.add(F[2000:], Y[2000:], None)
-    found = figures.result()
-    assert found["coverage"] == pytest.approx(0.9, abs=0.02)
-    assert found["width"] == pytest.approx(2 * 1.645 * 2, rel=0.05)  # of normal noise
-    few = CalibratedFigures(Calibration.of_values(F[:5], Y[:5], None))
+    metrics = figures.result()
+    assert metrics["coverage"] == pytest.approx(0.9, abs=0.02)
+    assert metrics["width"] == pytest.approx(2 * 1.645 * 2, rel=0.05)  # of normal noise
+    few = CalibratedFigures(Calibration.fit_to_values(F[:5], Y[:5], None))
     few.add(F, Y, None)
     assert few.result() == {}  # five rows tell nothing of 90 %

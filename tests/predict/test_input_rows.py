@@ -47,7 +47,7 @@ from tests.city_rows import (
 from tests.runs import Array, Run
 
 
-def answers(path: Path) -> dict[str, list[str]]:
+def read_columns(path: Path) -> dict[str, list[str]]:
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
     return {k: list(v) for k, v in zip(header, zip(*rows, strict=True), strict=True)}
@@ -113,11 +113,11 @@ def test_raw_files_are_predicted_in_order(
     """Compare with the store that was ingested from the files, and check that labels are the
     same."""
     files, more = raw_inputs(tmp_path)[kind]
-    given = more if kind in ("csv", "parquet", "several csv") else []
-    code, out, err = run("predict", place / "digit", *files, tmp_path / "p.csv", *given)
+    extra_options = more if kind in ("csv", "parquet", "several csv") else []
+    code, out, err = run("predict", place / "digit", *files, tmp_path / "p.csv", *extra_options)
     assert (code, err) == (0, "")
     assert f"{N} rows predicted into" in out
-    table = answers(tmp_path / "p.csv")
+    table = read_columns(tmp_path / "p.csv")
     assert list(table) == ["row", "label", "score_3", "score_5", "score_7"]
     assert table["row"] == [str(k) for k in range(N)]
     values = np.stack([np.array(table[f"score_{k}"], np.float64) for k in (3, 5, 7)], axis=1)
@@ -126,10 +126,10 @@ def test_raw_files_are_predicted_in_order(
     if kind != "foreign":  # it has no targets
         code, out, err = run("evaluate", place / "digit", *files, *more, "--json")
         assert (code, err) == (0, "")
-        found = json.loads(out)
-        assert found["rows"] == N
+        output = json.loads(out)
+        assert output["rows"] == N
         accuracy = (model_values["digit"].argmax(axis=1) == IDS).mean()
-        assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        assert output["accuracy"] == pytest.approx(accuracy, abs=1e-12)
 
 
 def test_predictions_of_store_follow_order_of_its_files(
@@ -144,8 +144,8 @@ def test_predictions_of_store_follow_order_of_its_files(
     files = [tmp_path / "x0.npy", tmp_path / "x1.npy"]
     targets = [tmp_path / "y0.npy", tmp_path / "y1.npy"]
     ingest(files, tmp_path / "both.zarr", y=targets, chunk_mb=500 / 2**20)
-    both = streamed_labels(tmp_path / "both.zarr")
-    assert (both != DIGITS).any()  # it is shuffled
+    labels_of_both = streamed_labels(tmp_path / "both.zarr")
+    assert (labels_of_both != DIGITS).any()  # it is shuffled
     for k, stores in enumerate(([place / "digit.zarr"], [tmp_path / "0.zarr", tmp_path / "1.zarr"],
                                 [tmp_path / "both.zarr"])):  # fmt: skip
         code, _, err = run("predict", place / "digit", *stores, tmp_path / f"p{k}.npy", "--values")
@@ -157,7 +157,7 @@ def test_predictions_of_store_follow_order_of_its_files(
     assert run(*arguments, "--order", "store")[0] == 0
     group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r")
     rows = group["row"][...]
-    np.testing.assert_array_equal(DIGITS[rows], both)
+    np.testing.assert_array_equal(DIGITS[rows], labels_of_both)
     np.testing.assert_allclose(group["values"][...], model_values["digit"][rows], atol=CLOSE)
 
 
@@ -194,18 +194,18 @@ def test_columns_in_another_order_are_reordered(
 ) -> None:
     """Check files and stores, predict and evaluate, with and without the target."""
     names = ("weight", "age", "speed", "height")
-    moved = write_csv(tmp_path / "moved.csv", {"city": CITY} | features(names=names))
+    reordered = write_csv(tmp_path / "moved.csv", {"city": CITY} | features(names=names))
     bare = write_csv(tmp_path / "bare.csv", features(names=names))
-    ingest(moved, tmp_path / "moved.zarr", y="city", chunk_mb=500 / 2**20)
+    ingest(reordered, tmp_path / "moved.zarr", y="city", chunk_mb=500 / 2**20)
     expected = CITIES[model_values["city"].argmax(axis=1)].tolist()
-    for k, data in enumerate((moved, bare, tmp_path / "moved.zarr")):
+    for k, data in enumerate((reordered, bare, tmp_path / "moved.zarr")):
         code, _, err = run("predict", place / "city", data, tmp_path / f"{k}.csv")
         assert (code, err) == (0, "")
-        table = answers(tmp_path / f"{k}.csv")
+        table = read_columns(tmp_path / f"{k}.csv")
         assert list(table) == ["row", "city", "score_Bonn", "score_Lima", "score_Oslo"]
         assert table["city"] == expected
     accuracy = (model_values["city"].argmax(axis=1) == IDS).mean()
-    for data in (moved, tmp_path / "moved.zarr"):
+    for data in (reordered, tmp_path / "moved.zarr"):
         code, out, _ = run("evaluate", place / "city", data, "--json")
         assert json.loads(out)["accuracy"] == pytest.approx(accuracy)
 
@@ -243,7 +243,7 @@ def test_stores_are_matched_by_column_names(
         (place / "price.zarr", ["--x", "X", "--y", "y", "--sample-weight", "w"]),
         (place / "price.zarr", ["--y", "price"]),
     ]
-    known = (
+    expected_r2 = (
         1
         - np.square(model_values["price"][:, 0] - PRICE).sum()
         / np.square(PRICE - PRICE.mean()).sum()
@@ -255,7 +255,7 @@ def test_stores_are_matched_by_column_names(
             np.load(tmp_path / f"{k}.npy"), model_values["price"][:, 0], atol=CLOSE
         )
         code, out, _ = run("evaluate", place / "price", data, "--json", *arguments)
-        assert json.loads(out)["r2"] == pytest.approx(known, abs=1e-4)
+        assert json.loads(out)["r2"] == pytest.approx(expected_r2, abs=1e-4)
     one = write_csv(tmp_path / "one.csv", features(names=("age",)) | {"price": PRICE})
     ingest(one, tmp_path / "one.zarr", y="price")
     arguments = ["--train", tmp_path / "one.zarr", "--run-dir", tmp_path / "one", "--epochs", 1]
@@ -351,25 +351,25 @@ def test_unwritten_or_linked_hdf5_data_is_read_on_request(
 
 def test_several_targets_are_matched_by_name(run: Run, tmp_path: Path) -> None:
     """Check tables in another order, for any way of naming the targets."""
-    both = {"u": PRICE, "v": 10 - 3 * PRICE}
-    table = write_csv(tmp_path / "t.csv", features() | both)
-    moved = write_csv(tmp_path / "m.csv", {"v": both["v"]} | features() | {"u": PRICE})
+    two_targets = {"u": PRICE, "v": 10 - 3 * PRICE}
+    table = write_csv(tmp_path / "t.csv", features() | two_targets)
+    reordered = write_csv(tmp_path / "m.csv", {"v": two_targets["v"]} | features() | {"u": PRICE})
     other = write_csv(tmp_path / "o.csv", features() | {"u": PRICE, "w": PRICE})
     ingest(table, tmp_path / "t.zarr", y=["u", "v"])
     arguments = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "r", "--epochs", 2]
     assert run("train", *arguments, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
-    _, known, _ = run("evaluate", tmp_path / "r", tmp_path / "t.zarr", "--json")
+    _, expected_output, _ = run("evaluate", tmp_path / "r", tmp_path / "t.zarr", "--json")
     for data, requested in (
         (table, []),
         (table, "vu"),
-        (moved, "vu"),
-        (moved, "uv"),
-        (moved, [0, -1]),
+        (reordered, "vu"),
+        (reordered, "uv"),
+        (reordered, [0, -1]),
     ):
         arguments = [word for name in requested for word in ("--y", name)]
         code, out, err = run("evaluate", tmp_path / "r", data, "--json", *arguments)
         assert (code, err) == (0, "")
-        assert json.loads(out)["r2"] == pytest.approx(json.loads(known)["r2"], abs=1e-5)
+        assert json.loads(out)["r2"] == pytest.approx(json.loads(expected_output)["r2"], abs=1e-5)
     code, _, err = run("evaluate", tmp_path / "r", other, "--y", "u", "--y", "w")
     assert code == 2
     assert "lacks 'v' and has 'w' besides" in err
@@ -378,16 +378,16 @@ def test_several_targets_are_matched_by_name(run: Run, tmp_path: Path) -> None:
 def test_headerless_file_is_used_by_position_only_on_request(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    moved = tmp_path / "moved.csv"
-    np.savetxt(moved, X[:, [3, 0, 1, 2]], delimiter=",", fmt="%.9g")
-    arguments = ("predict", place / "price", moved, tmp_path / "p.npy")
+    reordered = tmp_path / "moved.csv"
+    np.savetxt(reordered, X[:, [3, 0, 1, 2]], delimiter=",", fmt="%.9g")
+    arguments = ("predict", place / "price", reordered, tmp_path / "p.npy")
     code, _, err = run(*arguments)
     assert code == 2
     assert "no header line" in err
     assert "'age', 'height', 'speed', 'weight'" in err
     assert run(*arguments, "--x", "1,2,3,0")[0] == 0
     np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model_values["price"][:, 0], atol=CLOSE)
-    assert run("predict", place / "digit", moved, tmp_path / "d.npy")[0] == 0  # it has no names
+    assert run("predict", place / "digit", reordered, tmp_path / "d.npy")[0] == 0  # it has no names
 
 
 def test_predictions_are_named_after_targets(
@@ -408,10 +408,10 @@ def test_raw_rows_are_read_before_rounding_to_store_dtype(place: Path) -> None:
         blocks = [block for _, block in rows.numbered_blocks(0)]
     store = open_store(place / "city.zarr")
     numbers = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)]).astype(np.int64)
-    stored, y = store.read_rows(np.argsort(numbers))
+    stored_rows, y = store.read_rows(np.argsort(numbers))
     X = np.concatenate([block.X for block in blocks])
     assert X.dtype == np.float64
-    assert X.astype(stored.dtype).tobytes() == stored.tobytes()
+    assert X.astype(stored_rows.dtype).tobytes() == stored_rows.tobytes()
     np.testing.assert_array_equal(np.concatenate([block.y for block in blocks]), y)
 
 
@@ -428,11 +428,11 @@ def test_blocks_do_not_depend_on_start_of_reading(
         assert [place for place, _ in full] == list(range(0, N, 37))
         for start in (0, 36, 37, 100, N - 1):
             tail = list(rows.numbered_blocks(start))
-            first = start // 37
-            assert [k for k, _ in tail] == [k for k, _ in full[first:]]
-            for (_, mine), (_, own) in zip(tail, full[first:], strict=True):
-                assert mine.X.tobytes() == own.X.tobytes()
-                np.testing.assert_array_equal(mine.row_ids, own.row_ids)
+            first_block = start // 37
+            assert [k for k, _ in tail] == [k for k, _ in full[first_block:]]
+            for (_, block), (_, expected_block) in zip(tail, full[first_block:], strict=True):
+                assert block.X.tobytes() == expected_block.X.tobytes()
+                np.testing.assert_array_equal(block.row_ids, expected_block.row_ids)
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def answered(path: Path) -> Array:
+def read_predictions(path: Path) -> Array:
     with path.open() as file:
         return np.array([float(row[-1]) for row in list(csv.reader(file))[1:]])
 
@@ -500,9 +500,9 @@ def test_encoded_table_is_predicted_in_every_format(
     for inputs in (new, encoded / "new.parquet", store):
         out = tmp_path / f"{inputs.suffix[1:]}.csv"
         assert run("predict", encoded / "run", inputs, out)[0] == 0
-    answers = answered(tmp_path / "csv.csv")
-    np.testing.assert_array_equal(answered(tmp_path / "parquet.csv"), answers)
-    np.testing.assert_allclose(answered(tmp_path / "zarr.csv"), answers, atol=CLOSE)
+    answers = read_predictions(tmp_path / "csv.csv")
+    np.testing.assert_array_equal(read_predictions(tmp_path / "parquet.csv"), answers)
+    np.testing.assert_allclose(read_predictions(tmp_path / "zarr.csv"), answers, atol=CLOSE)
     truth = tables.troubled(200, 1)[tables.TARGET].to_numpy()
     assert np.mean((answers - truth) ** 2) < 0.3 * truth.var()
     _, out, _ = run("evaluate", encoded / "run", new, "--json")

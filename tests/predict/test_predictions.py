@@ -280,10 +280,10 @@ def test_predictions_are_overwritten_only_on_request(
         needs_attributes(tmp_path)
     url = tmp_path / f"out{suffix}"
     model.predict_to(array_source(20, 5), url)
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     with pytest.raises(ConfigError, match="already exists"):
         model.predict_to(array_source(30, 6), url)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
     assert model.predict_to(array_source(30, 6), url, overwrite=True) == 30
     assert os.listdir(tmp_path) == [url.name]
     model.predict_to(array_source(30, 6), new := tmp_path / f"new{suffix}")
@@ -302,13 +302,13 @@ def test_changed_or_copied_file_is_not_overwritten(
     copied.write_bytes(changed.read_bytes())
     with changed.open("ab") as file:
         file.write(b"mine")
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     for path in (changed, copied):
         with pytest.raises(ConfigError, match="or was changed since"):
             model.predict_to(array_source(30, 6), path, overwrite=True)
         with pytest.raises(ConfigError, match="or delete it"):
             model.predict_to(array_source(30, 6), path)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 def test_only_own_predictions_are_overwritten(model: KernelModel, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_only_own_predictions_are_overwritten(model: KernelModel, tmp_path: Path
     pyarrow.parquet.write_table(pyarrow.table({"row": [1]}), tmp_path / "mine.parquet")
     (tmp_path / "text.parquet").write_text("not a table")
     (tmp_path / "folder.csv").mkdir()
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     for location in [tmp_path, *tmp_path.iterdir(), photos / "cat"]:
         if location.name in ("cat", "photos"):
             continue
@@ -337,7 +337,7 @@ def test_only_own_predictions_are_overwritten(model: KernelModel, tmp_path: Path
             (ConfigError, DataError), match=r"exists|overwrite|folder|did not write"
         ):
             model.predict_to(array_source(20, 5), location)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == files_before
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -397,9 +397,9 @@ def test_call_killed_between_link_and_unlink_is_complete(
         with pytest.raises(KeyboardInterrupt):
             result.model.predict_to(array_source(20, 5), url)
     assert url.stat().st_nlink == 2
-    before = url.read_bytes()
+    content_before = url.read_bytes()
     assert result.model.predict_to(array_source(20, 5), url) == 20
-    assert (os.listdir(tmp_path), url.read_bytes()) == (["p.csv"], before)
+    assert (os.listdir(tmp_path), url.read_bytes()) == (["p.csv"], content_before)
 
 
 def _killed(path: Path, missing_ok: bool = False) -> None:
@@ -455,22 +455,22 @@ def test_foreign_files_beside_predictions_are_kept(model: KernelModel, tmp_path:
 
 
 def test_foreign_folder_is_not_used_as_scratch(model: KernelModel, tmp_path: Path) -> None:
-    beside = scratch_folder(tmp_path / "p.csv", ending=".predict")
-    beside.mkdir()
+    scratch = scratch_folder(tmp_path / "p.csv", ending=".predict")
+    scratch.mkdir()
     for name in ("notes.txt", "000000000.rows"):
-        (beside / name).write_text("keep")
-        before = tree(tmp_path)
+        (scratch / name).write_text("keep")
+        files_before = tree(tmp_path)
         with pytest.raises(DataError, match="streamkern did not write"):
             model.predict_to(array_source(20, 5), tmp_path / "p.csv")
-        assert tree(tmp_path) == before
-        (beside / name).unlink()
+        assert tree(tmp_path) == files_before
+        (scratch / name).unlink()
     model.predict_to(array_source(20, 5), tmp_path / "p.csv")
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
 def test_concurrent_prediction_is_refused(model: KernelModel, tmp_path: Path) -> None:
-    with Scratch(scratch_folder(tmp_path / "p.csv", ending=".predict")) as other:
-        other.append("000000000.rows", np.zeros(1, np.uint8))
+    with Scratch(scratch_folder(tmp_path / "p.csv", ending=".predict")) as other_scratch:
+        other_scratch.append("000000000.rows", np.zeros(1, np.uint8))
         with pytest.raises(DataError, match="in use by another call"):
             model.predict_to(array_source(20, 5), tmp_path / "p.csv")
 
@@ -501,18 +501,18 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
     """Predict, and be killed before the `event`-th time that the file system is asked to change."""
     _small_slabs(setattr)
     model = load_model(run_dir, threads=1)
-    seen = 0
+    n_calls = 0
 
     def count(name: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
+        nonlocal n_calls
         changes = name.removeprefix("os.") in (
             "rename", "mkdir", "remove", "rmdir", "truncate", "link",
         )  # fmt: skip
         if name == "open":
             changes = isinstance(arguments[1], str) and not set(arguments[1]).isdisjoint("wax+")
         if changes and str(url.parent) in str(arguments[0]):
-            seen += 1
-            if seen == event:
+            n_calls += 1
+            if n_calls == event:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
@@ -526,11 +526,11 @@ def test_killed_predictions_resume_to_same_bytes(
     run_dir: Path, result: Result, suffix: str, tmp_path: Path
 ) -> None:
     """Kill the command by SIGKILL again and again, each time a little later."""
-    once = tmp_path / "once" / f"p{suffix}"
-    child = process(_predict_and_die, run_dir, once, 0)
+    uninterrupted = tmp_path / "once" / f"p{suffix}"
+    child = process(_predict_and_die, run_dir, uninterrupted, 0)
     child.join(60)
     assert child.exitcode == 0
-    expected = tree(once.parent)
+    expected = tree(uninterrupted.parent)
     path = tmp_path / "again" / f"p{suffix}"
     folder = scratch_folder(path, ending=".predict")
     kills, codes = 0, []
@@ -560,12 +560,14 @@ def test_call_killed_during_cleanup_is_complete(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)
         assert result.model.predict_to(shuffled()[0], path) == N_TEST
-    before = tree(tmp_path)
+    files_before = tree(tmp_path)
     assert len(os.listdir(tmp_path)) == 2
     assert result.model.predict_to(shuffled()[0], path) == N_TEST
     assert os.listdir(tmp_path) == [path.name]
-    left = {k: v for k, v in before.items() if k.startswith(path.name + "/") or k == path.name}
-    assert tree(tmp_path) == left
+    remaining_files = {
+        k: v for k, v in files_before.items() if k.startswith(path.name + "/") or k == path.name
+    }
+    assert tree(tmp_path) == remaining_files
     with pytest.raises(ConfigError, match="already exists"):
         result.model.predict_to(shuffled()[0], path)
 
@@ -576,9 +578,9 @@ def test_unfinished_predictions_of_other_rows_restart(
     child = process(_predict_and_die, run_dir, tmp_path / "p.csv", 12)
     child.join(60)
     assert child.exitcode == -9
-    other = array_source(50, 6)
-    assert result.model.predict_to(other, tmp_path / "p.csv") == 50
-    np.testing.assert_allclose(read(tmp_path / "p.csv")["values"], result.model.predict(other))
+    other_rows = array_source(50, 6)
+    assert result.model.predict_to(other_rows, tmp_path / "p.csv") == 50
+    np.testing.assert_allclose(read(tmp_path / "p.csv")["values"], result.model.predict(other_rows))
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
@@ -614,10 +616,10 @@ def test_altered_scratch_is_detected(tmp_path: Path) -> None:
     data[9] ^= 1
     path.write_bytes(data)
     with Scratch(tmp_path / "s") as scratch:
-        again = buffer_of(scratch)
-        assert (again.n_rows, again.stage) == (9, "computed")
+        reopened = buffer_of(scratch)
+        assert (reopened.n_rows, reopened.stage) == (9, "computed")
         with pytest.raises(CorruptChunkError, match=r"was altered.*run the same command again"):
-            list(again.slabs())
+            list(reopened.slabs())
     with Scratch(tmp_path / "s") as scratch:
         assert buffer_of(scratch).n_rows == 0
 

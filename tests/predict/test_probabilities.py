@@ -11,17 +11,17 @@ from sklearn.linear_model import LogisticRegression
 from streamkern.predict.probabilities import (
     MIN_ROWS_OF_ISOTONIC,
     Softmax,
+    fit_isotonic,
     fit_probabilities,
-    isotonic,
+    fit_temperature,
+    fit_vector,
     probabilities_from_arrays,
-    temperature,
-    vector,
 )
 
 rng = np.random.default_rng(0)
 
 
-def drawn(
+def draw_rows(
     m: int, c: int, slope: float = 6.0, shift: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return values with classes drawn from softmax(slope f + shift k), and weights."""
@@ -42,28 +42,28 @@ def loss(F: np.ndarray, labels: np.ndarray, w: np.ndarray, slope: object, shift:
 
 @pytest.mark.parametrize("c", [2, 5])
 def test_temperature_equals_scipy_optimum(c: int) -> None:
-    F, labels, w = drawn(300, c)
-    found = temperature(F, labels, w)
+    F, labels, w = draw_rows(300, c)
+    fitted = fit_temperature(F, labels, w)
     best = minimize_scalar(
         lambda t: loss(F, labels, w, np.exp(t), 0.0), bounds=(-3, 5), method="bounded",
         options={"xatol": 1e-10},
     )  # fmt: skip
-    np.testing.assert_allclose(found.slope, np.exp(best.x), rtol=1e-5)
-    assert found.method == "temperature"
+    np.testing.assert_allclose(fitted.slope, np.exp(best.x), rtol=1e-5)
+    assert fitted.method == "temperature"
 
 
 def test_vector_scaling_equals_scipy_optimum() -> None:
-    F, labels, w = drawn(400, 3, shift=1.0)
-    found = vector(F, labels, w)
+    F, labels, w = draw_rows(400, 3, shift=1.0)
+    fitted = fit_vector(F, labels, w)
     best = minimize(lambda t: loss(F, labels, w, t[:3], t[3:]), np.ones(6), tol=1e-12)
-    assert loss(F, labels, w, found.slope, found.shift) <= best.fun + 1e-9
-    made = Softmax(best.x[:3], best.x[3:])
-    np.testing.assert_allclose(found(F), made(F), atol=1e-4)
-    assert found.method == "vector"
+    assert loss(F, labels, w, fitted.slope, fitted.shift) <= best.fun + 1e-9
+    optimum = Softmax(best.x[:3], best.x[3:])
+    np.testing.assert_allclose(fitted(F), optimum(F), atol=1e-4)
+    assert fitted.method == "vector"
 
 
 def test_isotonic_calibration_equals_scikit_learn() -> None:
-    F, labels, w = drawn(400, 3)
+    F, labels, w = draw_rows(400, 3)
     F = F.round(2)  # with ties
     m = len(F)
     expected = np.stack(
@@ -75,22 +75,24 @@ def test_isotonic_calibration_equals_scikit_learn() -> None:
         ],
         axis=1,
     )
-    found = isotonic(F, labels, w)(F + 0.004)
-    np.testing.assert_allclose(found, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)
+    probabilities = fit_isotonic(F, labels, w)(F + 0.004)
+    np.testing.assert_allclose(
+        probabilities, expected / expected.sum(axis=1, keepdims=True), atol=1e-9
+    )
 
 
 def test_perfect_rows_do_not_give_certain_probabilities() -> None:
     labels = np.arange(40) % 4
-    p = temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
+    p = fit_temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
     assert 0.97 < p.max() < 1 - 1e-3
-    useless = temperature(-np.eye(4)[labels], labels, np.ones(40))  # worse than nothing
+    useless = fit_temperature(-np.eye(4)[labels], labels, np.ones(40))  # worse than nothing
     np.testing.assert_allclose(useless(np.eye(4)), 0.25)
 
 
 def test_simpler_method_is_chosen_unless_significantly_worse() -> None:
-    F, labels, _ = drawn(1500, 3)
+    F, labels, _ = draw_rows(1500, 3)
     assert fit_probabilities(F, labels).method == "temperature"
-    F, labels, _ = drawn(1500, 3, shift=1.5)
+    F, labels, _ = draw_rows(1500, 3, shift=1.5)
     assert fit_probabilities(F, labels).method == "vector"
     assert fit_probabilities(F[:400], labels[:400]).method == "temperature"
     F = rng.uniform(-1, 1, (2 * MIN_ROWS_OF_ISOTONIC, 1))
@@ -101,19 +103,19 @@ def test_simpler_method_is_chosen_unless_significantly_worse() -> None:
 
 
 def test_probabilities_roundtrip_through_arrays() -> None:
-    F, labels, w = drawn(300, 3)
-    for way in (temperature, vector, isotonic):
-        made = way(F, labels, w)
-        again = probabilities_from_arrays(made.arrays())
-        assert again is not None
-        np.testing.assert_array_equal(again(F), made(F))
-        np.testing.assert_allclose(made(F).sum(axis=1), 1)
+    F, labels, w = draw_rows(300, 3)
+    for way in (fit_temperature, fit_vector, fit_isotonic):
+        fitted = way(F, labels, w)
+        restored = probabilities_from_arrays(fitted.arrays())
+        assert restored is not None
+        np.testing.assert_array_equal(restored(F), fitted(F))
+        np.testing.assert_allclose(fitted(F).sum(axis=1), 1)
     assert probabilities_from_arrays({}) is None
 
 
 def test_vector_scaling_of_two_classes_is_logistic_regression() -> None:
-    F, labels, _ = drawn(600, 2)
+    F, labels, _ = draw_rows(600, 2)
     d = (F[:, 1] - F[:, 0])[:, None]
     theirs = LogisticRegression(C=np.inf, tol=1e-10).fit(d, labels).predict_proba(d)
-    ours = vector(np.hstack((0 * d, d)), labels, np.ones(600))(np.hstack((0 * d, d)))
+    ours = fit_vector(np.hstack((0 * d, d)), labels, np.ones(600))(np.hstack((0 * d, d)))
     np.testing.assert_allclose(ours, theirs, atol=5e-3)  # but for the one row more

@@ -21,43 +21,45 @@ Floats = npt.NDArray[np.float64]
 
 
 def laplace(A: Floats, B: Floats, width: float = 2.0) -> Floats:
-    found: Floats = np.exp(-cdist(A, B) / width)
-    return found
+    K: Floats = np.exp(-cdist(A, B) / width)
+    return K
 
 
 def by_refits(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, float]:
     """Return the leave-one-out values of rows (q,), and the ridge with the lowest error, by
     refits."""
-    found = {}
+    values_by_ridge = {}
     for ridge in SCALE_RIDGES:
         estimated = np.empty(len(logs))
         for i in range(len(logs)):
-            left = np.arange(len(logs)) != i
-            A = K[np.ix_(left, left)] + ridge * np.diag(1 / w[left])
-            estimated[i] = K[i, left] @ np.linalg.solve(A, logs[left])
-        found[ridge] = estimated
-    best = min(found, key=lambda ridge: float(w @ (logs - found[ridge]) ** 2))
-    return found[best], best
+            is_other_row = np.arange(len(logs)) != i
+            A = K[np.ix_(is_other_row, is_other_row)] + ridge * np.diag(1 / w[is_other_row])
+            estimated[i] = K[i, is_other_row] @ np.linalg.solve(A, logs[is_other_row])
+        values_by_ridge[ridge] = estimated
+    best_ridge = min(
+        values_by_ridge, key=lambda ridge: float(w @ (logs - values_by_ridge[ridge]) ** 2)
+    )
+    return values_by_ridge[best_ridge], best_ridge
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_residual_scale_equals_leave_one_out_refits(weighted: bool) -> None:
     X = rng.normal(size=(60, 2))
-    missed = np.abs(rng.normal(size=(60, 2))) * np.exp(2 * X[:, :1] * (1, -1))
+    residuals = np.abs(rng.normal(size=(60, 2))) * np.exp(2 * X[:, :1] * (1, -1))
     w = rng.uniform(0.5, 2, 60) if weighted else np.ones(60)
     K = laplace(X, X)
-    found = fit_residual_scale(X, {0.0: K}, missed, w if weighted else None)
-    assert found.points is X
+    scale = fit_residual_scale(X, {0.0: K}, residuals, w if weighted else None)
+    assert scale.points is X
     w = w / w.mean()
     for k in range(2):
-        logs = np.log(missed[:, k] + SCALE_FLOOR * np.median(missed[:, k]))
+        logs = np.log(residuals[:, k] + SCALE_FLOOR * np.median(residuals[:, k]))
         logs -= np.average(logs, weights=w)
         estimated, ridge = by_refits(K, logs, w)
         factor = min(w @ (logs * estimated) / (w @ estimated**2), 1)
         weights = factor * np.linalg.solve(K + ridge * np.diag(1 / w), logs)
-        np.testing.assert_allclose(found.weights[:, k], weights, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(scale.weights[:, k], weights, rtol=1e-6, atol=1e-9)
         ends = factor * estimated.min(), factor * estimated.max()
-        np.testing.assert_allclose((found.low[k], found.high[k]), ends, rtol=1e-7)
+        np.testing.assert_allclose((scale.low[k], scale.high[k]), ends, rtol=1e-7)
 
 
 def test_residual_scale_chooses_more_informative_kernel() -> None:
@@ -74,8 +76,8 @@ def test_residual_scale_chooses_more_informative_kernel() -> None:
         ({2.0: seeing[:19, :19]}, hard[:19], None),
         ({}, hard, None),
     ):
-        found = fit_residual_scale(X[: len(residuals)], kernels, residuals, None)
-        assert (found.bandwidth if len(found.points) else None) == bandwidth
+        scale = fit_residual_scale(X[: len(residuals)], kernels, residuals, None)
+        assert (scale.bandwidth if len(scale.points) else None) == bandwidth
 
 
 def test_residual_scale_follows_known_noise() -> None:
@@ -83,34 +85,34 @@ def test_residual_scale_follows_known_noise() -> None:
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
     residuals = np.abs(rng.normal(size=(600, 1)) * spread)
-    found = fit_residual_scale(X, {2.0: laplace(X, X)}, residuals, None)
-    new = rng.normal(size=(500, 2))
-    sigma = found.sigma(laplace(new, X) @ found.weights)
-    assert np.corrcoef(np.log(sigma[:, 0]), new[:, 0])[0, 1] > 0.9
-    far = found.sigma(np.array([[50.0], [-50.0]]))
-    np.testing.assert_allclose(np.log(far[:, 0]), (found.high[0], found.low[0]))
+    scale = fit_residual_scale(X, {2.0: laplace(X, X)}, residuals, None)
+    new_rows = rng.normal(size=(500, 2))
+    sigma = scale.sigma(laplace(new_rows, X) @ scale.weights)
+    assert np.corrcoef(np.log(sigma[:, 0]), new_rows[:, 0])[0, 1] > 0.9
+    far_sigma = scale.sigma(np.array([[50.0], [-50.0]]))
+    np.testing.assert_allclose(np.log(far_sigma[:, 0]), (scale.high[0], scale.low[0]))
 
 
 def test_residual_scale_roundtrips_and_normalises_intervals() -> None:
-    missed, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
+    residuals, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
     estimated = ResidualScale(
         np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5
     )
-    plain = Calibration(Intervals.of(missed, None))
-    made = plain.with_normalised(estimated, missed, spread, np.arange(40.0))
-    again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
-    assert again is not None
-    assert again.normalised is not None
-    assert again.arrays().keys() == made.arrays().keys()
-    for name, array in made.arrays().items():
-        np.testing.assert_array_equal(again.arrays()[name], array)
-    before = Calibration.from_arrays(plain.arrays())  # as models have it from before
-    assert before is not None
-    assert (before.normalised, before.residual_scale) == (None, None)
-    figures, reach = CalibratedFigures(again), again.normalised.score_quantile(0.9)
-    figures.add(np.zeros((40, 2)), missed, None, spread)
-    found = figures.result()
-    assert found["normalised_coverage"] == pytest.approx((missed <= reach * spread).mean())
-    assert found["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
-    few = plain.with_normalised(estimated, missed[:8], spread[:8], None)
+    plain = Calibration(Intervals.from_scores(residuals, None))
+    calibration = plain.with_normalised(estimated, residuals, spread, np.arange(40.0))
+    restored = Calibration.from_arrays(calibration.arrays() | {"alpha": np.ones(3)})
+    assert restored is not None
+    assert restored.normalised is not None
+    assert restored.arrays().keys() == calibration.arrays().keys()
+    for name, array in calibration.arrays().items():
+        np.testing.assert_array_equal(restored.arrays()[name], array)
+    without_scale = Calibration.from_arrays(plain.arrays())  # as models have it from before
+    assert without_scale is not None
+    assert (without_scale.normalised, without_scale.residual_scale) == (None, None)
+    figures, reach = CalibratedFigures(restored), restored.normalised.score_quantile(0.9)
+    figures.add(np.zeros((40, 2)), residuals, None, spread)
+    metrics = figures.result()
+    assert metrics["normalised_coverage"] == pytest.approx((residuals <= reach * spread).mean())
+    assert metrics["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
+    few = plain.with_normalised(estimated, residuals[:8], spread[:8], None)
     assert not CalibratedFigures(few).needs_scale

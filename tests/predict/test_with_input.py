@@ -94,18 +94,21 @@ def test_csv_output_keeps_input_columns(place: Path, run: Run, tmp_path: Path) -
     bare = frame()[list(NAMES)]
     bare.to_csv(tmp_path / "bare.csv", index=False)
     for name, arguments in (("city", []), ("price", [])):
-        out, alone = tmp_path / f"{name}.csv", tmp_path / f"alone-{name}.csv"
-        assert run("predict", place / name, tmp_path / "bare.csv", alone, *arguments) == (0, "")
+        out, plain_output = tmp_path / f"{name}.csv", tmp_path / f"alone-{name}.csv"
+        assert run("predict", place / name, tmp_path / "bare.csv", plain_output, *arguments) == (
+            0,
+            "",
+        )
         arguments += ["--with-input"]
         assert run("predict", place / name, tmp_path / "new.csv", out, *arguments) == (0, "")
-        known, found = texts(alone), texts(out)
-        answers = [f"predicted_{name}", *known.columns[2:]]
-        assert list(found.columns) == [*frame().columns, *answers]
+        expected, output_cells = texts(plain_output), texts(out)
+        answers = [f"predicted_{name}", *expected.columns[2:]]
+        assert list(output_cells.columns) == [*frame().columns, *answers]
         pd.testing.assert_frame_equal(
-            found[list(frame().columns)],
+            output_cells[list(frame().columns)],
             pd.read_csv(io.StringIO(plain), dtype=str, keep_default_na=False),
         )
-        np.testing.assert_array_equal(found[answers], known.iloc[:, 1:])
+        np.testing.assert_array_equal(output_cells[answers], expected.iloc[:, 1:])
     assert len({*texts(tmp_path / "city.csv")["predicted_city"]}) > 1
 
 
@@ -121,10 +124,10 @@ def test_several_files_are_joined_by_column_name(
     parts = [tmp_path / name for name in ("1.csv", "2.csv", "3.csv.gz")]
     assert run("predict", place / "price", *parts, tmp_path / "o.csv", "--with-input") == (0, "")
     frame().to_csv(tmp_path / "all.csv", index=False)
-    found, full = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
-    pd.testing.assert_frame_equal(found[list(full.columns)], full)
+    output_cells, full = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
+    pd.testing.assert_frame_equal(output_cells[list(full.columns)], full)
     np.testing.assert_allclose(
-        found["predicted_price"].astype(float), model_values["price"][:, 0], atol=CLOSE
+        output_cells["predicted_price"].astype(float), model_values["price"][:, 0], atol=CLOSE
     )
 
 
@@ -134,14 +137,16 @@ def test_output_columns_do_not_replace_input_columns(place: Path, run: Run, tmp_
     table.to_csv(tmp_path / "new.csv", index=False)
     assert run("predict", place / "city", tmp_path / "new.csv", tmp_path / "o.csv",
                "--with-input") == (0, "")  # fmt: skip
-    found = texts(tmp_path / "o.csv")
+    output_cells = texts(tmp_path / "o.csv")
     answers = ["predicted_city__", "score_Bonn_", "score_Lima", "score_Oslo"]
-    assert list(found.columns) == [*NAMES, *names, *answers]
-    assert (found[names] == "mine").all(axis=None)
+    assert list(output_cells.columns) == [*NAMES, *names, *answers]
+    assert (output_cells[names] == "mine").all(axis=None)
     # And the output can be the input of the next call.
     assert run("predict", place / "city", tmp_path / "o.csv", tmp_path / "p.csv",
                "--with-input") == (0, "")  # fmt: skip
-    pd.testing.assert_frame_equal(texts(tmp_path / "p.csv")[list(found.columns)], found)
+    pd.testing.assert_frame_equal(
+        texts(tmp_path / "p.csv")[list(output_cells.columns)], output_cells
+    )
 
 
 def test_probabilities_and_intervals_are_added_to_input(
@@ -155,12 +160,12 @@ def test_probabilities_and_intervals_are_added_to_input(
         out = tmp_path / f"{name}.csv"
         assert run("predict", place / name, tmp_path / "new.csv", out, *arguments,
                    "--with-input") == (0, "")  # fmt: skip
-        found = pd.read_csv(out)
-        assert list(found.columns) == [*frame().columns, *answers]
+        output = pd.read_csv(out)
+        assert list(output.columns) == [*frame().columns, *answers]
         if name == "city":
-            np.testing.assert_allclose(found[answers[1:]].sum(axis=1), 1)
+            np.testing.assert_allclose(output[answers[1:]].sum(axis=1), 1)
         else:
-            assert (found[answers[1]] < found[answers[2]]).all()
+            assert (output[answers[1]] < output[answers[2]]).all()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -186,9 +191,9 @@ def test_encoded_table_keeps_original_words_and_gaps(run: Run, tmp_path: Path, s
             run("predict", tmp_path / "run", data, tmp_path / f"{out}{suffix}", *arguments)[0] == 0
         )
     read = texts if suffix == ".csv" else pd.read_parquet
-    found, known = read(tmp_path / f"b{suffix}"), read(tmp_path / f"a{suffix}")
-    assert found.pop("predicted_price").tolist() == known["price"].tolist()
-    pd.testing.assert_frame_equal(found, read(full))
+    output, expected = read(tmp_path / f"b{suffix}"), read(tmp_path / f"a{suffix}")
+    assert output.pop("predicted_price").tolist() == expected["price"].tolist()
+    pd.testing.assert_frame_equal(output, read(full))
 
 
 # -- Parquet --------------------------------------------------------------------------------------
@@ -204,11 +209,13 @@ def rich(rows: slice = slice(None)) -> pa.Table:
         maybe=pd.array([None if k % 4 == 0 else k for k in range(n)], dtype="Int32"),
         words=[None if k % 5 == 0 else f"w\r\n{k}" for k in range(n)],
     )
-    made = pa.Table.from_pandas(table.set_index("id"))
+    arrow_table = pa.Table.from_pandas(table.set_index("id"))
     lists = pa.array([None if k % 7 == 0 else [k, None] for k in range(n)], pa.list_(pa.int16()))
-    made = made.append_column(pa.field("lists", lists.type, metadata={"unit": "m"}), lists)
-    made = made.append_column("bytes", pa.array([b"\xff\x00"] * n))
-    return made.replace_schema_metadata({**made.schema.metadata, b"mine": b"note"})
+    arrow_table = arrow_table.append_column(
+        pa.field("lists", lists.type, metadata={"unit": "m"}), lists
+    )
+    arrow_table = arrow_table.append_column("bytes", pa.array([b"\xff\x00"] * n))
+    return arrow_table.replace_schema_metadata({**arrow_table.schema.metadata, b"mine": b"note"})
 
 
 @pytest.mark.usefixtures("small")
@@ -221,19 +228,19 @@ def test_parquet_keeps_types_nulls_and_metadata(
     inputs = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
     assert run("predict", place / "price", *inputs, out, "--with-input") == (0, "")
     assert run("predict", place / "price", inputs[0], one, "--with-input") == (0, "")
-    known, found = pq.read_table(inputs), pq.read_table(out)
-    kept = found.select(known.column_names)
-    assert found.column_names == [*known.column_names, "predicted_price"]
-    assert kept.schema.remove_metadata() == known.schema.remove_metadata()
-    assert kept.schema.field("lists").metadata[b"unit"] == b"m"
-    assert kept.replace_schema_metadata() == known.replace_schema_metadata()
-    assert found.schema.metadata[b"mine"] == b"note"
-    assert b"streamkern" in found.schema.metadata
+    input_table, output_table = pq.read_table(inputs), pq.read_table(out)
+    input_columns = output_table.select(input_table.column_names)
+    assert output_table.column_names == [*input_table.column_names, "predicted_price"]
+    assert input_columns.schema.remove_metadata() == input_table.schema.remove_metadata()
+    assert input_columns.schema.field("lists").metadata[b"unit"] == b"m"
+    assert input_columns.replace_schema_metadata() == input_table.replace_schema_metadata()
+    assert output_table.schema.metadata[b"mine"] == b"note"
+    assert b"streamkern" in output_table.schema.metadata
     frames = pd.read_parquet(one), pd.read_parquet(inputs[0])
     assert frames[0].index.name == "id"
     pd.testing.assert_frame_equal(frames[0].drop(columns="predicted_price"), frames[1])
     np.testing.assert_allclose(
-        found["predicted_price"].to_numpy(), model_values["price"][:, 0], atol=CLOSE
+        output_table["predicted_price"].to_numpy(), model_values["price"][:, 0], atol=CLOSE
     )
 
 
@@ -243,21 +250,21 @@ def test_parquet_and_csv_are_converted(place: Path, run: Run, tmp_path: Path) ->
     pq.write_table(table, tmp_path / "t.parquet")
     assert run("predict", place / "price", tmp_path / "t.parquet", tmp_path / "o.csv",
                "--with-input") == (0, "")  # fmt: skip
-    known = pd.read_parquet(tmp_path / "t.parquet").reset_index()[table.column_names]
-    found = pd.read_csv(
+    expected = pd.read_parquet(tmp_path / "t.parquet").reset_index()[table.column_names]
+    output = pd.read_csv(
         tmp_path / "o.csv", dtype={"id": str, "note": str, "maybe": "Int32", "age": "f4",
         "height": "f4", "speed": "f4", "weight": "f4", "price": "f4"}, keep_default_na=False,
         na_values={"maybe": "", "words": ""}, lineterminator="\n",
     )  # fmt: skip
-    assert (pd.to_datetime(found.pop("when"), utc=True) == known.pop("when")).all()
-    for name in known.columns:
-        assert cells(found[name]) == cells(known[name]), name
+    assert (pd.to_datetime(output.pop("when"), utc=True) == expected.pop("when")).all()
+    for name in expected.columns:
+        assert cells(output[name]) == cells(expected[name]), name
     frame().to_csv(tmp_path / "t.csv", index=False)
     assert run("predict", place / "price", tmp_path / "t.csv", tmp_path / "o.parquet",
                "--with-input") == (0, "")  # fmt: skip
-    kept = pd.read_parquet(tmp_path / "o.parquet")
-    assert kept.pop("predicted_price").dtype == np.float64
-    assert kept.astype(object).equals(texts(tmp_path / "t.csv").astype(object))
+    parquet_output = pd.read_parquet(tmp_path / "o.parquet")
+    assert parquet_output.pop("predicted_price").dtype == np.float64
+    assert parquet_output.astype(object).equals(texts(tmp_path / "t.csv").astype(object))
 
 
 # -- interrupted ----------------------------------------------------------------------------------
@@ -298,14 +305,14 @@ def test_killed_calls_resume_to_same_bytes(
         frame().to_csv(data, index=False)
     else:
         pq.write_table(rich(), data)
-    once, again = tmp_path / "once" / f"p{suffix}", tmp_path / "again" / f"p{suffix}"
-    _predict_and_die(place / "price", data, once, None)
+    uninterrupted, resumed = tmp_path / "once" / f"p{suffix}", tmp_path / "again" / f"p{suffix}"
+    _predict_and_die(place / "price", data, uninterrupted, None)
     for death in deaths:
-        child = process(_predict_and_die, place / "price", data, again, death)
+        child = process(_predict_and_die, place / "price", data, resumed, death)
         child.join(60)
-        assert (child.exitcode, again.exists()) == (-9, False)
-    _predict_and_die(place / "price", data, again, None)
-    assert tree(again.parent) == tree(once.parent)
+        assert (child.exitcode, resumed.exists()) == (-9, False)
+    _predict_and_die(place / "price", data, resumed, None)
+    assert tree(resumed.parent) == tree(uninterrupted.parent)
 
 
 @pytest.mark.parametrize("change", ["more", "same", "gone"])
@@ -321,8 +328,8 @@ def test_input_changed_during_call_is_refused(place: Path, change: str, tmp_path
             rows = open_rows([str(data)], files, model, targets=False, with_input=True)
             return model.predict_to(rows, out, **options)
 
-    def changes(phase: str, done: int, _of: int | None) -> None:
-        if done == N:
+    def changes(phase: str, n_done: int, _of: int | None) -> None:
+        if n_done == N:
             os.utime(data, (1, 1))
             if change == "more":
                 data.write_text(text + text.partition("\n")[2])
@@ -380,9 +387,9 @@ def test_unsupported_input_is_refused_in_one_sentence(
     pq.write_table(rich(), tmp_path / "a.parquet")
     schema = rich().schema
     k = schema.get_field_index("maybe")
-    other = rich().cast(schema.set(k, schema.field(k).with_type(pa.int64())))
-    pq.write_table(other, tmp_path / "b.parquet")
-    before = tree(tmp_path)
+    other_schema = rich().cast(schema.set(k, schema.field(k).with_type(pa.int64())))
+    pq.write_table(other_schema, tmp_path / "b.parquet")
+    files_before = tree(tmp_path)
     for arguments, message in (
         (["a.npy", "o.csv"], "a.npy has no named columns, but --with-input"),
         ([place / "price.zarr", "o.csv"], "price.zarr has no named columns"),
@@ -400,4 +407,4 @@ def test_unsupported_input_is_refused_in_one_sentence(
         code, err = run("predict", place / "price", *paths, "--with-input")
         assert (code, err.count("\n")) == (2, 1), err
         assert message in err
-        assert tree(tmp_path) == before
+        assert tree(tmp_path) == files_before

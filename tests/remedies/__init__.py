@@ -40,14 +40,14 @@ Case = tuple[Any, ...]
 """The pattern of an answer, a call that makes the mistake, and a call for each remedy in it."""
 
 
-def long_rows(most: int = 2, n: int = N, d: int = 9000) -> Any:
-    """Return rows that stay sparse, with at most `most` entries, in a few of the first features."""
-    kept = np.arange(min(d, 9000)) % 100 == 7  # of rows that differ in few features
-    rows = np.zeros((n, kept.sum()), np.float32)
-    for k in range(most):
+def long_rows(max_entries: int = 2, n: int = N, d: int = 9000) -> Any:
+    """Return sparse rows (n, d) with at most `max_entries` entries each, in few of the features."""
+    columns = np.arange(min(d, 9000)) % 100 == 7  # of rows that differ in few features
+    rows = np.zeros((n, columns.sum()), np.float32)
+    for k in range(max_entries):
         rows[np.arange(n), (np.arange(n) + k) % rows.shape[1]] = k + 1
     entries = scipy.sparse.csr_array(rows)
-    places = np.flatnonzero(kept)[entries.indices]
+    places = np.flatnonzero(columns)[entries.indices]
     return scipy.sparse.csr_array((entries.data, places, entries.indptr), shape=(n, d))
 
 

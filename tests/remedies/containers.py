@@ -31,32 +31,32 @@ CODES: dict[str, Any] = {
 def write(location: Any, name: str, held: Any, attributes: dict[str, Any] | None = None) -> Any:
     """Write an array, or a group of them, to a group of zarr or h5py."""
     if isinstance(held, dict):
-        made = location.create_group(name)
+        new_node = location.create_group(name)
         for key, array in held.items():
-            write(made, key, array)
+            write(new_node, key, array)
     elif isinstance(location, zarr.Group):
-        made = location.create_array(
+        new_node = location.create_array(
             name, data=np.asarray(held), config={"write_empty_chunks": True}
         )  # fmt: skip
     else:
-        made = location.create_dataset(name, data=held)
-    made.attrs.update(attributes or {})
-    return made
+        new_node = location.create_dataset(name, data=held)
+    new_node.attrs.update(attributes or {})
+    return new_node
 
 
 def group(x: Any = X, y: Any = Y, of_x: Any = None, of_y: Any = None) -> Any:
     """Ingest a Zarr group with these arrays or groups, and attributes of them."""
-    made = zarr.open_group("group.zarr", mode="w")
-    write(made, "X", x, of_x)
-    write(made, "y", y, of_y)
+    new_group = zarr.open_group("group.zarr", mode="w")
+    write(new_group, "X", x, of_x)
+    write(new_group, "y", y, of_y)
     return ingested("group.zarr", targets="auto")
 
 
 def file(x: Any = X, y: Any = Y, of_x: Any = None, **given: Any) -> Any:
     """Ingest an HDF5 file with these."""
-    with h5py.File("file.h5", "w") as made:
-        write(made, "X", x, of_x)
-        write(made, "y", y)
+    with h5py.File("file.h5", "w") as hdf5_file:
+        write(hdf5_file, "X", x, of_x)
+        write(hdf5_file, "y", y)
     return ingested("file.h5", **given)
 
 
@@ -66,34 +66,36 @@ def hdf5_cases() -> list[Case]:
     plain = np.zeros(N, [("a", "f8"), ("b", "f8"), ("y", "f8")])
     names = h5py.enum_dtype({"red": 1, "blue": 2})
     colours = np.arange(N) % 2 + 1
-    with h5py.File("rows.h5", "w") as made:
-        write(made, "X", X)
-        write(made, "y", Y)
-        write(made, "group", {"inner": X})
-        write(made, "nothing", h5py.Empty("f8"))
-        write(made, "matlab", X, {"MATLAB_class": np.bytes_("double")})
-        write(made, "sparse", {"data": X[0]}, {"MATLAB_sparse": 3})
-        made.create_dataset("table", data=table)
-        made.create_dataset("plain", data=plain)
-        made.create_dataset("unwritten", X.shape, "f8", chunks=(6, 3))
-        made["other"] = h5py.ExternalLink("linked.h5", "X")
-        made.create_dataset("beside", X.shape, "f8", external=[("raw.bin", 0, h5py.h5f.UNLIMITED)])
-        short = made.create_dataset("short", data=X, chunks=(30, 3))
+    with h5py.File("rows.h5", "w") as hdf5_file:
+        write(hdf5_file, "X", X)
+        write(hdf5_file, "y", Y)
+        write(hdf5_file, "group", {"inner": X})
+        write(hdf5_file, "nothing", h5py.Empty("f8"))
+        write(hdf5_file, "matlab", X, {"MATLAB_class": np.bytes_("double")})
+        write(hdf5_file, "sparse", {"data": X[0]}, {"MATLAB_sparse": 3})
+        hdf5_file.create_dataset("table", data=table)
+        hdf5_file.create_dataset("plain", data=plain)
+        hdf5_file.create_dataset("unwritten", X.shape, "f8", chunks=(6, 3))
+        hdf5_file["other"] = h5py.ExternalLink("linked.h5", "X")
+        hdf5_file.create_dataset(
+            "beside", X.shape, "f8", external=[("raw.bin", 0, h5py.h5f.UNLIMITED)]
+        )
+        short = hdf5_file.create_dataset("short", data=X, chunks=(30, 3))
         short.id.write_direct_chunk((0, 0), b"short")
-        made.create_dataset("enumerated", data=colours[:, None].repeat(2, 1), dtype=names)
-        made.create_dataset("colour", data=colours, dtype=names)
-        made.create_dataset("wrong", data=colours + 1, dtype=names)
+        hdf5_file.create_dataset("enumerated", data=colours[:, None].repeat(2, 1), dtype=names)
+        hdf5_file.create_dataset("colour", data=colours, dtype=names)
+        hdf5_file.create_dataset("wrong", data=colours + 1, dtype=names)
         before = "X"
         for k in range(10):
             layout = h5py.VirtualLayout(X.shape, "f8")
             layout[:] = h5py.VirtualSource(".", before, X.shape)
             before = f"virtual{k}"
-            made.create_virtual_dataset(before, layout)
+            hdf5_file.create_virtual_dataset(before, layout)
         half = h5py.VirtualLayout(X.shape, "f8", maxshape=X.shape)
         half[:9] = h5py.VirtualSource(".", "X", X.shape)[:9]
-        made.create_virtual_dataset("half", half)
-    with h5py.File("linked.h5", "w") as made:
-        write(made, "X", X)
+        hdf5_file.create_virtual_dataset("half", half)
+    with h5py.File("linked.h5", "w") as hdf5_file:
+        write(hdf5_file, "X", X)
     Path("raw.bin").write_bytes(X.tobytes())
     Path("cut.h5").write_bytes(Path("rows.h5").read_bytes()[:2000])
 
@@ -101,8 +103,8 @@ def hdf5_cases() -> list[Case]:
         return Do(ingested, "rows.h5", x=x, **more)
 
     full = Do(ingested, "rows.h5")
-    with h5py.File("rows.h5") as made:
-        turned = made["matlab"][:]
+    with h5py.File("rows.h5") as hdf5_file:
+        turned = hdf5_file["matlab"][:]
     return [
         ("copy it again from its source.*or write it again", Do(ingested, "cut.h5"), full, file),
         ("'group' of rows.h5 is a group and not an array; it has group/inner", given("group"),
@@ -164,9 +166,9 @@ def store_cases() -> list[Case]:
     sk.ingest_store(table, "encoded.zarr", y="fare")
     sk.ingest_store(other, "words.zarr", y="fare")
     both = ["encoded.zarr", "words.zarr"]
-    held = zarr.open_group(zarr.storage.MemoryStore(), mode="w")
-    held.create_array("X", data=X)
-    held.create_array("t", data=Y)
+    stored_group = zarr.open_group(zarr.storage.MemoryStore(), mode="w")
+    stored_group.create_array("X", data=X)
+    stored_group.create_array("t", data=Y)
     shutil.copytree("data.zarr", "marked.zarr")
     open_group = zarr.open_group(
         zarr.storage.FsspecStore.from_url(Path("data.zarr").absolute().as_uri()), mode="r"
@@ -176,7 +178,8 @@ def store_cases() -> list[Case]:
          Do(ingested, Path("data.zarr").absolute().as_uri())),
         ("there is no zarr group at .*check the path", Do(ingested, "none.zarr"),
          Do(ingested, "data.zarr")),
-        ("name them with x= and y=", Do(ingested, held), Do(ingested, held, x="X", y="t")),
+        ("name them with x= and y=", Do(ingested, stored_group),
+         Do(ingested, stored_group, x="X", y="t")),
         ("leave x= out.*or ingest the table again with only the requested columns",
          Do(ingested, "encoded.zarr", x=["a", "b"]), Do(ingested, "encoded.zarr"),
          Do(ingested, table, x=["a", "b"], y="fare")),
@@ -190,7 +193,7 @@ def store_cases() -> list[Case]:
 
 def group_cases() -> list[Case]:
     """Return mistakes in groups that stand for an array, as AnnData writes them."""
-    good = Do(group, PARTS, of_x=CSR)
+    valid = Do(group, PARTS, of_x=CSR)
     twice = PARTS | {"indices": np.zeros_like(PARTS["indices"])}
     square = sp.csr_array(SPARSE[:3])
     squares = {"data": square.data, "indices": square.indices, "indptr": square.indptr}
@@ -215,9 +218,9 @@ def group_cases() -> list[Case]:
         return ingested("missing.zarr", drop_missing_targets=True)
 
     def with_missing(name: str = "missing.zarr") -> Any:
-        made = zarr.open_group(name, mode="w")
-        write(made, "X", X)
-        write(made, "y", nullable, kind)
+        new_group = zarr.open_group(name, mode="w")
+        write(new_group, "X", X)
+        write(new_group, "y", nullable, kind)
         return ingested(name)
 
     packed = zarr.open_group("packed.zarr", mode="w")
@@ -227,19 +230,19 @@ def group_cases() -> list[Case]:
     csr = wide.tocsr()
     rows = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
     return [
-        ("write numbers", Do(group, PARTS | {"data": PARTS["data"].astype(str)}, of_x=CSR), good),
+        ("write numbers", Do(group, PARTS | {"data": PARTS["data"].astype(str)}, of_x=CSR), valid),
         ("is not a valid CSR matrix: .*write it again",
-         Do(group, PARTS | {"indptr": PARTS["indptr"][::-1]}, of_x=CSR), good),
-        (r"sum_duplicates.. of SciPy", Do(group, twice, of_x=CSR), good),
+         Do(group, PARTS | {"indptr": PARTS["indptr"][::-1]}, of_x=CSR), valid),
+        (r"sum_duplicates.. of SciPy", Do(group, twice, of_x=CSR), valid),
         ("write one integer for each row",
          Do(group, y=CODES | {"codes": Y}, of_y={"encoding-type": "categorical"}),
          Do(group, y=CODES, of_y={"encoding-type": "categorical"})),
         ("read the file with anndata and write it again",
          Do(group, y=CODES["codes"], of_y={"categories": "y_categories"}),
          Do(group, y=CODES, of_y={"encoding-type": "categorical"})),
-        ("write unpacked numbers", Do(ingested, "packed.zarr"), good),
+        ("write unpacked numbers", Do(ingested, "packed.zarr"), valid),
         ("write it with one dimension",
-         Do(group, PARTS | {"data": PARTS["data"][:, None]}, of_x=CSR), good),
+         Do(group, PARTS | {"data": PARTS["data"][:, None]}, of_x=CSR), valid),
         (r"raise memory=.*write it as CSR .tocsr.. of SciPy.",
          Do(of_memory, "400 kB", much, **{"encoding-type": "csc_matrix"}),
          Do(of_memory, "4 MB", much, **{"encoding-type": "csc_matrix"}),
@@ -250,7 +253,7 @@ def group_cases() -> list[Case]:
         ("set the attribute encoding-type of the group to csr_matrix", of_square,
          Do(of_square, **{"encoding-type": "csr_matrix"})),
         ("set the attribute shape of the group to its numbers of rows and columns",
-         Do(group, PARTS, of_x=CSR | {"shape": [N]}), good),
+         Do(group, PARTS, of_x=CSR | {"shape": [N]}), valid),
         ("fill it in.*skip rows without a target with drop_missing_targets=True", with_missing,
          Do(group, y=filled, of_y=kind), left_out),
         ("has no array 'y/codes'; write the group again",

@@ -51,7 +51,7 @@ def svm(*lines: str, **given: Any) -> Any:
 
 def line_cases() -> list[Case]:
     """Return mistakes in lines of a CSV."""
-    good = table("a,y\n1,2\n3,4\n")
+    valid = table("a,y\n1,2\n3,4\n")
     text = "größe,y\n1,2\n3,4\n"
     raw = text.encode("latin-1")
     wide, turned = ("a,y\n1,2\n3,4\n".encode(f"utf-16-{end}") for end in ("le", "be"))
@@ -63,21 +63,21 @@ def line_cases() -> list[Case]:
         return table(long_line, x="a", memory=memory, chunk_mb=0.1)
 
     return [
-        ("is empty; give a file with rows", table(""), good),
+        ("is empty; give a file with rows", table(""), valid),
         ("has no lines below the 9 that skip_lines= skips; give a smaller number",
          table("a,y\n1,2\n3,4\n", skip_lines=9), table("a,y\n1,2\n3,4\n", skip_lines=0)),
-        ("256 are allowed; shorten it", long, good),
+        ("256 are allowed; shorten it", long, valid),
         ("double the quotes inside a quoted field", table('a,y\n1,2\n"3"3",4\n', encode="none"),
          table('a,y\n1,2\n"3""3",4\n', categorical=["a"])),
-        ("not closed; close it or remove it", table('a,y\n1,2\n3,"4\n'), good),
-        ("not closed; close it or remove it", table('a,y\n1,2\n3,"4\n5,6\n'), good),
+        ("not closed; close it or remove it", table('a,y\n1,2\n3,"4\n'), valid),
+        ("not closed; close it or remove it", table('a,y\n1,2\n3,"4\n5,6\n'), valid),
         ("or shorten the field to one line", table('a,y\nu,2\n"v,1\nw",4\n'),
          table('a,y\nu,2\n"v,1w",4\n')),
-        ("has 1 fields, but the first line has 2; write 2 fields", table("a,y\n1,2\n3\n"), good),
+        ("has 1 fields, but the first line has 2; write 2 fields", table("a,y\n1,2\n3\n"), valid),
         ("quotes around a field that contains ','", table("a,y\nu,2\nv,w,4\n"),
          table('a,y\nu,2\n"v,w",4\n')),
         ("has a field of more than .* shorten or drop it",
-         table("a,y\n1,2\n" + "v" * 200_000 + ",4\n", encode="none"), good),
+         table("a,y\n1,2\n" + "v" * 200_000 + ",4\n", encode="none"), valid),
         ("holds the byte 0xf6, .*as in encoding=.latin-1.", table(raw),
          table(raw, encoding="latin-1")),
         ("which is not UTF-8; .*as in encoding=.utf-16-le.", table(broad),
@@ -89,16 +89,16 @@ def line_cases() -> list[Case]:
         ("as in encoding=.utf-16-be.", table(turned), table(turned, encoding="utf-16-be")),
         ("give the encoding in which the file was written", table(raw, encoding="ascii"),
          table(raw, encoding="latin-1")),
-        ("raise memory=.*or write shorter lines", padded("8 MB"), padded("200 MB"), good),
+        ("raise memory=.*or write shorter lines", padded("8 MB"), padded("200 MB"), valid),
         ("that is read as one line; write shorter lines", table("a" * (5 << 20) + ",y\n1,2\n3,4\n"),
-         good),
+         valid),
     ]  # fmt: skip
 
 
 def number_cases() -> list[Case]:
     """Return mistakes in cells, all of which are numbers where no encoder makes them so."""
-    good, gap, padded = "a,y\n1,2\n7,4\n", "a,y\n1,2\n,4\n", "a,y\n1,2\n007,4\n"
-    bare = {text: text.partition("\n")[2] for text in (good, gap, padded)}
+    valid, gap, padded = "a,y\n1,2\n7,4\n", "a,y\n1,2\n,4\n", "a,y\n1,2\n007,4\n"
+    bare = {text: text.partition("\n")[2] for text in (valid, gap, padded)}
     names = ["a", "y"]
     semicolons = "a;b;y\n1.234;{};2\n2.345;{};3\n3.456;{};4\n"
     fractions, groups = semicolons.format("1,5", "2,5", "3,5"), semicolons.format(*["1,234"] * 3)
@@ -115,13 +115,13 @@ def number_cases() -> list[Case]:
         return table(text, -1, like="coded.zarr", **given)
 
     return [
-        ("fill in .* such rows", plain(gap), plain(good)),
+        ("fill in .* such rows", plain(gap), plain(valid)),
         ("drop such rows", table(bare[gap], -1), table("1,2\n8,9\n", -1)),
         ("or let ingest encode the column, with encode='auto'", plain(gap),
          table(gap, encode="auto")),
         ("with a header or names=", table(bare[gap], -1), table(gap),
          table(bare[gap], names=names)),
-        ("with zeros before it, .*write it without them", plain(padded), plain(good)),
+        ("with zeros before it, .*write it without them", plain(padded), plain(valid)),
         ("with encode='auto' and categorical=", plain(padded),
          table(padded, encode="auto", categorical=["a"])),
         ("or numeric=", plain(padded), table(padded, encode="auto", numeric=["a"])),
@@ -190,7 +190,7 @@ def layout_cases() -> list[Case]:
 def argument_cases() -> list[Case]:
     """Return mistakes in the arguments that say how a file is written."""
     text = "a,y\n1,2\n3,4\n"
-    good, bare = table(text), "1,2\n3,4\n"
+    valid, bare = table(text), "1,2\n3,4\n"
 
     def wrong(**given: Any) -> Any:
         return table(text, **given)
@@ -212,14 +212,14 @@ def argument_cases() -> list[Case]:
         ("must be one character that is in no number; give for example ;", wrong(delimiter=";;"),
          table(text.replace(",", ";"), delimiter=";")),
         ("such as latin-1 or utf-16", wrong(encoding="latin9x"), wrong(encoding="latin-1")),
-        ("skip_lines=3.5 must be a whole number, at least 0", wrong(skip_lines=3.5), good),
+        ("skip_lines=3.5 must be a whole number, at least 0", wrong(skip_lines=3.5), valid),
     ]  # fmt: skip
 
 
 def svmlight_cases() -> list[Case]:
     """Return mistakes in svmlight files."""
     one, two = "1.5 1:2 2:3", "2.5 2:1"
-    good = svm(one, two)
+    valid = svm(one, two)
 
     def next_ones(line: str) -> Any:
         def do() -> None:
@@ -241,21 +241,21 @@ def svmlight_cases() -> list[Case]:
         command(f"predict run {'rows.npy' if read else 'rows.svm --x 3'} of_rows.csv")
 
     return [
-        ("has no rows; give a file with rows", svm("# nothing"), good),
+        ("has no rows; give a file with rows", svm("# nothing"), valid),
         ("number the features of all files in the same way.*or ingest all files together",
          next_ones("1.5 0:2"), next_ones("1.5 1:2"), Do(together, "1.5 0:2")),
         ("ingest all files together, to a new store", next_ones("1.5 9:2"),
          Do(together, "1.5 9:2")),
-        ("leave x= out.*or give the number of features in the file", svm(one, two, x=1), good,
+        ("leave x= out.*or give the number of features in the file", svm(one, two, x=1), valid,
          svm(one, two, x=2)),
         ("hash or select features first", svm(one, "2.5 20000001:1", like="data.zarr"),
          svm(one, f"2.5 {20000001 % 1000}:1")),
-        ("write it as LABEL FEATURE:VALUE", svm(one, "2.5 2"), good),
+        ("write it as LABEL FEATURE:VALUE", svm(one, "2.5 2"), valid),
         ("its features in order", svm(one, "2.5 2:1 1:2"), svm(one, "2.5 1:2 2:1")),
         ("give rows of one label", svm("1,2 1:2", two), svm("1 1:2", two)),
-        ("have no weights; leave it out", svm(one, two, y="y"), good),
-        ("have no weights; leave it out", svm(one, two, sample_weight="w"), good),
-        ("no names; leave it out.*or give the number of features", svm(one, two, x=["a"]), good,
+        ("have no weights; leave it out", svm(one, two, y="y"), valid),
+        ("have no weights; leave it out", svm(one, two, sample_weight="w"), valid),
+        ("no names; leave it out.*or give the number of features", svm(one, two, x=["a"]), valid,
          svm(one, two, x=4), svm(one, two, x=["4"])),
         ("read them with sklearn.datasets.load_svmlight_file, with n_features and zero_based",
          predicted, Do(predicted, read=True)),

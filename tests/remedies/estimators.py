@@ -181,22 +181,22 @@ def answer_cases() -> list[Case]:
     """Return mistakes in what a fitted model is asked."""
     model, classes = regressor().fit(X, Y), classifier(calibrate=False).fit(X, LABELS)
     table = regressor().fit(FRAME, Y)
-    known = regressor(calibrate=True).fit(X, Y)
+    calibrated = regressor(calibrate=True).fit(X, Y)
     lazy = dask.array.from_array(X)
     of_quantiles = {"loss": "quantile", "quantile": [0.25, 0.75], "solver": "block"}
     quantiles = regressor(**of_quantiles).fit(X, Y)
     Path("noted").mkdir()
     Path("noted/README.md").write_text("of mine")
     return [
-        ("call predict once for each", lambda: known.predict(X, interval=0.5, return_std=True),
-         lambda: known.predict(X, interval=0.5)),
+        ("call predict once for each", lambda: calibrated.predict(X, interval=0.5, return_std=True),
+         lambda: calibrated.predict(X, interval=0.5)),
         ("train with calibrate=True", lambda: model.predict(X, interval=0.5),
          lambda: regressor(calibrate=True).fit(X, Y).predict(X, interval=0.5)),
         ("a number between 0 and 1, .*; give for example 0.9",
-         lambda: known.predict(X, interval=50),
-         lambda: known.predict(X, interval=0.5)),
-        ("give a smaller interval", lambda: known.predict(X, interval=0.99),
-         lambda: known.predict(X, interval=0.5)),
+         lambda: calibrated.predict(X, interval=50),
+         lambda: calibrated.predict(X, interval=0.5)),
+        ("give a smaller interval", lambda: calibrated.predict(X, interval=0.99),
+         lambda: calibrated.predict(X, interval=0.5)),
         ("train with posterior=True and solver='direct'", lambda: model.predict(X, return_std=True),
          lambda: regressor(posterior=True, solver="direct").fit(X, Y).predict(X, return_std=True)),
         ("leave it out, or train with a list as quantile",
@@ -220,8 +220,8 @@ def answer_cases() -> list[Case]:
          lambda: classifier(calibrate=True).fit(X, LABELS).predict_proba(X)),
         ("use permutation_importances", lambda: model.feature_importances_,
          lambda: model.permutation_importances(X, Y)),
-        ("give X as an array", lambda: known.predict(lazy, interval=0.5),
-         lambda: known.predict(np.asarray(lazy), interval=0.5)),
+        ("give X as an array", lambda: calibrated.predict(lazy, interval=0.5),
+         lambda: calibrated.predict(np.asarray(lazy), interval=0.5)),
         ("give predict='pandas'", lambda: model.set_output(transform="pandas"),
          lambda: regressor().set_output(predict="pandas")),
         ("predict='polars' must be one of", lambda: model.set_output(predict="polars"),
@@ -272,9 +272,9 @@ def kernel_cases() -> list[Case]:
         given = {"scale": "none", "fit_intercept": False, "ridge": 1.0 / N, "centers": "all",
                  "n_centers": "auto", "bandwidth": "auto", "solver": "direct",
                  "precision": "float64"}  # fmt: skip
-        found = regressor(kernel=ours, **given).fit(X, Y).predict(X)
+        predictions = regressor(kernel=ours, **given).fit(X, Y).predict(X)
         K = theirs(X)
-        np.testing.assert_allclose(found, K @ np.linalg.solve(K + np.eye(N), Y), atol=1e-4)
+        np.testing.assert_allclose(predictions, K @ np.linalg.solve(K + np.eye(N), Y), atol=1e-4)
 
     return [
         (message,

@@ -238,12 +238,12 @@ def array_cases() -> list[Case]:
         sp.save_npz("again.npz", sparse)
         return ingested("again.npz", y="y.npy")
 
-    good = Do(ingested, "x.npy", y="y.npy")
+    valid = Do(ingested, "x.npy", y="y.npy")
     pictures = Do(ingested, "images-idx3-ubyte", y="y-idx1-ubyte")
     np.savez("fields.npz", X=np.rec.fromarrays([X[:, 0], X[:, 1], Y], names="a,b,y"))
     np.save("fields.npy", np.rec.fromarrays([X[:, 0], X[:, 1], Y], names="a,b,y"))
     return [
-        ("the file is truncated: copy it again", Do(ingested, "short.npy", y="y.npy"), good),
+        ("the file is truncated: copy it again", Do(ingested, "short.npy", y="y.npy"), valid),
         ("the file is truncated: copy it again", Do(ingested, "bent.npy", y="y.npy"),
          Do(ingested, "turned.npy", y="y.npy")),
         ("the file is truncated: copy it again", Do(ingested, "short-idx3-ubyte", y="y-idx1-ubyte"),
@@ -258,7 +258,7 @@ def array_cases() -> list[Case]:
         ("save numbers, for example X.astype", Do(ingested, "objects.npy", y="y.npy"),
          Do(saved, X.astype(object).astype(float))),
         ("or holds several arrays: save each array to its own file",
-         Do(ingested, "two.npy", y="y.npy"), good),
+         Do(ingested, "two.npy", y="y.npy"), valid),
         ("write it with numpy.savez", Do(ingested, "odd.npz"), Do(ingested, "rows.npz")),
         ("it has no indptr; save it again", Do(ingested, "lacks.npz", y="y.npy"), resaved),
         ("save it again with scipy.sparse.save_npz", Do(ingested, "flat.npz", y="y.npy"), resaved),
@@ -266,10 +266,10 @@ def array_cases() -> list[Case]:
          lambda: (np.savez("open.npz", X=X, y=Y), ingested("open.npz"))),
         ("give the array itself, numpy.load", Do(ingested, "fields.npy", y="y"),
          lambda: ingested(np.load("fields.npy"), y="y")),
-        ("holds only X; give y=, a file or an array", Do(ingested, "x.npy"), good),
+        ("holds only X; give y=, a file or an array", Do(ingested, "x.npy"), valid),
         (r"give the array itself, numpy.load\('fields.npz'\)\['X'\]", Do(ingested, "fields.npz"),
          lambda: ingested(np.load("fields.npz")["X"], y="y")),
-        ("give a .npy or IDX file, or a Zarr array", Do(ingested, "x.npy", y="rides.csv"), good),
+        ("give a .npy or IDX file, or a Zarr array", Do(ingested, "x.npy", y="rides.csv"), valid),
         ("copy the whole archive again", Do(ingested, "no.csv.zip", y="fare"),
          Do(ingested, "b.csv.zip", y="fare")),
         ("unpack it, and give the files", Do(ingested, "several.csv.zip", y="fare"),

@@ -24,12 +24,12 @@ def hub_cases() -> list[Case]:
     from tests import hub_datasets
 
     library = hub_datasets.datasets
-    good, table, pictures = (
+    valid, table, pictures = (
         hub_datasets.embeddings(),
         hub_datasets.numbers(),
         hub_datasets.pictures(),
     )
-    splits = library.DatasetDict(train=good)
+    splits = library.DatasetDict(train=valid)
     lists = library.List(library.Value("float32"))
 
     def of_lists(rows: Any) -> Any:
@@ -43,7 +43,7 @@ def hub_cases() -> list[Case]:
     sizes = hub_datasets.pictures([*grey[:9], *grey[9:, :5]], np.arange(18) % 3)
     deep = hub_datasets.pictures(grey[..., 0].astype(np.uint16), np.arange(18) % 3)
     pixels = library.Array3D((6, 5, 1), "uint16")
-    bad = hub_datasets.dataset(
+    invalid = hub_datasets.dataset(
         hub_datasets.features(image=library.Image()), [0, 1], image=[{"bytes": b"no"}] * 2
     )
     open_shape = library.Array2D((None, 2), "float32")
@@ -59,8 +59,8 @@ def hub_cases() -> list[Case]:
         return library.IterableDataset.from_generator(rows)
 
     resized = sizes.map(lambda row: {"image": row["image"].resize((5, 5))})
-    stream = good.to_iterable_dataset()
-    two = good.add_column("age", X[:, 0].tolist() * 2)
+    stream = valid.to_iterable_dataset()
+    two = valid.add_column("age", X[:, 0].tolist() * 2)
     nothing = stream.filter(lambda row: False)
     lazy = table.with_transform(lambda rows: rows)
     rgb = library.Image(mode="RGB")
@@ -72,7 +72,7 @@ def hub_cases() -> list[Case]:
          lambda: (ingested(stream, y="label"), classifier().fit("made.zarr"))),
         (r"leave out other columns, X.remove_columns...age", Do(fit, two),
          Do(fit, two.remove_columns(["age"]))),
-        ("name targets with y=", Do(fit, good, None), Do(fit, good, "label")),
+        ("name targets with y=", Do(fit, valid, None), Do(fit, valid, "label")),
         ("several targets as columns", Do(fit, table.add_column("e", hub_datasets.X.tolist()), "e"),
          Do(fit, table, "label")),
         (r"cast_column.'label', ClassLabel", Do(fit, wrong),
@@ -83,8 +83,8 @@ def hub_cases() -> list[Case]:
         ("without rows; give a data set with rows",
          Do(ingested, nothing.map(lambda row: row), y="label"),
          Do(ingested, stream, y="label")),
-        ("X has no rows; give at least one row", Do(ingested, good.select([]), y="label"),
-         Do(ingested, good, y="label")),
+        ("X has no rows; give at least one row", Do(ingested, valid.select([]), y="label"),
+         Do(ingested, valid, y="label")),
         ("X has no rows; give at least one row", Do(ingested, table.select([]), y="label"),
          Do(ingested, table, y="label")),
         (r"row 2: column 'emb' holds 1 values where others hold 2; correct such rows",
@@ -97,7 +97,7 @@ def hub_cases() -> list[Case]:
          Do(fit, hub_datasets.dataset(hub_datasets.features(e=open_shape), e=halves)),
          Do(fit, hub_datasets.dataset(
              hub_datasets.features(e=library.Array2D((2, 2), "float32")), e=halves))),
-        ("cannot be read .Unidentified.*leave them out", Do(fit, bad), Do(fit, pictures)),
+        ("cannot be read .Unidentified.*leave them out", Do(fit, invalid), Do(fit, pictures)),
         (r'convert all, X.cast_column.*mode="RGB"', Do(fit, mixed),
          Do(fit, mixed.cast_column("image", rgb))),
         ("give their pixels as a column of Array3D", Do(fit, deep),

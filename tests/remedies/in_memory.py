@@ -200,9 +200,9 @@ def stored_array_cases() -> list[Case]:
     large.create_array("X", data=np.ones((1 << 18, 5)), chunks=(1 << 18, 5))
     large.create_array("y", data=np.ones(1 << 18))
     for name in ("gap.zarr", "cut.zarr", "whole.zarr"):
-        made = zarr.open_group(name, mode="w")
-        made.create_array("X", data=X + 1, chunks=(30, 3))
-        made.create_array("y", data=Y)
+        new_group = zarr.open_group(name, mode="w")
+        new_group.create_array("X", data=X + 1, chunks=(30, 3))
+        new_group.create_array("y", data=Y)
     Path("gap.zarr/X/c/0/0").unlink()
     cut, close = Path("cut.zarr/X/c/0/0"), 1e8 + X[:, 0] * 1e-3
     pd.DataFrame({"a": close, "fare": Y}).to_csv("close.csv", index=False)

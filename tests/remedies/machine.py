@@ -14,7 +14,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.backend.expression import check_expression, render
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.optional import import_optional
-from streamkern.basics.own_class import imported_class
+from streamkern.basics.user_class import import_user_class
 from streamkern.basics.values import checked_list, parse_seconds
 from streamkern.filesystem.cache import Cache
 from streamkern.kernels.base import Kernel
@@ -57,7 +57,7 @@ class Early(sk.Callback):
 
 def by_name() -> None:
     """Name a class that is a kernel."""
-    assert imported_class(f"{__name__}:Own", Kernel, "model.kernel") is Own
+    assert import_user_class(f"{__name__}:Own", Kernel, "model.kernel") is Own
 
 
 def without_h5py() -> None:
@@ -77,12 +77,12 @@ def machine_cases() -> list[Case]:
     rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
     return [
         ("the module 'none_such' cannot be imported.*add its folder to PYTHONPATH",
-         lambda: imported_class("none_such:Own", Kernel, "model.kernel"), by_name),
+         lambda: import_user_class("none_such:Own", Kernel, "model.kernel"), by_name),
         ("has not defined; import its module first, or define the class",
          lambda: checked_kernel_record("none_such:Own"),
          lambda: checked_kernel_record(f"{__name__}:Own")),
         ("is not a subclass of streamkern.Kernel; give the .module:Class. of a subclass",
-         lambda: imported_class(f"{__name__}:Early", Kernel, "model.kernel"), by_name),
+         lambda: import_user_class(f"{__name__}:Early", Kernel, "model.kernel"), by_name),
         ("threads=0 must be at least 1", lambda: get_backend("cpu", 0, "none"),
          lambda: get_backend("cpu", 1, "none")),
         ("accelerator='jax' is not known; use one of .*none", lambda: get_backend("cpu", 1, "jax"),

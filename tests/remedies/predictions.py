@@ -139,13 +139,13 @@ def changed(again: bool) -> None:
 def model_cases() -> list[Case]:
     """Return mistakes about models in memory."""
     model = regressor().fit(X, Y)
-    plain = Calibration.of_values(X[:, :1], Y[:, None], None)
+    plain = Calibration.fit_to_values(X[:, :1], Y[:, None], None)
     return [
         ("which predicts all rows again", lambda: changed(False), lambda: changed(True)),
         ("leave it out, or train again",
-               lambda: OutputFormat.of(plain, None, False, 0.5, "", normalised=True),
-               lambda: (OutputFormat.of(plain, None, False, 0.5, ""),
-                        OutputFormat.of(
+               lambda: OutputFormat.from_request(plain, None, False, 0.5, "", normalised=True),
+               lambda: (OutputFormat.from_request(plain, None, False, 0.5, ""),
+                        OutputFormat.from_request(
                             load_calibration(), None, False, 0.5, "", normalised=True))),
         ("return_std=True needs .*train with posterior=True and solver='direct'",
                lambda: model.predict(X, return_std=True, out="std.csv"),

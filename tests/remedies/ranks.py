@@ -150,7 +150,7 @@ def pickled_object_cases() -> list[Case]:
     def placed(least: int) -> None:
         """Go as far as to the stop that was asked for."""
         stop = StopRequest(install=False)
-        stop.requested = "SIGTERM"
+        stop.requested_by = "SIGTERM"
         client: Any = mock.MagicMock()
         work: Any = None
         with contextlib.suppress(sk.TrainingInterrupted):

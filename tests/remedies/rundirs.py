@@ -12,7 +12,7 @@ import numpy as np
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, read_log
-from streamkern.rundir.run_summary import glance
+from streamkern.rundir.run_summary import summarise_run
 from streamkern.rundir.saver import AsyncSaver
 from tests.remedies import Case, regressor
 
@@ -102,7 +102,8 @@ def location_cases() -> list[Case]:
         ("keep=0 must be at least 1", lambda: saved("k", keep=0), lambda: saved("k", keep=1)),
         ("there is no run in .*give the run directory of a training",
          lambda: RunDirectory("nothing", writable=False).acquire(), lambda: read("run")),
-        ("give the run directory of a training", lambda: glance("parts"), lambda: glance("run")),
+        ("give the run directory of a training", lambda: summarise_run("parts"),
+         lambda: summarise_run("run")),
         ("cannot be written to: .*; give another run directory", lambda: saved("rides.csv/x"),
          lambda: saved("z")),
         ("is a zarr store; give a new or empty directory", lambda: saved("data.zarr"),
@@ -175,8 +176,8 @@ def damage_cases() -> list[Case]:
          lambda: (Path("full/checkpoints").unlink(), saved("full"))),
         ("cannot be read: .*irectory", lambda: log(str(without_log("g"))),
          lambda: log(str(copied("g")))),
-        ("cannot be read: .*irectory", lambda: glance(without_log("g")),
-         lambda: glance(copied("g"))),
+        ("cannot be read: .*irectory", lambda: summarise_run(without_log("g")),
+         lambda: summarise_run(copied("g"))),
         ("cannot be read: .*irectory", lambda: read_log(without_log("g") / "log.jsonl"),
          lambda: read_log(copied("g") / "log.jsonl")),
         ("cannot be opened: .*irectory", lambda: FileLines(without_log("g") / "log.jsonl"),

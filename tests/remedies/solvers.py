@@ -94,7 +94,7 @@ def setting_cases() -> list[Case]:
 
 def row_cases() -> list[Case]:
     """Return mistakes in rows and centers."""
-    out, left = X.copy(), np.arange(N) != 7
+    out, is_other_row = X.copy(), np.arange(N) != 7
     out[7] *= 1e7
     far = X.copy()
     far[7] *= 1e4
@@ -108,7 +108,7 @@ def row_cases() -> list[Case]:
 
     return [
         ("cannot solve its normal equations.*check the data for outliers",
-         fits(out, solver="direct", **steep), fits(out, left, solver="direct", **steep)),
+         fits(out, solver="direct", **steep), fits(out, is_other_row, solver="direct", **steep)),
         ("the kernel between the centers and .*scale the features, or widen the bandwidth",
          fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3)}),
          fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3), "scale": "auto"})),
@@ -116,9 +116,9 @@ def row_cases() -> list[Case]:
                  fits(equal, solver=solver, **zero), fits(equal, solver="direct", **zero))
           for case, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
         ("trace of the sample", fits(out, solver="eigenpro3", **steep | FREE),
-         fits(out, left, solver="eigenpro3", **steep | FREE)),
+         fits(out, is_other_row, solver="eigenpro3", **steep | FREE)),
         ("cannot be factored.*check the data for outliers", fits(out, solver="block", **steep),
-         fits(out, left, solver="block", **steep)),
+         fits(out, is_other_row, solver="block", **steep)),
         ("has rank 1 to working precision; .*give a smaller bandwidth",
          fits(X, solver="eigenpro3", **FREE | {"bandwidth": 1e9}),
          fits(X, solver="eigenpro3", **FREE | {"bandwidth": 2.0})),

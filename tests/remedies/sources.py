@@ -56,12 +56,12 @@ def sparse_cases() -> list[Case]:
 
 def array_cases() -> list[Case]:
     """Return mistakes in ArraySource."""
-    gaps, many = np.where(np.arange(N)[:, None] == 7, np.nan, X), np.arange(10_001)
+    gaps, many_labels = np.where(np.arange(N)[:, None] == 7, np.nan, X), np.arange(10_001)
     full = ~np.isnan(gaps).any(axis=1)
     cases = [
         ("leave classes= out", (X, Y), {"classes": ["a"]}, (X, Y), {}),
-        ("convert it to floats for a regression", (many[:, None] * 1.0, many), {},
-         (many[:, None] * 1.0, many * 1.0), {}),
+        ("convert it to floats for a regression", (many_labels[:, None] * 1.0, many_labels), {},
+         (many_labels[:, None] * 1.0, many_labels * 1.0), {}),
         (r"give rows \(n, d\)", (scipy.sparse.coo_array(Y), Y), {},
          (scipy.sparse.coo_array(Y[:, None]), Y), {}),
         ("each dimension known and at least 1", (X[:, 0], Y), {}, (X[:, :1], Y), {}),
@@ -73,8 +73,8 @@ def array_cases() -> list[Case]:
         ("label 'up' .* is none of the .* leave the row out", (X, LABELS), {"classes": ["down"]},
          (X[LABELS == "down"], LABELS[LABELS == "down"]), {"classes": ["down"]}),
     ]  # fmt: skip
-    found = [(message, rows_of(*wrong, **no), rows_of(*right, **yes))
-             for message, wrong, no, right, yes in cases]  # fmt: skip
+    case_rows = [(message, rows_of(*mistake, **no), rows_of(*remedy, **yes))
+             for message, mistake, no, remedy, yes in cases]  # fmt: skip
     np.save("mapped.npy", X)
 
     def changed(copy: bool) -> None:
@@ -85,7 +85,7 @@ def array_cases() -> list[Case]:
         regressor(epochs=1).fit(source)
         source.check_unchanged()
 
-    return [*found, (r"train on a copy, numpy.array", lambda: changed(False),
+    return [*case_rows, (r"train on a copy, numpy.array", lambda: changed(False),
                            lambda: changed(True))]  # fmt: skip
 
 
@@ -114,21 +114,22 @@ def drawn(repeatable: bool) -> sk.GeneratorSource:
 def function_cases() -> list[Case]:
     """Return mistakes in GeneratorSource."""
     ones, two = (lambda k: (np.ones((k, 3)), np.ones(k))), ("a", "b")
-    good, ids = generated(ones), generated(lambda k: (np.ones((k, 3)), np.arange(k) % 2),
+    valid, ids = generated(ones), generated(lambda k: (np.ones((k, 3)), np.arange(k) % 2),
                                            n_outputs=2, classes=two)  # fmt: skip
     weighted = generated(lambda k: (*ones(k), np.ones(k)), weight_totals=[float(N)])
     cases = [
         (r"fn=None is not a function; give a function fn\(seed, epoch, start, stop\) -> \(X, y\)",
-         lambda: sk.GeneratorSource(cast("Any", None), N, (3,), "f8", 1), good),
+         lambda: sk.GeneratorSource(cast("Any", None), N, (3,), "f8", 1), valid),
         ("give at least one row, and one output for each class", generated(ones, classes=two), ids),
         ("must be one number, 0 or above", generated(ones, weight_totals=[-1.0]), weighted),
-        ("failed for .*ZeroDivisionError.*correct the function", generated(lambda k: 1 // 0), good),
-        ("return a tuple of arrays", generated(lambda k: np.ones((k, 3))), good),
+        ("failed for .*ZeroDivisionError.*correct the function", generated(lambda k: 1 // 0),
+         valid),
+        ("return a tuple of arrays", generated(lambda k: np.ones((k, 3))), valid),
         (r"return \(X, y, w\) with weight_totals", generated(ones, weight_totals=[60.0]), weighted),
         (r"give \(60, 3\) float64, or correct row_shape=",
-         generated(lambda k: (np.ones((k, 2)), np.ones(k))), good),
+         generated(lambda k: (np.ones((k, 2)), np.ones(k))), valid),
         (r"give class ids, \(60,\) integers", generated(ones, n_outputs=2, classes=two), ids),
-        (r"give \(60, 2\) numbers, or correct n_outputs=", generated(ones, n_outputs=2), good),
+        (r"give \(60, 2\) numbers, or correct n_outputs=", generated(ones, n_outputs=2), valid),
     ]  # fmt: skip
     return [*(case for case in cases),
             ("for example with streamkern.RowRandom", lambda: regressor().fit(drawn(False)),
@@ -160,7 +161,7 @@ def own_object_cases() -> list[Case]:
         ("unexpected sample weights.*correct one of them",
          own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),
     ]  # fmt: skip
-    return [(message, wrong, own()) for message, wrong in cases]
+    return [(message, mistake, own()) for message, mistake in cases]
 
 
 def mixture_cases() -> list[Case]:

@@ -71,10 +71,10 @@ def url_cases() -> list[Case]:
         shutil.unpack_archive("packed.zarr.zip", "unpacked.zarr")
         sk.ingest_store(X, "unpacked.zarr", y=Y, overwrite=True)
 
-    near, good = Do(opened, "data.zarr"), Do(ingested, X, y=Y)
+    near, valid = Do(opened, "data.zarr"), Do(ingested, X, y=Y)
     return [
         ("None is not a path or URL; give one as text, or a pathlib.Path",
-         Do(sk.ingest_store, X, None), good),
+         Do(sk.ingest_store, X, None), valid),
         ("write two, as in s3://bucket", Do(opened, "memory:/ours.zarr"), Do(opened, MEMORY)),
         (r"\(Protocol not known: zz\); correct the URL", Do(opened, "zz://ours.zarr"),
          Do(opened, MEMORY)),
@@ -92,7 +92,7 @@ def url_cases() -> list[Case]:
         ("not read from a URL; copy it to a disk, or unpack it",
          Do(opened, "memory://packed.zarr.zip"), copied),
         ("not written to; write to another place, or unpack it",
-         Do(sk.ingest_store, X, "packed.zarr.zip"), good, on_disk),
+         Do(sk.ingest_store, X, "packed.zarr.zip"), valid, on_disk),
     ]  # fmt: skip
 
 
@@ -117,14 +117,14 @@ def output_cases() -> list[Case]:
     def cached(folder: Any, **given: Any) -> Callable[[], Any]:
         return lambda: opened(MEMORY, cache=sk.Cache(folder, **given))
 
-    good = ingest("made.zarr")
+    valid = ingest("made.zarr")
     return [
-        ("did not write; choose another place", ingest("notes"), good),
+        ("did not write; choose another place", ingest("notes"), valid),
         ("'predictions' that streamkern wrote.*choose another place", Do(predicted, "p.zarr"),
          Do(predicted, "made.zarr")),
         ("was not made by streamkern; give another folder", fitted("mine"), fitted("another")),
-        ("give a path outside of it", ingest("data.zarr/p.zarr"), good),
-        ("give the path of a place", ingest("-"), good),
+        ("give a path outside of it", ingest("data.zarr/p.zarr"), valid),
+        ("give the path of a place", ingest("-"), valid),
         ("cache='s3://b/c' must be a local folder; give a path", cached("s3://b/c"), cached("c")),
         ('cache_size=0 must be "auto" or a number of bytes', cached("c", size=0),
          cached("c", size=1 << 20)),
@@ -258,15 +258,15 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
                     raise
         open_objects(url, storage_options=plain).get("zarr.json")
 
-    good, home = given(), s3.endpoint.removeprefix("http://")
+    valid, home = given(), s3.endpoint.removeprefix("http://")
     s3fs = {"engine": "s3fs"}
     return [
-        ("the host of .*give a name or an IPv4 address", given("s3://[bucket/rows.zarr"), good),
+        ("the host of .*give a name or an IPv4 address", given("s3://[bucket/rows.zarr"), valid),
         ("put them into the environment or storage_options",
-         optioned(url.replace("//", f"//{KEY}:{SECRET}@"), **endpoint), good),
+         optioned(url.replace("//", f"//{KEY}:{SECRET}@"), **endpoint), valid),
         ("put them into the environment", optioned(url.replace("//", f"//{KEY}:{SECRET}@")),
          with_environment),
-        ("names no bucket; write s3://bucket/key", given("s3:///rows.zarr"), good),
+        ("names no bucket; write s3://bucket/key", given("s3:///rows.zarr"), valid),
         ('use "obstore" or "s3fs"', given(engine="boto"), given(engine="obstore")),
         ("'requester_pays'; leave that option out, or use engine='s3fs'",
          given(engine="obstore", requester_pays=False), given(engine="s3fs", requester_pays=False)),
@@ -274,7 +274,7 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
          given(engine="obstore", client_kwargs={"verify": 1}), given(engine="obstore")),
         ("^storage option 'secrt' is not known to s3fs; did you mean 'secret'",
          given(**s3fs, secrt=SECRET), given(**s3fs, secret=SECRET)),
-        ("'zzz' is not known to s3fs; leave it out", given(zzz=1), good),
+        ("'zzz' is not known to s3fs; leave it out", given(zzz=1), valid),
         ("key of config_kwargs 'conect_timeout' .* did you mean 'connect_timeout'",
          given(**s3fs, config_kwargs={"conect_timeout": 9}),
          given(**s3fs, config_kwargs={"connect_timeout": 9})),
@@ -285,15 +285,15 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
          Do(without, "obstore", True, engine="obstore")),
         ("needs a package that is not installed", Do(without, "s3fs", False, engine="s3fs"),
          Do(without, "s3fs", True, engine="s3fs")),
-        ("correct the storage options, the environment", given(profile="none-such"), good),
+        ("correct the storage options, the environment", given(profile="none-such"), valid),
         ("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", without_environment, with_environment),
         ("or storage_options anon = true for a public bucket", without_environment,
          Do(without_environment, anon=True)),
-        ("there is no such bucket .*check its name", given("s3://bucket-9/rows.zarr"), good),
+        ("there is no such bucket .*check its name", given("s3://bucket-9/rows.zarr"), valid),
         ("was refused: .*check the URL and its storage options",
-         given(endpoint_url=f"https://{home}"), good),
+         given(endpoint_url=f"https://{home}"), valid),
         ("check host and port, and that the server is running",
-         given(endpoint_url="http://127.0.0.1:9", deadline_s=0), good),
+         given(endpoint_url="http://127.0.0.1:9", deadline_s=0), valid),
         ("renew them and run the same command again", Do(failing, "expired", 1000),
          Do(failing, "expired", 0)),
         ("run the same command again once the server answers",
@@ -350,16 +350,16 @@ def icechunk_cases(s3: S3Server) -> list[Case]:
             session = kept.readonly_session("main")
         opened(session)
 
-    good = Do(opened, location)
+    valid = Do(opened, location)
     return [
-        ("there is no tag 'v9' .*correct the URL", Do(opened, f"{location}@tag=v9"), good),
+        ("there is no tag 'v9' .*correct the URL", Do(opened, f"{location}@tag=v9"), valid),
         ("check that the repository is complete", Do(damaged, False), Do(damaged, True)),
         ("write icechunk.*@branch=", Do(opened, f"{location}#branch=main"),
          Do(opened, f"{location}@branch=main")),
         ("correct the path, or create the repository with icechunk",
          Do(made, False), Do(made, True)),
         (r"give icechunk\+file://.*or in Python a session of icechunk",
-         Do(opened, "icechunk+gs://bucket/repo"), good, Do(opened, kept.readonly_session("main"))),
+         Do(opened, "icechunk+gs://bucket/repo"), valid, Do(opened, kept.readonly_session("main"))),
         ("'profile' is not known for icechunk; the options are key, secret",
          optioned(far, **options, profile="x"), optioned(far, **options)),
         ("an icechunk repository, or a session", Do(opened, storage), Do(opened, kept)),

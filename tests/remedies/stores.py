@@ -66,15 +66,15 @@ def wrote(
 
 def writer_cases() -> list[Case]:
     """Return mistakes in what is written, chunk by chunk."""
-    holes, good = np.where(np.arange(30)[:, None] == 7, np.inf, X[:30]), wrote()
+    holes, valid = np.where(np.arange(30)[:, None] == 7, np.inf, X[:30]), wrote()
     two: dict[str, Any] = {"n_outputs": 2, "classes": ["a", "b"]}
     ids = np.arange(30) % 2
 
     def finished(full: bool) -> None:
-        made = writer()
+        new_writer = writer()
         for i in range(1 + full):
-            made.write_chunk(i, X[:30], Y[:30])
-        made.finish()
+            new_writer.write_chunk(i, X[:30], Y[:30])
+        new_writer.finish()
 
     def two_writers(at_once: bool) -> None:
         first = writer()
@@ -96,18 +96,18 @@ def writer_cases() -> list[Case]:
     return [
         ("without sample weights; give sample weights with every chunk", wrote(weighted=True),
          wrote(w=np.ones(30), weighted=True)),
-        ("inf in X .* correct it, or leave the row out", wrote(X=holes), good),
-        ("inf in y .* correct it, or leave the row out", wrote(y=holes[:, 0]), good),
-        (r"give rows of \(3,\) float64", wrote(X=X[:30, :2]), good),
+        ("inf in X .* correct it, or leave the row out", wrote(X=holes), valid),
+        ("inf in y .* correct it, or leave the row out", wrote(y=holes[:, 0]), valid),
+        (r"give rows of \(3,\) float64", wrote(X=X[:30, :2]), valid),
         ("give 0 to 1", wrote(i=2), wrote(i=1)),
-        ("give 30 of the 60", wrote(X=X[:9], y=Y[:9]), good),
-        ("give one target for each row", wrote(y=Y[:9]), good),
+        ("give 30 of the 60", wrote(X=X[:9], y=Y[:9]), valid),
+        ("give one target for each row", wrote(y=Y[:9]), valid),
         (r"give class ids, \(n,\) integers", wrote(**two), wrote(y=ids, **two)),
         ("give 0 to 1", wrote(y=ids + 1, **two), wrote(y=ids, **two)),
-        ("2 targets; give 1", wrote(y=X[:30, :2]), good),
+        ("2 targets; give 1", wrote(y=X[:30, :2]), valid),
         ("give one (class|name) for each", wrote(classes=["a", "b"]), wrote(y=ids, **two)),
-        ("must be at least 1", wrote(n_rows=0), good),
-        ("chunk_rows=0 must be at least 1", wrote(chunk_rows=0), good),
+        ("must be at least 1", wrote(n_rows=0), valid),
+        ("chunk_rows=0 must be at least 1", wrote(chunk_rows=0), valid),
         ("give one name for each", wrote(columns=["a"]), wrote(columns=["a", "b", "c"])),
         ("chunk 1 of 2 was not written", lambda: finished(False), lambda: finished(True)),
         ("let only one call write to (it|the store) at a time", lambda: two_writers(True),
@@ -115,8 +115,8 @@ def writer_cases() -> list[Case]:
         ("repeat the call with those, or pass overwrite=True", half, lambda: half(overwrite=True),
          lambda: half(plan={"source": 1})),
         ("overwrite=True replaces it", lambda: written_twice(overwrite=False), written_twice),
-        ("with each dimension at least 1", wrote(row_shape=(0,)), good),
-        ("give real numbers", wrote(x_dtype="c16"), good),
+        ("with each dimension at least 1", wrote(row_shape=(0,)), valid),
+        ("give real numbers", wrote(x_dtype="c16"), valid),
         ("convert it to one of .* with dtype=", wrote(x_dtype="i8"), wrote(x_dtype="f8")),
     ]  # fmt: skip
 
@@ -130,11 +130,11 @@ def option_cases() -> list[Case]:
 
     def appended(write: bool) -> None:
         ingested(out="grows.zarr")()
-        made = StoreAppender("grows.zarr", N, (), "plan")
+        new_writer = StoreAppender("grows.zarr", N, (), "plan")
         if write:
             sk.append_store(X, "grows.zarr", y=Y)
         else:
-            made.finish(made.statistics().result())
+            new_writer.finish(new_writer.statistics().result())
 
     def replaced(meanwhile: bool) -> None:
         ingested(out="grows.zarr")()
@@ -276,10 +276,10 @@ def statistics_cases() -> list[Case]:
     """Return mistakes with statistics of no rows."""
 
     def taken(rows: int) -> None:
-        found = RunningStatistics(3)
+        statistics = RunningStatistics(3)
         if rows:
-            found.add(X[:rows], Y[:rows, None])
-        found.result()
+            statistics.add(X[:rows], Y[:rows, None])
+        statistics.result()
 
     return [("there are no rows", lambda: taken(0), lambda: taken(2))]
 

@@ -39,7 +39,7 @@ def objects(*labels: Any) -> Any:
 def label_cases() -> list[Case]:
     """Return mistakes in targets that are labels, or look like labels."""
     days = np.full(N, "2020-01-01", "M8[D]") + np.arange(N)
-    many = np.arange(1200)
+    many_labels = np.arange(1200)
     shifted = np.array([[k, -k] for k in range(1200)], float)
     units, names = [f"{k} kg" for k in range(N)], [f"name {k}" for k in range(N)]
     commas = [f"{k},5" for k in range(N)]
@@ -94,8 +94,8 @@ def label_cases() -> list[Case]:
          Do(ingested, FRAME.assign(name=names, fare=Y), y="fare", drop=["name"])),
         ("targets='classes' if they are classes", targets(names),
          targets(names, targets="classes")),
-        ("pass targets='values' if they are numbers", Do(ingested, shifted, y=many // 6),
-         Do(ingested, shifted, y=many // 6, targets="values")),
+        ("pass targets='values' if they are numbers", Do(ingested, shifted, y=many_labels // 6),
+         Do(ingested, shifted, y=many_labels // 6, targets="values")),
         ("give all rows the same number of targets", Do(ingested, blocks(np.c_[Y, Y], Y)),
          Do(ingested, blocks(np.c_[Y, Y], np.c_[Y, Y]))),
         ("correct such rows, or leave them out", targets(np.where(np.arange(N) == 3, np.inf, Y)),
@@ -104,8 +104,9 @@ def label_cases() -> list[Case]:
          targets(np.where(words == "up", "1", words), targets="values"),
          targets(words, targets="classes")),
         ("targets='values' for regression or.*targets='classes' to keep them as labels",
-         Do(ingested, shifted, y=many), Do(ingested, shifted, y=many, targets="values"),
-         Do(ingested, shifted, y=many, targets="classes")),
+         Do(ingested, shifted, y=many_labels),
+         Do(ingested, shifted, y=many_labels, targets="values"),
+         Do(ingested, shifted, y=many_labels, targets="classes")),
         ("pass targets='values' if they are numbers",
          Do(ingested, np.zeros((70000, 1)), y=np.arange(70000), targets="classes"),
          Do(ingested, np.zeros((70000, 1)), y=np.arange(70000), targets="values")),

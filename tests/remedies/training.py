@@ -146,7 +146,7 @@ def fit_cases() -> list[Case]:
     huge[7] = 3e38
     out = X.copy()
     out[7] *= 1e4
-    left = np.arange(N) != 7
+    is_other_row = np.arange(N) != 7
     steep: dict[str, Any] = {
         "solver": "sgd", "ridge": "auto", "kernel": sk.Polynomial(3), "bandwidth": "auto",
         "scale": "none", "batch_size": 5, "n_centers": "auto",
@@ -169,16 +169,16 @@ def fit_cases() -> list[Case]:
         ("add rows of another class", fit_classes(X, LABELS, apart),
          fit_classes(X, LABELS, apart + 1)),
         ("did not help.*check the data for outliers", fit_values(out, Y, **steep | {"epochs": 60}),
-         fit_values(out[left], Y[left], **steep | {"epochs": 60})),
+         fit_values(out[is_other_row], Y[is_other_row], **steep | {"epochs": 60})),
         ("diverged within its .*check the data for outliers",
          fit_values(out, Y, **steep | {"epochs": 1}),
-         fit_values(out[left], Y[left], **steep | {"epochs": 1})),
+         fit_values(out[is_other_row], Y[is_other_row], **steep | {"epochs": 1})),
         ("diverged on this block of rows; check the rows for outliers",
          lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, np.full(N, 3e38)),
          lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, Y)),
         ("row 7 is too large for float32.*; correct its values.*or train with precision='float64'",
          lambda: regressor().fit(X, Y).predict(huge),
-         lambda: regressor().fit(X, Y).predict(huge[left]),
+         lambda: regressor().fit(X, Y).predict(huge[is_other_row]),
          lambda: regressor(precision="float64").fit(X, Y).predict(huge)),
         ("leave run_dir out, or use fit", lambda: regressor(**block, run_dir="p").partial_fit(X, Y),
          lambda: (regressor(**block).partial_fit(X, Y), regressor(**block, run_dir="p").fit(X, Y))),

@@ -28,12 +28,12 @@ def group(
 ) -> str:
     """Make a group as another program would; attributes : of the array `of`. Return its path."""
     shutil.rmtree("group.zarr", ignore_errors=True)
-    made = zarr.create_group("group.zarr", zarr_format=version)
+    new_group = zarr.create_group("group.zarr", zarr_format=version)
     for name, data in ({"X": X, "y": Y} | arrays).items():
         if data is not None:
-            made.create_array(name, data=np.asarray(data))
+            new_group.create_array(name, data=np.asarray(data))
     if attributes:
-        made[of].attrs.update(attributes)
+        new_group[of].attrs.update(attributes)
     return "group.zarr"
 
 
@@ -51,15 +51,15 @@ def ingested(attributes: dict[str, Any] | None = None, **of: Any) -> Callable[[]
 
 def array_cases() -> list[Case]:
     """Return mistakes with arrays that are not rows and targets."""
-    plain, many = opened(), np.arange(N) * 1000
+    plain, many_labels = opened(), np.arange(N) * 1000
 
     def sparse() -> str:
         path = group(X=None)
-        held = zarr.open_group(path).create_group("X")
+        stored_group = zarr.open_group(path).create_group("X")
         for name, data in (("data", np.ones(N)), ("indices", np.arange(N) % 3),
                            ("indptr", np.arange(N + 1))):  # fmt: skip
-            held.create_array(name, data=data)
-        held.attrs.update({"shape": [N, 3], "encoding-type": "csr_matrix"})
+            stored_group.create_array(name, data=data)
+        stored_group.attrs.update({"shape": [N, 3], "encoding-type": "csr_matrix"})
         return path
 
     def of_root(version: int, full: bool) -> Callable[[], Any]:
@@ -86,8 +86,9 @@ def array_cases() -> list[Case]:
                                                  t=np.array(["a", "b"] * 30)),
          lambda: sk.ingest_store(group(t=np.array(["a", "b"] * 30)), "made.zarr", y="t",
                                  overwrite=True)),
-        ("ingest the data, which converts labels", opened(y=many),
-         lambda: sk.ingest_store(group(y=many), "made.zarr", targets="classes", overwrite=True)),
+        ("ingest the data, which converts labels", opened(y=many_labels),
+         lambda: sk.ingest_store(group(y=many_labels), "made.zarr", targets="classes",
+                                 overwrite=True)),
         ("give one number for each row", opened(w=X, by={"w": "w"}),
          opened(w=np.ones(N), by={"w": "w"})),
     ]  # fmt: skip
@@ -168,9 +169,9 @@ def damage_cases() -> list[Case]:
     def text(content: str) -> Callable[[Path], Any]:
         return lambda root: (root / "zarr.json").write_text(content)
 
-    def theirs(good: bool) -> None:
+    def theirs(valid: bool) -> None:
         path = group()
-        if not good:
+        if not valid:
             edit("X/zarr.json", lambda d: d.update(shape="long"))(Path(path))
         sk.open_store(path)
 

@@ -27,7 +27,7 @@ from streamkern.rundir import checksums
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.run_log import _sealed
+from streamkern.rundir.run_log import _sealed_line
 from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import load_model
 from streamkern.tuning.journal import TrialJournal
@@ -59,18 +59,18 @@ def in_one_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 Look = Callable[[Path], Any]
 
 
-def loaded(path: Path) -> Any:
+def load_model_outputs(path: Path) -> Any:
     model = load_model(path, device="cpu", threads=1)
     with model.backend:
         values = model.values(np.linspace(-1, 1, 50, dtype=np.float32).reshape(10, 5))
     return values.tobytes()
 
 
-def shown(path: Path) -> Any:
-    found = run_overview(path)
+def load_overview(path: Path) -> Any:
+    overview = run_overview(path)
     with checkpoint_errors(str(path)):  # as `info` does
-        run_text(found)
-    return found
+        run_text(overview)
+    return overview
 
 
 def resumed(path: Path) -> Any:
@@ -78,9 +78,11 @@ def resumed(path: Path) -> Any:
     return np.asarray(result.model.weights).tobytes(), result.history, result.metrics
 
 
-def reports_damage(found: Any) -> bool:
+def reports_damage(overview: Any) -> bool:
     """Return whether an overview reports the damage itself."""
-    return isinstance(found, dict) and bool(found["warnings"] or "damaged" in found["state"])
+    return isinstance(overview, dict) and bool(
+        overview["warnings"] or "damaged" in overview["state"]
+    )
 
 
 def outcome(run: Path, flip: bit_flips.Flip | None, look: Look, expected: Any) -> str:
@@ -95,15 +97,15 @@ def outcome(run: Path, flip: bit_flips.Flip | None, look: Look, expected: Any) -
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
-            found = look(path)
+            result = look(path)
         except StreamkernError:
             return "an error"
-    if found == expected:
-        return "the same, with a warning" if message or reports_damage(found) else "the same"
-    return "another, with a warning" if message or reports_damage(found) else "SILENT"
+    if result == expected:
+        return "the same, with a warning" if message or reports_damage(result) else "the same"
+    return "another, with a warning" if message or reports_damage(result) else "SILENT"
 
 
-def survey(run: Path, look: Look, n: int, seed: int) -> None:
+def check_flips(run: Path, look: Look, n: int, seed: int) -> None:
     expected = look(Path(shutil.copytree(run, "run")))
     assert outcome(run, None, look, expected) == "the same"
     count: Counter[str] = Counter()
@@ -120,27 +122,31 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize(("look", "n"), [(loaded, 25), (shown, 50), (resumed, 5)])
+@pytest.mark.parametrize(
+    ("look", "n"), [(load_model_outputs, 25), (load_overview, 50), (resumed, 5)]
+)
 def test_flipped_bit_never_changes_a_result_silently(look: Look, n: int, run: Path) -> None:
     """Flip bits of every kind of file; each result is unchanged, or an error."""
-    survey(run, look, n, 1)
+    check_flips(run, look, n, 1)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("look", "n"), [(loaded, 10_000), (shown, 10_000), (resumed, 1_000)])
+@pytest.mark.parametrize(
+    ("look", "n"), [(load_model_outputs, 10_000), (load_overview, 10_000), (resumed, 1_000)]
+)
 def test_many_flipped_bits_never_change_a_result_silently(look: Look, n: int, run: Path) -> None:
-    survey(run, look, n, 2)
+    check_flips(run, look, n, 2)
 
 
 # -- a search --------------------------------------------------------------------------------------
 
 
-def searched(path: Path) -> Any:
+def resume_search(path: Path) -> Any:
     with TrialJournal(path, {"settings": {"a": 1}}) as trials:
         return sorted(json.dumps(record) for record in trials.records())
 
 
-def survey_search(n: int) -> None:
+def check_search_flips(n: int) -> None:
     with TrialJournal("search", {"settings": {"a": 1}}) as trials:
         for number in range(4):
             trials.add(
@@ -151,18 +157,18 @@ def survey_search(n: int) -> None:
             )  # fmt: skip
         trials.finish({"best": {"mse": 0.0}})
     (Path("search") / "search.lock").unlink(missing_ok=True)
-    assert len(searched(Path("search"))) == 4
+    assert len(resume_search(Path("search"))) == 4
     (Path("search") / "search.lock").unlink(missing_ok=True)
-    survey(Path("search"), searched, n, 3)
+    check_flips(Path("search"), resume_search, n, 3)
 
 
 def test_flipped_bit_never_changes_a_search_silently() -> None:
-    survey_search(300)
+    check_search_flips(300)
 
 
 @pytest.mark.full
 def test_many_flipped_bits_never_change_a_search_silently() -> None:
-    survey_search(10_000)
+    check_search_flips(10_000)
 
 
 # -- anything at all in the place of a small file --------------------------------------------------
@@ -183,19 +189,19 @@ def altered(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
     if how == 0:
         at = int(rng.integers(len(full) + 1))
         return full[:at] + rng.bytes(int(rng.integers(40))) + full[at:]
-    first, *others = full.splitlines(keepends=True) if not kind else [full]
-    document = bit_flips.edited(json.loads(first), rng)
+    first_line, *others = full.splitlines(keepends=True) if not kind else [full]
+    document = bit_flips.edited(json.loads(first_line), rng)
     text = json.dumps(document).encode() + b"\n"
     if how > 1:
-        own = ("format", "version", "sha256", "crc32c")
-        body = {name: value for name, value in json.loads(text).items() if name not in own}
+        seal_keys = ("format", "version", "sha256", "crc32c")
+        body = {name: value for name, value in json.loads(text).items() if name not in seal_keys}
         with contextlib.suppress(ValueError):  # NaN
             text = checksums.seal(kind, body) if kind else sealed_line(body)
     return text + b"".join(others)
 
 
 def sealed_line(record: dict[str, Any]) -> bytes:
-    return _sealed(json.dumps(record, allow_nan=False).encode()) if record else b"{}\n"
+    return _sealed_line(json.dumps(record, allow_nan=False).encode()) if record else b"{}\n"
 
 
 def read(path: Path) -> None:
@@ -218,27 +224,27 @@ def acquired(path: Path) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_small_file_with_any_content_is_handled_or_refused(name: str, n: int, run: Path) -> None:
     """Check that any content of the file raises only our exceptions, with one sentence."""
-    path, started = Path(shutil.copytree(run, "run")), Path("begun")
-    started.mkdir()  # of a run whose setup was not done yet
+    path, started_run = Path(shutil.copytree(run, "run")), Path("begun")
+    started_run.mkdir()  # of a run whose setup was not done yet
     for small in ("run.json", "writer.json", "log.jsonl"):
-        shutil.copy(run / small, started)
-    each: list[Callable[[], Any]] = [lambda: shown(started)]
+        shutil.copy(run / small, started_run)
+    readers: list[Callable[[], Any]] = [lambda: load_overview(started_run)]
     if KINDS[name] == "checkpoint":
-        each = [lambda: read(path)]
+        readers = [lambda: read(path)]
     slow: list[Callable[[], Any]] = [
-        lambda: shown(path),
-        lambda: loaded(path),
-        lambda: acquired(started),
+        lambda: load_overview(path),
+        lambda: load_model_outputs(path),
+        lambda: acquired(started_run),
         lambda: resumed(Path(shutil.copytree(path, "other", dirs_exist_ok=True))),
     ]
     with RunDirectory(path):  # so that writer.json names somebody
         full, message = (path / name).read_bytes(), list[str]()
     for k in range(n):
         text = altered(full, KINDS[name], np.random.default_rng([k, len(name)]))
-        for location in (path, started):
+        for location in (path, started_run):
             if (location / name).exists():
                 (location / name).write_bytes(text)
-        for look in each if k % (20 if n < 1000 else 200) else each + slow:
+        for look in readers if k % (20 if n < 1000 else 200) else readers + slow:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 try:

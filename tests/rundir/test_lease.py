@@ -220,40 +220,43 @@ def test_any_interleaving_admits_one_writer(moves: list[tuple[str, Any, int]]) -
 
 
 def play(world: World, moves: list[tuple[str, Any, int]]) -> None:
-    for case, which, times in moves:
+    for case, argument, times in moves:
         if case == "time":
-            world.now += which
+            world.now += argument
         elif case == "start" and len(world.writers) < 4:
             world.writers.append(Writer(world))
-        elif which < len(world.writers):
+        elif argument < len(world.writers):
             if case == "kill":
-                world.writers[which].kill()
+                world.writers[argument].kill()
             for _ in range(times):
-                world.writers[which].advance("ok" if case == "go" else case)
+                world.writers[argument].advance("ok" if case == "go" else case)
 
 
 def settle(world: World) -> list[str]:
     """Check that after the death of all processes the next one holds the run after one ttl, with
     the highest number."""
-    last = Writer(world)
-    world.writers.append(last)
+    last_writer = Writer(world)
+    world.writers.append(last_writer)
     start_time = world.now
-    while not last.ended:
-        last.advance()
-        if not last.lease.number:
+    while not last_writer.ended:
+        last_writer.advance()
+        if not last_writer.lease.number:
             world.now += TTL / 40
     late = world.now - start_time > 2 * TTL
     publishers = [w.lease.number for w in world.writers if w.published]
     unique = len(set(publishers)) == len(publishers)
     return [
         text
-        for wrong, text in [
-            (last.published != [0, 1, 2, 3], "the last one did not publish"),
+        for is_wrong, text in [
+            (last_writer.published != [0, 1, 2, 3], "the last one did not publish"),
             (late, "the last one waited for too long"),
             (not unique, "two had the same number"),
-            (last.lease.number != max(publishers, default=0), "its number is not the highest"),
+            (
+                last_writer.lease.number != max(publishers, default=0),
+                "its number is not the highest",
+            ),
         ]
-        if wrong
+        if is_wrong
     ]
 
 
@@ -262,31 +265,31 @@ def settle(world: World) -> list[str]:
 
 def test_closed_holder_is_replaced_without_waiting(objects: Objects) -> None:
     for number in (1, 2, 3):
-        held = Lease(objects)
-        held.acquire()
-        held.check()
-        assert held.number == number
+        held_lease = Lease(objects)
+        held_lease.acquire()
+        held_lease.check()
+        assert held_lease.number == number
         assert [key for key, _ in objects.list("lease")] == [f"lease/{number:012d}.json"]
-        assert current_holder(objects) == lease.holder_text(held._note)
-        held.release()
+        assert current_holder(objects) == lease.holder_text(held_lease._note)
+        held_lease.release()
         assert current_holder(objects) is None
 
 
 def test_lease_numbers_exceed_those_in_use(objects: Objects) -> None:
     """Check a run that was copied without its leases."""
-    held = Lease(objects)
-    held.acquire(beyond=7)
-    assert held.number == 8
-    held.release()
+    held_lease = Lease(objects)
+    held_lease.acquire(last_number=7)
+    assert held_lease.number == 8
+    held_lease.release()
 
 
 def test_live_holder_on_this_machine_is_named_at_once(objects: Objects) -> None:
-    held = Lease(objects)
-    held.acquire()
+    held_lease = Lease(objects)
+    held_lease.acquire()
     second = Lease(objects, wait=no_waiting)
     with pytest.raises(RunLockedError, match=rf"written by process {os.getpid()} on .* since \d"):
         second.acquire()
-    held.release()
+    held_lease.release()
     second.acquire()
     second.release()
 
@@ -300,15 +303,15 @@ def test_dead_holder_on_this_machine_is_replaced_at_once(objects: Objects) -> No
     finished = process(no_waiting_child)
     finished.join(30)
     note = {"machine": lease._machine_id(), "started": "1", "nonce": "1"}
-    reused, gone = (note | {"pid": pid} for pid in (os.getpid(), finished.pid))
-    for number, note in enumerate((reused, gone), 1):
+    reused, ended = (note | {"pid": pid} for pid in (os.getpid(), finished.pid))
+    for number, note in enumerate((reused, ended), 1):
         key = f"lease/{2 * number - 1:012d}.json"
         objects.put(key, checksums.seal("writer", note))
         assert current_holder(objects) is None
-        held = Lease(objects, wait=no_waiting)
-        held.acquire()
-        assert held.number == 2 * number
-        held.release()
+        held_lease = Lease(objects, wait=no_waiting)
+        held_lease.acquire()
+        assert held_lease.number == 2 * number
+        held_lease.release()
 
 
 def no_waiting_child() -> None:
@@ -319,32 +322,32 @@ def test_renewing_holder_on_another_machine_is_refused(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "_machine_id", lambda: None)
-    held = Lease(objects, ttl_s=4.0)
-    held.acquire()
-    held.start()
+    held_lease = Lease(objects, ttl_s=4.0)
+    held_lease.acquire()
+    held_lease.start()
     try:
         with (
             pytest.warns(UserWarning, match="waiting for up to 4 s to see whether it still is"),
             pytest.raises(RunLockedError, match=f"process {os.getpid()} "),
         ):
             Lease(objects, ttl_s=4.0).acquire()
-        held.check()
+        held_lease.check()
         assert (
             current_holder(objects)
-            == f"{lease.holder_text(held._note)} (unless it was killed there)"
+            == f"{lease.holder_text(held_lease._note)} (unless it was killed there)"
         )
     finally:
-        held.release()
+        held_lease.release()
 
 
 def test_unreadable_lease_is_waited_for(objects: Objects) -> None:
     objects.put("lease/000000000001.json", b"torn")
     now = iter(range(0, 1000, 7))
-    held = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
+    held_lease = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
     with pytest.warns(UserWarning, match="an unknown process, as its note is damaged; wai"):
-        held.acquire()
-    assert held.number == 2
-    held.release()
+        held_lease.acquire()
+    assert held_lease.number == 2
+    held_lease.release()
 
 
 class Faulty:
@@ -376,10 +379,10 @@ def faulty(objects: Objects) -> Iterator[Faulty]:
 
 
 def test_failed_release_does_not_lock_out_own_process(objects: Objects, faulty: Faulty) -> None:
-    held = Lease(objects)
-    held.acquire()
+    held_lease = Lease(objects)
+    held_lease.acquire()
     faulty.put_error = ConnectionResetError("no network")
-    held.release()
+    held_lease.release()
     faulty.put_error = None
     assert_next_is(objects, 2)
 
@@ -410,30 +413,30 @@ def test_interrupted_acquire_does_not_lock_out_own_process(
 def assert_next_is(objects: Objects, number: int) -> None:
     """Check that the next writer takes the run at once, and holds it like any other."""
     assert current_holder(objects) is None
-    held = Lease(objects, wait=no_waiting)
-    held.acquire()
-    assert held.number == number
+    held_lease = Lease(objects, wait=no_waiting)
+    held_lease.acquire()
+    assert held_lease.number == number
     with pytest.raises(RunLockedError, match=f"written by process {os.getpid()} "):
         Lease(objects, wait=no_waiting).acquire()
-    held.release()
+    held_lease.release()
 
 
 def test_holder_without_renewals_expires_itself(objects: Objects, faulty: Faulty) -> None:
     now = 0.0
-    held = Lease(objects, clock=lambda: now)
-    held.acquire()
+    held_lease = Lease(objects, clock=lambda: now)
+    held_lease.acquire()
     faulty.put_error = ConnectionResetError("no network")
     with pytest.raises(StorageError, match="writing lease/"):
-        held.beat()
+        held_lease.beat()
     now = 59.0
-    held.check()
+    held_lease.check()
     now = 61.0
     with pytest.raises(StorageError, match="writing lease/"):
-        held.check()
+        held_lease.check()
     faulty.put_error = None
-    held.check()  # nobody came in between
-    assert held._last_beat_at == 61.0
-    held.release()
+    held_lease.check()  # nobody came in between
+    assert held_lease._last_beat_at == 61.0
+    held_lease.release()
 
 
 def test_storage_without_conditional_create_is_refused(objects: Objects, faulty: Faulty) -> None:
@@ -450,10 +453,10 @@ def test_storage_without_conditional_create_is_refused(objects: Objects, faulty:
 
 
 def test_lease_note_has_only_required_fields(objects: Objects) -> None:
-    held = Lease(objects)
-    held.acquire()
+    held_lease = Lease(objects)
+    held_lease.acquire()
     note = checksums.unseal("writer", objects.get("lease/000000000001.json"))
-    held.release()
+    held_lease.release()
     assert set(note) == {"pid", "host", "since", "machine", "started", "nonce", "beat"}
 
 
@@ -548,8 +551,8 @@ def test_delayed_checkpoint_of_replaced_writer_is_not_newest(
 ) -> None:
     """Check a writer that was suspended between its check and its manifest."""
     url, options = place
-    with RunDirectory(url, storage_options=options) as first:
-        first.save(1, {}, {"by": "the first"})
+    with RunDirectory(url, storage_options=options) as first_run:
+        first_run.save(1, {}, {"by": "the first"})
         second = RunDirectory(url, storage_options=options)
 
         def pause() -> None:
@@ -557,17 +560,17 @@ def test_delayed_checkpoint_of_replaced_writer_is_not_newest(
             second.acquire()
             second.save(2, {}, {"by": "the second"})
 
-        hold: Any = first._lock
+        hold: Any = first_run._lock
         check = hold.check
         monkeypatch.setattr(hold, "check", lambda: (check(), pause()))
         with pytest.raises(RunLockedError, match="was taken over by process"):
-            first.save(9, {}, {"by": "the first"})
+            first_run.save(9, {}, {"by": "the first"})
         assert newest(second).meta == {"by": "the second"}
         second.save(3, {}, {"by": "the second"})
         assert second.steps()[-1] == 3
         monkeypatch.undo()
         with pytest.raises(RunLockedError, match="was taken over by process"):
-            first.save(10, {}, {})
+            first_run.save(10, {}, {})
         second.close()
 
 

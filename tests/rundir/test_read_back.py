@@ -55,7 +55,7 @@ JSON = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 BODIES = st.dictionaries(
-    st.text().filter(lambda name: name not in checksums._OWN_KEYS), JSON, max_size=4
+    st.text().filter(lambda name: name not in checksums._SEAL_KEYS), JSON, max_size=4
 )
 
 
@@ -74,10 +74,10 @@ def test_document_with_flipped_bit_is_refused_or_equal(body: dict[str, Any], whe
     data = bytearray(checksums.seal("run", body))
     data[where // 8 % len(data)] ^= 1 << where % 8
     try:
-        found = checksums.unseal("run", bytes(data))
+        unsealed = checksums.unseal("run", bytes(data))
     except ValueError:
         return
-    assert repr(found) == repr(body)  # white space, or the case of an escape
+    assert repr(unsealed) == repr(body)  # white space, or the case of an escape
 
 
 @given(data=st.binary() | st.text().map(str.encode) | JSON.map(lambda x: json.dumps(x).encode()))
@@ -164,11 +164,11 @@ def test_resume_from_older_checkpoint_is_reported(run: Path, trained: Path) -> N
 def test_run_json_is_restored_from_setup(case: str, run: Path, trained: Path) -> None:
     """Check that a lost or damaged run.json is restored from the setup."""
     path = run / "run.json"
-    before = path.read_bytes()
+    content_before = path.read_bytes()
     if case == "lost":
         path.unlink()
     elif case == "edited":
-        path.write_bytes(before.replace(b'"batch_size": 20', b'"batch_size": 21'))
+        path.write_bytes(content_before.replace(b'"batch_size": 20', b'"batch_size": 21'))
     elif case == "damaged":
         flip_bit(run, "run.json", 40)
     elif case == "of another run":
@@ -181,16 +181,16 @@ def test_run_json_is_restored_from_setup(case: str, run: Path, trained: Path) ->
     assert overview["settings"]["data"]["batch_size"] == 20
     with pytest.warns(UserWarning, match=r"run\.json .*; it is written again from its setup"):
         rerun(run)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content_before
     assert_same_bits(final(run), final(trained))
 
 
-@pytest.mark.parametrize("lost", ["run.json", "setup.json"])
-def test_other_data_are_refused_with_missing_files(lost: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing_files", ["run.json", "setup.json"])
+def test_other_data_are_refused_with_missing_files(missing_files: str, tmp_path: Path) -> None:
     """Check that the remaining files identify the run if run.json or the setup is lost."""
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
-    (tmp_path / "run" / lost).unlink()
+    (tmp_path / "run" / missing_files).unlink()
     with pytest.raises(ResumeMismatchError, match="holds a run that differs: data"):
         finished(config, source=array_source(seed=3))
     with pytest.raises(ResumeMismatchError, match=r"run\.random_state: was 0, now 7"):
@@ -214,10 +214,10 @@ def test_deleted_setup_is_computed_again(tmp_path: Path) -> None:
 
 def test_checkpoints_of_another_run_are_ignored(run: Path, tmp_path: Path) -> None:
     """Check that they are neither resumed nor evaluated."""
-    other = tmp_path / "other"
-    finished(settings(other, **{"run.random_state": 1}), source=stream())
+    other_run = tmp_path / "other"
+    finished(settings(other_run, **{"run.random_state": 1}), source=stream())
     shutil.rmtree(run / "checkpoints")
-    shutil.copytree(other / "checkpoints", run / "checkpoints")
+    shutil.copytree(other_run / "checkpoints", run / "checkpoints")
     for use in (rerun, load_model):
         with pytest.raises(ResumeMismatchError, match="made by another run than its setup"):
             use(run)
@@ -246,19 +246,19 @@ def test_file_name_alone_does_not_mark_a_run_directory(name: str, tmp_path: Path
     for mine in (name, "000000000001.json", "notes.txt"):
         (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / mine).write_text('{"project": "streamkern-tests"}')
-    before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
-    first = name.partition("/")[0]
-    with pytest.raises(RunError, match=rf"{first}.* (?:no run of|was not made by)") as caught:
+    files_before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    top_name = name.partition("/")[0]
+    with pytest.raises(RunError, match=rf"{top_name}.* (?:no run of|was not made by)") as caught:
         finished(settings(tmp_path), source=stream())
     assert caught.value.exit_code == 2
-    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == files_before
 
 
 @pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
 def test_any_document_identifies_a_run(damaged: str, run: Path) -> None:
     """Check that any remaining document identifies the run, whatever other files are beside it."""
-    for kept in {"run.json", "writer.json", "setup.json"} - {damaged}:
-        (run / kept).unlink()
+    for document in {"run.json", "writer.json", "setup.json"} - {damaged}:
+        (run / document).unlink()
     if damaged != "checkpoints":
         shutil.rmtree(run / "checkpoints")
         flip_bit(run, damaged, -10)
@@ -347,19 +347,21 @@ def write_alone(path: str, go: str) -> None:
 def test_two_writers_never_both_succeed(tmp_path: Path) -> None:
     """Delete run.lock of the first of two real processes."""
     path, go = str(tmp_path / "run"), tmp_path / "go"
-    first = process(write_alone, path, str(go))
+    first_process = process(write_alone, path, str(go))
     while not go.exists():
-        assert first.is_alive()
+        assert first_process.is_alive()
         threading.Event().wait(0.01)
     os.unlink(tmp_path / "run" / "run.lock")
     second = process(write_alone, path, str(go))
     codes = []
-    for child in (first, second):
+    for child in (first_process, second):
         child.join(120)
         codes.append(child.exitcode)
     # Or the first was done before the second had begun, which then found nothing to do.
-    done = [r["samples"] for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "start"]
-    assert codes == [3, 0], done
+    finished_samples = [
+        r["samples"] for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "start"
+    ]
+    assert codes == [3, 0], finished_samples
 
 
 def test_damaged_writer_note_ends_the_run_and_is_reported(tmp_path: Path) -> None:
@@ -415,14 +417,14 @@ def test_invalid_log_line_is_skipped_after_training(entry: bytes, run: Path, tra
     assert "damaged line" in run_overview(run)["warnings"][0]
 
 
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_truncated_log_is_reported_with_history(left: int, run: Path) -> None:
+@pytest.mark.parametrize("n_lines_left", [0, 1, 2])
+def test_truncated_log_is_reported_with_history(n_lines_left: int, run: Path) -> None:
     """Check the warning on stderr, in the result and by `info`; each evaluation is a line."""
     config = settings(run, **{"run.checkpoint_every": 5, "run.evaluate_every": 5})
     full = finished(config, source=stream(), test=array_source(10, 5))
     assert (full.skipped, run_overview(run)["warnings"]) == ((), [])
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "log.jsonl").write_bytes(b"".join(lines[:left]))
+    (run / "log.jsonl").write_bytes(b"".join(lines[:n_lines_left]))
     (message,) = run_overview(run)["warnings"]
     with pytest.warns(UserWarning, match=r"line\(s\) of the run log in .* are lost; the history"):
         result = finished(config, source=stream(), test=array_source(10, 5))
@@ -559,9 +561,9 @@ def test_manifest_without_an_entry_is_refused_or_sufficient(
     full = (half_done / name).read_bytes()
     body = checksums.unseal("checkpoint", full)
     every = (3, 1) if request.config.getoption("--full") else (9, 2)
-    refused, each = 0, every[0] if look is resumed else every[1]
+    refused, n_tries = 0, every[0] if look is resumed else every[1]
     try:
-        for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::each]:
+        for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::n_tries]:
             (half_done / name).write_bytes(checksums.seal("checkpoint", value_without(body, way)))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an older checkpoint
@@ -571,4 +573,4 @@ def test_manifest_without_an_entry_is_refused_or_sufficient(
                     refused += 1
     finally:
         (half_done / name).write_bytes(full)
-    assert refused > 50 // each
+    assert refused > 50 // n_tries

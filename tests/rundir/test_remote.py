@@ -37,7 +37,7 @@ from streamkern.cli import main
 from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format, checksums, lease
-from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_directory import RunDirectory, SavedGroup
 from streamkern.rundir.run_storage import LocalFolder, ObjectFolder, RunStorage, open_folder
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.loop import guard
@@ -83,7 +83,7 @@ class Place:
                 run.save(step, state(step), meta(step))
         return self
 
-    def latest(self) -> Saved | None:
+    def latest(self) -> SavedGroup | None:
         return self.run(writable=False).load_latest()
 
     def files(self, of: str = "") -> list[str]:
@@ -98,17 +98,17 @@ class Place:
 
     def published(self) -> list[int]:
         """Return the steps whose manifest and files agree, and check that there are no others."""
-        folder, steps, known = self.folder, [], set()
+        folder, steps, known_groups = self.folder, [], set()
         for name in self.files("checkpoints/"):
             if name.endswith(".json") and name.count("/") == 1:
                 body = json.loads(folder.read(name))
                 for file, (size, digest) in body["files"].items():
                     data = folder.read(f"checkpoints/{body['group']}/{file}")
                     assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
-                    known.add(f"checkpoints/{body['group']}/{file}")
-                known.add(name)
+                    known_groups.add(f"checkpoints/{body['group']}/{file}")
+                known_groups.add(name)
                 steps.append(body["step"])
-        assert known == set(self.files("checkpoints/"))
+        assert known_groups == set(self.files("checkpoints/"))
         return sorted(steps)
 
 
@@ -155,10 +155,10 @@ def test_every_bit_is_restored(place: Place, monkeypatch: pytest.MonkeyPatch) ->
         run.save(3, saved, {"text": "\u00e9", "big": 2**70})
         run.save_setup(saved, {})
     assert len(place.files("/many/c/")) == 2 * 28
-    for found in (place.latest(), place.run(writable=False).load_setup()):
-        assert found is not None
+    for loaded in (place.latest(), place.run(writable=False).load_setup()):
+        assert loaded is not None
         assert_same_bits(
-            found.arrays, {k: np.ascontiguousarray(x).reshape(x.shape) for k, x in saved.items()}
+            loaded.arrays, {k: np.ascontiguousarray(x).reshape(x.shape) for k, x in saved.items()}
         )
     assert repr(place.latest().meta) == repr({"text": "\u00e9", "big": 2**70})  # type: ignore[union-attr]
 
@@ -245,14 +245,14 @@ def test_truncated_log_is_reported(place: Place) -> None:
     (name,) = place.files("jsonl")
     data, reader = place.folder.read(name), place.run(writable=False)
     starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
-    near = {min(max(0, at + k), len(data)) for at in starts for k in (-2, -1, 0, 1)}
-    for cut in range(len(data) + 1) if place.options == {} else sorted(near):
+    cuts = {min(max(0, at + k), len(data)) for at in starts for k in (-2, -1, 0, 1)}
+    for cut in range(len(data) + 1) if place.options == {} else sorted(cuts):
         place.folder.write(name, data[:cut])
         records, message = reader.read_log()
         full = sum(cut >= at - 1 for at in starts[1:])
         assert [r["step"] for r in records] == [1, 2, 3, 4][:full]
-        lost = f"{3 - full} line(s) of the run log in {reader.location} are lost"
-        assert message == (None if full >= 3 else lost)
+        lost_text = f"{3 - full} line(s) of the run log in {reader.location} are lost"
+        assert message == (None if full >= 3 else lost_text)
     # Another life does not cover it, and neither does one that keeps no log.
     place.folder.write(name, data[: starts[1]])
     with place.run() as run:
@@ -320,13 +320,13 @@ def test_urls_of_other_contents_are_refused(place: Place) -> None:
 
     group = zarr.create_group(store("setup"))
     assert group.attrs.asdict() == {}
-    before = place.files()
+    files_before = place.files()
     with pytest.raises(RunError, match="holds 'setup' but no run of streamkern"):
         place.run().acquire()
     zarr.create_group(store(""))
     with pytest.raises(RunError, match="is a zarr store"):
         place.run().acquire()
-    assert set(place.files()) == {*before, "zarr.json"}
+    assert set(place.files()) == {*files_before, "zarr.json"}
 
 
 @pytest.mark.slow
@@ -349,11 +349,11 @@ def test_check_before_manifest_can_stop_save(place: Place) -> None:
     """Check that the error of an earlier upload is raised, and that nothing is left behind."""
 
     def changed() -> None:
-        assert len(place.files("/c/")) > len(before)  # the data is there
+        assert len(place.files("/c/")) > len(files_before)  # the data is there
         raise DataError("the data changed during the run")
 
     with place.with_steps(1).run() as run, AsyncSaver(run) as saver:
-        before = place.files("/c/")
+        files_before = place.files("/c/")
         saver.submit(2, state(2), meta(2), changed)
         with pytest.raises(DataError, match="the data changed during the run"):
             saver.wait()
@@ -404,16 +404,16 @@ def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
     saved = newest(location.run(writable=False))
     step = assert_is_state(saved)
     manifest = name.count("/") == 1
-    gone = manifest and kind == "delete"
+    is_deleted = manifest and kind == "delete"
     # A change in the white space of a manifest is none; anything in the data is.
-    assert step == (2 if manifest and not gone and same_json(damaged, full[name]) else 1)
-    assert len(saved.skipped) == (step == 1 and not gone)
+    assert step == (2 if manifest and not is_deleted and same_json(damaged, full[name]) else 1)
+    assert len(saved.skipped) == (step == 1 and not is_deleted)
 
 
 # -- what is particular about object stores ----------------------------------------------------
 
 
-class Spied:
+class SpyEngine:
     """An engine that writes down the requests, lets them wait for each other, or fail."""
 
     keys_per_delete = 1000  # as S3 has it
@@ -429,7 +429,7 @@ class Spied:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def _spied(self, what: str, key: str, *arguments: Any) -> Any:
+    async def _record(self, what: str, key: str, *arguments: Any) -> Any:
         self.requests.append(f"{what} {key}")
         self.running += 1
         self.most_running = max(self.running, self.most_running)
@@ -444,32 +444,32 @@ class Spied:
             self.running -= 1
 
     async def get(self, key: str, start: int, stop: int | None) -> Any:
-        return await self._spied("get", key, key, start, stop)
+        return await self._record("get", key, key, start, stop)
 
     async def put(self, key: str, data: Any, create: bool) -> None:
-        await self._spied("put", key, key, data, create)
+        await self._record("put", key, key, data, create)
 
     async def delete(self, keys: Any) -> None:
-        await self._spied("delete", keys[0], keys)
+        await self._record("delete", keys[0], keys)
 
     async def list(self, prefix: str) -> Any:
-        return await self._spied("list", prefix, prefix)
+        return await self._record("list", prefix, prefix)
 
 
 @pytest.fixture
-def spied(tmp_path: Path) -> Iterator[tuple[RunDirectory, Spied]]:
+def spied_run(tmp_path: Path) -> Iterator[tuple[RunDirectory, SpyEngine]]:
     with RunDirectory(f"memory://{tmp_path.name}/spied", keep=2) as run:
         folder: Any = run._folder
-        folder.objects._engine = spy = Spied(folder.objects._engine)
+        folder.objects._engine = spy = SpyEngine(folder.objects._engine)
         folder.objects.deadline_s = 0.0
         yield run, spy
         spy.fail = lambda request: False
 
 
-def test_save_and_load_make_few_requests(spied: tuple[RunDirectory, Spied]) -> None:
+def test_save_and_load_make_few_requests(spied_run: tuple[RunDirectory, SpyEngine]) -> None:
     """Check that besides one request for each file, a save only checks the lease, lists the
     checkpoints and deletes old ones."""
-    run, spy = spied
+    run, spy = spied_run
     for step in (1, 2):
         run.save(step, state(step), meta(step))
     with run.open_log() as log:
@@ -494,9 +494,11 @@ def test_save_and_load_make_few_requests(spied: tuple[RunDirectory, Spied]) -> N
 
 
 @pytest.mark.slow
-def test_chunks_are_sent_concurrently_within_bounds(spied: tuple[RunDirectory, Spied]) -> None:
+def test_chunks_are_sent_concurrently_within_bounds(
+    spied_run: tuple[RunDirectory, SpyEngine],
+) -> None:
     """Check that eight chunks of 8 MiB are sent at once, and that each is copied at most twice."""
-    run, spy = spied
+    run, spy = spied_run
     x = {"x": np.random.default_rng(0).random((8 << 20, 1)).reshape(-1, 16)}  # 64 MiB, twice
     spy.wanted = 8
     with traced_memory() as traced:
@@ -504,17 +506,17 @@ def test_chunks_are_sent_concurrently_within_bounds(spied: tuple[RunDirectory, S
     saving = traced.peak
     assert spy.most_running == 8
     spy.most_running = 0
-    stored = 2 * x["x"].nbytes  # by the memory file system
-    assert saving < stored + 2 * (64 << 20) + (24 << 20)
+    stored_bytes = 2 * x["x"].nbytes  # by the memory file system
+    assert saving < stored_bytes + 2 * (64 << 20) + (24 << 20)
     assert_same_bits(newest(run).arrays, x | {"y": x["x"]})
     assert spy.most_running == 8
 
 
 def test_storage_failure_is_not_a_damaged_checkpoint(
-    spied: tuple[RunDirectory, Spied],
+    spied_run: tuple[RunDirectory, SpyEngine],
 ) -> None:
     """Check that a run does not return to an older checkpoint because of the network."""
-    run, spy = spied
+    run, spy = spied_run
     for step in (1, 2):
         run.save(step, state(step), meta(step))
     spy.fail = lambda request: request.startswith("get") and "2/alpha/c" in request
@@ -528,9 +530,9 @@ def test_storage_failure_is_not_a_damaged_checkpoint(
 
 @pytest.mark.parametrize("request_kind", ["put checkpoints", "2/alpha/c", "2.json", "list lease"])
 def test_failed_save_keeps_previous_checkpoint(
-    request_kind: str, spied: tuple[RunDirectory, Spied]
+    request_kind: str, spied_run: tuple[RunDirectory, SpyEngine]
 ) -> None:
-    run, spy = spied
+    run, spy = spied_run
     run.save(1, state(1), meta(1))
     spy.fail = lambda request: request_kind in request
     with pytest.raises(CheckpointError, match=r"step 2 could not be written to memory://.*no netw"):
@@ -543,9 +545,9 @@ def test_failed_save_keeps_previous_checkpoint(
 
 
 def test_undeletable_objects_are_reported(
-    spied: tuple[RunDirectory, Spied], caplog: pytest.LogCaptureFixture
+    spied_run: tuple[RunDirectory, SpyEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, spy = spied
+    run, spy = spied_run
     spy.fail = lambda request: request.startswith("delete")
     for step in (1, 2, 3):
         run.save(step, state(step), meta(step))
@@ -565,8 +567,8 @@ def test_files_of_later_writer_are_not_deleted(tmp_path: Path) -> None:
         assert location.files("000000000009") != []
 
 
-def test_failing_log_does_not_fail_save(spied: tuple[RunDirectory, Spied]) -> None:
-    run, spy = spied
+def test_failing_log_does_not_fail_save(spied_run: tuple[RunDirectory, SpyEngine]) -> None:
+    run, spy = spied_run
     spy.fail = lambda request: "log/" in request
     log = run.open_log()
     log.write(step=1, epoch=0, samples=1)
@@ -659,8 +661,8 @@ def test_training_is_equal_on_every_storage(place: Place) -> None:
     model.backend.close()
     for name in place.files():
         assert SECRET.encode() not in place.folder.read(name), name
-    again = finished(remote_settings(place), source=stream(), test=array_source(10, 5))
-    assert [r["step"] for r in again.history] == [4, 8, 12, STEPS]
+    repeated = finished(remote_settings(place), source=stream(), test=array_source(10, 5))
+    assert [r["step"] for r in repeated.history] == [4, 8, 12, STEPS]
 
 
 def _die_when(location: Place, document: str, moment: str) -> None:
@@ -714,7 +716,7 @@ def test_run_taken_over_by_another_process_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = Place(f"memory://{tmp_path.name}/run", {})
-    others: list[RunDirectory] = []
+    other_runs: list[RunDirectory] = []
 
     def on_evaluation(record: dict[str, Any]) -> None:
         if record["step"] == 4:
@@ -722,15 +724,15 @@ def test_run_taken_over_by_another_process_stops(
             while location.run(writable=False).steps() != [3]:  # it is saved in the background
                 assert time.monotonic() < give_up
             monkeypatch.setattr(lease, "_runs_here", lambda holder: False)
-            others.append(location.run())
-            others[0].acquire()
+            other_runs.append(location.run())
+            other_runs[0].acquire()
 
     config = remote_settings(location, **{"run.evaluate_every": 4, "run.checkpoint_every": 3})
     with pytest.raises(RunLockedError, match="was taken over by process") as caught:
         finished(config, source=stream(), test=array_source(10, 5), on_evaluation=on_evaluation)
     assert caught.value.exit_code == 3
     assert location.published() == [3]
-    others[0].close()
+    other_runs[0].close()
     finished(config, source=stream(), test=array_source(10, 5))
     assert_same_bits(final_of(location), uninterrupted_arrays())
 

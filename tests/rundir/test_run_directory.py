@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
 from streamkern.rundir import checkpoint_format, checksums, run_directory
-from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_directory import RunDirectory, SavedGroup
 from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
 from tests.checkpoints import assert_is_state, meta, state
@@ -79,7 +79,7 @@ def with_steps(path: Path, *steps: int, keep: int = 3) -> Path:
     return path
 
 
-def latest(path: Path) -> Saved | None:
+def latest(path: Path) -> SavedGroup | None:
     return RunDirectory(path, writable=False).load_latest()
 
 
@@ -290,7 +290,7 @@ def test_tensorstore_opens_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "where"),
+    ("invalid", "where"),
     [
         ({"a": [1.0, float("nan")]}, r"meta\['a'\]\[1\] is nan"),
         ({"a": {"b": float("inf")}}, r"meta\['a'\]\['b'\] is inf"),
@@ -300,13 +300,13 @@ def test_tensorstore_opens_a_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_meta_that_json_would_change_is_refused(
-    bad: dict[str, Any], where: str, tmp_path: Path
+    invalid: dict[str, Any], where: str, tmp_path: Path
 ) -> None:
     with RunDirectory(tmp_path) as run, AsyncSaver(run) as saver:
         with pytest.raises(CheckpointError, match=where):
-            run.save(1, {}, bad)
+            run.save(1, {}, invalid)
         with pytest.raises(CheckpointError, match=where):
-            saver.submit(1, {}, bad)
+            saver.submit(1, {}, invalid)
         assert run.load_latest() is None
 
 
@@ -414,9 +414,9 @@ def test_random_kills_lose_no_acknowledged_checkpoint(children: Children, tmp_pa
         acknowledged = [int(line) for line in acks.read_text().split()]
         if acknowledged:
             # The last save of this life, or of one before it, may not have been acknowledged.
-            known = max(step, acknowledged[-1])
+            last_known = max(step, acknowledged[-1])
             step = assert_is_state(latest(run))
-            assert step in (known, known + 1)
+            assert step in (last_known, last_known + 1)
     assert len(acknowledged) >= 20
     assert acknowledged == sorted(set(acknowledged))
     with RunDirectory(run):
@@ -433,14 +433,14 @@ def test_kill_before_any_file_system_call_is_safe(
     """Use keep=1, so that publishing, pruning and cleaning happen in one save."""
     base = with_steps(tmp_path / "base", 3, keep=1)
     (base / "checkpoints" / "000000000001").mkdir()  # an orphan, so that acquiring sweeps too
-    seen = set()
+    seen_steps = set()
     for at in itertools.count(1):
         path = tmp_path / f"run{at}"
         shutil.copytree(base, path)
         code = children.wait(children.start(save_and_die, str(path), at, step))
-        seen.add(tuple(published(path)))
-        found = assert_is_state(latest(path))
-        assert found == published(path)[-1]
+        seen_steps.add(tuple(published(path)))
+        loaded_step = assert_is_state(latest(path))
+        assert loaded_step == published(path)[-1]
         if code == 0:
             break
         assert code == -signal.SIGKILL
@@ -451,8 +451,8 @@ def test_kill_before_any_file_system_call_is_safe(
                 assert published(path) == [5]
         shutil.rmtree(path)
     assert at > 30
-    assert found == step
-    assert seen == ({(3,), (3, 4), (4,)} if step == 4 else {(3,)})
+    assert loaded_step == step
+    assert seen_steps == ({(3,), (3, 4), (4,)} if step == 4 else {(3,)})
 
 
 # -- damage ------------------------------------------------------------------------------------
@@ -641,13 +641,13 @@ def test_file_size_limit_is_reported(
     path, out = with_steps(tmp_path / "run", 1), tmp_path / "out"
     pid = children.start(save_with_file_limit, str(path), str(out), step, n_bytes, note)
     assert children.wait(pid) == 0
-    kind, text, left, full = json.loads(out.read_text())
+    kind, text, remaining_files, full = json.loads(out.read_text())
     assert kind == "CheckpointError"
     assert text.startswith(
         f"the checkpoint of step {step} could not be written to {path}: a file would exceed the"
         " largest size allowed; earlier checkpoints are untouched"
     )
-    assert left == ["000000000001", "000000000001.json"]
+    assert remaining_files == ["000000000001", "000000000001.json"]
     assert full == [1]
     assert_is_state(latest(path), 2)  # saved once the limit was gone
 
@@ -747,7 +747,7 @@ class GatedRun(RunDirectory):
         step: int,
         arrays: Mapping[str, np.ndarray],
         meta: Mapping[str, object],
-        before: Callable[[], object] | None = None,
+        before_publishing: Callable[[], object] | None = None,
     ) -> None:
         self.running += 1
         assert self.running == 1
@@ -757,7 +757,7 @@ class GatedRun(RunDirectory):
         self.running -= 1
         if self.error is not None:
             raise self.error
-        super().save(step, arrays, meta, before)
+        super().save(step, arrays, meta, before_publishing)
 
 
 def no_saver_thread() -> bool:
@@ -823,11 +823,11 @@ def test_async_saver_does_not_hide_error_of_loop(tmp_path: Path) -> None:
 def test_closing_the_directory_waits_for_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, gate = threading.Event(), threading.Event()
+    save_started, gate = threading.Event(), threading.Event()
     real = checkpoint_format.publish_checkpoint
 
     def gated(*args: Any, **more: Any) -> str:
-        started.set()
+        save_started.set()
         assert gate.wait(30)
         return real(*args, **more)
 
@@ -836,7 +836,7 @@ def test_closing_the_directory_waits_for_the_save(
     run.acquire()
     with AsyncSaver(run) as saver:
         saver.submit(1, state(1), meta(1))
-        assert started.wait(30)
+        assert save_started.wait(30)
         closing = threading.Thread(target=run.close)
         closing.start()
         closing.join(0.1)

@@ -42,7 +42,7 @@ def write(path: Path, *steps: int) -> None:
 
 def test_log_records_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    before = datetime.now(UTC)
+    start = datetime.now(UTC)
     write(path, 1, 2)
     write(path, 3)
     records = read_log(path)
@@ -53,7 +53,7 @@ def test_log_records_are_read_back(tmp_path: Path) -> None:
     times = [datetime.fromisoformat(r["time"]) for r in records]
     assert all(t.tzinfo is not None for t in times)
     assert times == sorted(times)
-    assert (times[0] - before).total_seconds() > -0.002
+    assert (times[0] - start).total_seconds() > -0.002
     assert read_log(tmp_path / "missing") == []
 
 
@@ -197,15 +197,15 @@ class Engine:
 
 @pytest.fixture
 def objects(request: pytest.FixtureRequest) -> Objects:
-    found = open_objects(f"memory://runlog/{request.node.name}")
-    found._engine, found.deadline_s = Engine(found._engine), 0.0
-    return found
+    store = open_objects(f"memory://runlog/{request.node.name}")
+    store._engine, store.deadline_s = Engine(store._engine), 0.0
+    return store
 
 
 def steps(objects: Objects) -> list[int]:
-    found, damage = read_lines(read_parts(objects), "the log")
+    records, damage = read_lines(read_parts(objects), "the log")
     assert damage is None
-    return [record["step"] for record in found]
+    return [record["step"] for record in records]
 
 
 def add(log: RunLog, *numbers: int, **fields: object) -> None:

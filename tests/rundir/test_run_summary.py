@@ -11,7 +11,7 @@ from streamkern.basics.errors import RunError
 from streamkern.rundir import run_summary
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
-from streamkern.rundir.run_summary import glance, verify
+from streamkern.rundir.run_summary import summarise_run, verify_run
 from tests.store_damage import flip_bit, remove, tree
 from tests.traced_memory import traced_memory
 
@@ -33,15 +33,20 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_run_summary_equals_written_run_and_writes_nothing(place: Path) -> None:
-    before = tree(place)
-    seen = glance(place)
-    assert tree(place) == before
-    assert (seen.bound, seen.steps, seen.writer, seen.notes) == (BOUND, (1, 2), None, ())
-    assert seen.setup is not None
-    assert seen.saved is not None
-    assert (seen.setup["meta"], seen.saved["meta"]) == ({"kind": "setup"}, {"at": 2})
-    assert seen.setup["arrays"] == {"Z": [[3, 2], "float64"]}
-    assert [r["samples"] for r in seen.records] == [0, 10, 20]
+    files_before = tree(place)
+    summary = summarise_run(place)
+    assert tree(place) == files_before
+    assert (summary.config, summary.steps, summary.writer, summary.notes) == (
+        BOUND,
+        (1, 2),
+        None,
+        (),
+    )
+    assert summary.setup is not None
+    assert summary.checkpoint is not None
+    assert (summary.setup["meta"], summary.checkpoint["meta"]) == ({"kind": "setup"}, {"at": 2})
+    assert summary.setup["arrays"] == {"Z": [[3, 2], "float64"]}
+    assert [r["samples"] for r in summary.records] == [0, 10, 20]
 
 
 def test_run_summary_reads_no_arrays(place: Path) -> None:
@@ -49,43 +54,48 @@ def test_run_summary_reads_no_arrays(place: Path) -> None:
     assert len(chunks) == 3
     for path in chunks:
         path.unlink()
-    assert glance(place).notes == ()
+    assert summarise_run(place).notes == ()
 
 
 def test_run_summary_names_running_writer(place: Path) -> None:
     with RunDirectory(place):
-        assert "process" in str(glance(place).writer)
+        assert "process" in str(summarise_run(place).writer)
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000000000002.json", "run.json", "setup.json"])
 def test_run_summary_names_damaged_files_and_keeps_the_rest(place: Path, name: str) -> None:
     flip_bit(place, name, 30)
-    seen = glance(place)
-    (note,) = seen.notes
+    summary = summarise_run(place)
+    (note,) = summary.notes
     assert name.rpartition("/")[2] in note
     assert "damaged" in note
-    assert seen.bound == BOUND
-    assert (seen.saved or {})["meta"] == {"at": 1 if "checkpoints" in name else 2}
-    assert (seen.setup is None) == (name == "setup.json")
+    assert summary.config == BOUND
+    assert (summary.checkpoint or {})["meta"] == {"at": 1 if "checkpoints" in name else 2}
+    assert (summary.setup is None) == (name == "setup.json")
 
 
 def test_run_summary_counts_lost_log_lines(place: Path) -> None:
     lines = (place / "log.jsonl").read_bytes().splitlines(keepends=True)
     (place / "log.jsonl").write_bytes(b"".join(lines[:2]))
-    assert glance(place).notes == (f"1 line(s) of the run log in {place} are lost",)
+    assert summarise_run(place).notes == (f"1 line(s) of the run log in {place} are lost",)
 
 
 def test_run_summary_of_new_run_and_of_other_folder(place: Path, tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "new") as run:
         run.write_config(BOUND)
-        seen = glance(tmp_path / "new")
-    assert (seen.bound, seen.setup, seen.saved, seen.records) == (BOUND, None, None, ())
+        summary = summarise_run(tmp_path / "new")
+    assert (summary.config, summary.setup, summary.checkpoint, summary.records) == (
+        BOUND,
+        None,
+        None,
+        (),
+    )
     remove(place, "run.json")
-    assert glance(place).bound == BOUND
+    assert summarise_run(place).config == BOUND
     (tmp_path / "empty").mkdir()
     for none in (tmp_path / "empty", tmp_path / "nothing"):
         with pytest.raises(RunError, match="there is no run in"):
-            glance(none)
+            summarise_run(none)
 
 
 def run_in(location: str) -> list[str]:
@@ -95,7 +105,7 @@ def run_in(location: str) -> list[str]:
         run.save_setup({"Z": np.ones((5, 2))}, {})
         for step in (1, 2, 3):
             run.save(step, {"alpha": np.full((4, 2), step)}, {})
-    return list(verify(location))
+    return list(verify_run(location))
 
 
 @pytest.mark.parametrize("kind", ["disk", "objects"])
@@ -104,25 +114,25 @@ def test_verify_reports_each_file_whole_or_damaged(kind: str, tmp_path: Path) ->
     setup, *saves = run_in(path)
     assert setup.endswith("setup")
     assert [int(name[-12:]) for name in saves] == [1, 2, 3]
-    assert set(verify(path).values()) == {"whole"}
+    assert set(verify_run(path).values()) == {"whole"}
     folder = open_folder(path)
     for name in (setup, saves[0], saves[2]):
-        found = verify(path)
-        assert found[name] == "whole"
+        results = verify_run(path)
+        assert results[name] == "whole"
         part = f"{name}/{'Z' if name == setup else 'alpha'}/c/0/0"
         folder.write(part, b"\0" * 200)
-        damaged = verify(path)
-        assert {**found, name: damaged[name]} == damaged
+        damaged = verify_run(path)
+        assert {**results, name: damaged[name]} == damaged
         assert "c/0/0" in damaged[name]
     folder.write(f"{saves[1]}.json", b"{")
-    assert "000000000002.json is damaged" in verify(path)[saves[1]]
+    assert "000000000002.json is damaged" in verify_run(path)[saves[1]]
 
 
 def test_verify_holds_a_few_chunks_at_most(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         run.save(1, {"P": np.ones((12 << 20, 2), np.float32)}, {})  # 96 MiB
     with traced_memory() as traced:
-        assert set(verify(tmp_path).values()) == {"whole"}
+        assert set(verify_run(tmp_path).values()) == {"whole"}
     assert traced.peak < 30 << 20
 
 
@@ -136,4 +146,4 @@ def test_checkpoint_deleted_during_verify_is_not_damage(
         return load(folder, manifest, into)
 
     monkeypatch.setattr(run_summary, "load_checkpoint", retired)
-    assert verify(tmp_path) == dict.fromkeys([names[0], *names[2:]], "whole")
+    assert verify_run(tmp_path) == dict.fromkeys([names[0], *names[2:]], "whole")

@@ -75,9 +75,9 @@ def state(step: int) -> dict[str, np.ndarray]:
 SETUP = state(10**6)
 
 
-def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    pairs = [(found[name], x) for name, x in expected.items()]
-    return found.keys() == expected.keys() and all(
+def same(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    pairs = [(arrays[name], x) for name, x in expected.items()]
+    return arrays.keys() == expected.keys() and all(
         (y.dtype, y.shape, y.tobytes()) == (x.dtype, x.shape, x.tobytes()) for y, x in pairs
     )
 
@@ -233,9 +233,9 @@ class Bucket:
 
     def open(self, calls: Calls) -> RunDirectory:
         run = RunDirectory(self.place, keep=KEEP)
-        below: Objects = run._folder.objects  # type: ignore[attr-defined]
-        below._engine = Engine(below._engine, calls)  # type: ignore[assignment]
-        below.deadline_s = 0.0  # nothing is tried again: the machine sees every fault
+        run_objects: Objects = run._folder.objects  # type: ignore[attr-defined]
+        run_objects._engine = Engine(run_objects._engine, calls)  # type: ignore[assignment]
+        run_objects.deadline_s = 0.0  # nothing is tried again: the machine sees every fault
         # One request after the other: a kill falls on the same one whenever it is played again.
         run._folder.in_flight_bytes = 0
         return run
@@ -285,25 +285,25 @@ class Writer:
 
 def complete_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
     """Return the steps of the manifests, oldest first, and those that are complete."""
-    found, full = [], []
+    steps, full_steps = [], []
     for name, data in sorted(files.items()):
         match = re.fullmatch(r"checkpoints/(?:\d{12}-)?(\d{12})\.json", name)
         if match is None:
             continue
-        found.append(int(match[1]))
+        steps.append(int(match[1]))
         try:
             document = json.loads(data)
             digest = document.pop("sha256")
             text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-            good = hashlib.sha256(text.encode()).hexdigest() == digest
+            is_intact = hashlib.sha256(text.encode()).hexdigest() == digest
             for part, (size, sha) in document["files"].items():
-                stored = files[f"checkpoints/{document['group']}/{part}"]
-                good &= (len(stored), hashlib.sha256(stored).hexdigest()) == (size, sha)
+                content = files[f"checkpoints/{document['group']}/{part}"]
+                is_intact &= (len(content), hashlib.sha256(content).hexdigest()) == (size, sha)
         except (ValueError, KeyError, TypeError):
-            good = False
-        if good:
-            full.append(int(match[1]))
-    return found, full
+            is_intact = False
+        if is_intact:
+            full_steps.append(int(match[1]))
+    return steps, full_steps
 
 
 class Machine(RuleBasedStateMachine):
@@ -376,13 +376,13 @@ class Machine(RuleBasedStateMachine):
         """Let time pass; running processes that are not suspended renew their leases."""
         self.now += seconds
         for writer in self.writers:
-            held: Any = writer.run._lock
-            due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS_PER_TTL
-            beats = isinstance(held, self.real_lease) and not writer.silent and not writer.lost
-            if due and beats:
+            lock: Any = writer.run._lock
+            is_due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS_PER_TTL
+            beats = isinstance(lock, self.real_lease) and not writer.silent and not writer.lost
+            if is_due and beats:
                 writer.beaten = self.now
                 with contextlib.suppress(StorageError, Killed):
-                    held.beat()
+                    lock.beat()
 
     def act(self, writer: Writer, do: Callable[[], object], kill: int | None = None) -> str:
         """Do it as this process; how that ended."""
@@ -435,28 +435,34 @@ class Machine(RuleBasedStateMachine):
 
     def start_one(self, kill: int | None, rate: float, offset: float) -> None:
         """Start a process that takes the run and loads its state."""
-        writer, before, note = Writer(self.place, rate, offset), self.holder, self.place.note()
+        writer, previous_holder, note = (
+            Writer(self.place, rate, offset),
+            self.holder,
+            self.place.note(),
+        )
         hold = writer.run._folder.acquire_lock
 
-        def noted(beyond: int) -> Any:
-            writer.held = hold(beyond)
+        def noted(last_number: int) -> Any:
+            writer.held = hold(last_number)
             return writer.held
 
         writer.run._folder.acquire_lock = noted  # type: ignore[method-assign]
         ended = self.act(writer, writer.run.acquire, kill)
-        if writer.held is not None and before is not None:
+        if writer.held is not None and previous_holder is not None:
             # It has the run, whether it lived to use it or not.
-            assert self.may_take(before), f"two writers at once, and no {self.damaged}"
+            assert self.may_take(previous_holder), f"two writers at once, and no {self.damaged}"
             happened("taken over from a live process")
             self.holder = None
         if ended == "killed":
             happened("killed while starting")
-            if writer.held is None and before is not None and self.place.note() != note:
-                assert self.may_take(before), f"a note beside a writer's, and no {self.damaged}"
+            if writer.held is None and previous_holder is not None and self.place.note() != note:
+                assert self.may_take(previous_holder), (
+                    f"a note beside a writer's, and no {self.damaged}"
+                )
                 self.damaged.add("writer")  # it put its note there, and died at once
             return
         if ended == "locked":
-            assert before is not None
+            assert previous_holder is not None
             happened("refused to a second writer")
             return
         if "no run of streamkern" in ended:
@@ -471,23 +477,27 @@ class Machine(RuleBasedStateMachine):
         self.writers.append(writer)
         self.resume(writer)
 
-    def may_take(self, before: Writer) -> bool:
+    def may_take(self, previous_holder: Writer) -> bool:
         """Return whether a new writer may start while this one is open."""
         if isinstance(self.place, Disk):
             return self.stolen
         # Its note may be damaged, or have stopped changing for a while; or that of a later writer
         # is there, who died at once.
-        return before.silent or before.lost or bool(self.damaged & {"lease", "writer"})
+        return (
+            previous_holder.silent
+            or previous_holder.lost
+            or bool(self.damaged & {"lease", "writer"})
+        )
 
     def resume(self, writer: Writer) -> None:
         """Load the setup and then the newest checkpoint, as `train` does."""
-        found, uninterrupted = complete_steps(self.place.files())
+        steps, uninterrupted = complete_steps(self.place.files())
         ended = self.act(writer, lambda: self.load(writer))
         if ended == "done":
             assert writer.step == (uninterrupted[-1] if uninterrupted else 0)
             happened("resumed" if writer.step else "begun")
             return
-        assert found or "setup" in self.damaged, ended
+        assert steps or "setup" in self.damaged, ended
         assert not uninterrupted or "setup" in self.damaged, ended
         happened("nothing verifies, and it says so")
         self.start_again()
@@ -621,8 +631,8 @@ class Machine(RuleBasedStateMachine):
         """
         assert self.holder is not None
         self.cuts += 1
-        found, full = complete_steps(self.place.files())
-        torn = {*found} - {*full}
+        steps, full = complete_steps(self.place.files())
+        torn = {*steps} - {*full}
         root, acked = Path(self.place.place), self.acked
         with RECORDER.watching(root, root.with_name(f"kept-{self.cuts}")) as instants:
             self.save(self.holder, None, None)
@@ -632,8 +642,8 @@ class Machine(RuleBasedStateMachine):
         instants[-1 - back].rebuild(root, cut, back)
         if back:
             self.acked = acked
-        found, full = complete_steps(self.place.files())
-        assert {*found} - {*full} <= torn, "a manifest is there before what it names"
+        steps, full = complete_steps(self.place.files())
+        assert {*steps} - {*full} <= torn, "a manifest is there before what it names"
         happened("power cut")
         self.look()
 
@@ -694,8 +704,8 @@ class Machine(RuleBasedStateMachine):
         }[part]  # fmt: skip
         names = [name for name in files if re.fullmatch(pattern, name)]
         if part == "newest":
-            last = max((re.sub(r"\.json$|/.*", "", n[12:]) for n in names), default="")
-            names = [name for name in names if name[12:].startswith(last)]
+            newest = max((re.sub(r"\.json$|/.*", "", n[12:]) for n in names), default="")
+            names = [name for name in names if name[12:].startswith(newest)]
         # A lease that was deleted is not damage but a takeover that nobody asked for.
         if not names or (part in ("lease", "writer", "setup") and kind == "delete"):
             return
@@ -709,13 +719,13 @@ class Machine(RuleBasedStateMachine):
             data[where // 7 % len(data)] ^= 1 << where % 8
         elif kind == "cut" and data:
             del data[where % len(data) :]
-        left = None if kind == "delete" else bytes(data)
-        self.place.put(name, left)
+        content = None if kind == "delete" else bytes(data)
+        self.place.put(name, content)
         happened(f"{part}: {kind}")
         if part in ("setup", "writer", "lease"):
             self.damaged.add(part)
         files = {n: data for n, data in files.items() if n != name}
-        files |= {} if left is None else {name: left}
+        files |= {} if content is None else {name: content}
         _, full = complete_steps(files)
         if self.acked not in full:
             self.acked = full[-1] if full else 0
@@ -731,16 +741,16 @@ class Machine(RuleBasedStateMachine):
     def look(self, files: dict[str, bytes] | None = None) -> None:
         """Check that a concurrent reader gets the newest complete checkpoint, and a report of
         damaged ones."""
-        found, full = complete_steps(self.place.files() if files is None else files)
+        steps, full = complete_steps(self.place.files() if files is None else files)
         reader = self.place.reader()
         try:
             saved = reader.load_latest()
         except CheckpointError:
-            assert found
+            assert steps
             assert not full
             happened("a reader is told that nothing verifies")
             return
-        assert (saved is None) == (not found)
+        assert (saved is None) == (not steps)
         if saved is None:
             assert not self.acked
             happened("a reader finds nothing yet")
@@ -749,7 +759,7 @@ class Machine(RuleBasedStateMachine):
         assert saved.step == full[-1] >= self.acked
         assert same(saved.arrays, state(saved.step))
         assert saved.run == RUN
-        newer = [step for step in found if found.index(step) > found.index(saved.step)]
+        newer = [step for step in steps if steps.index(step) > steps.index(saved.step)]
         assert bool(saved.skipped) == bool(newer)
         happened("loaded an older one, and said so" if newer else "loaded the newest")
         self.look_at_log(reader)
@@ -794,8 +804,8 @@ class CacheWorld:
                 path.unlink()
                 outcome = "evicted"
         keys = [f"c/{(where + i) % 6}" for i in range(1 + where % 4)]
-        found = self.readers[where % 2].get_many(keys)
-        assert [bytes(data) for data in found] == [self.truth[key] for key in keys]
+        contents = self.readers[where % 2].get_many(keys)
+        assert [bytes(data) for data in contents] == [self.truth[key] for key in keys]
         return outcome
 
     def close(self) -> None:

@@ -284,7 +284,7 @@ def test_block_has_priority_over_device_batch() -> None:
     """Check that with less memory the batch falls to that of a CPU before the block becomes
     smaller."""
     device, options = on_device(LARGE, "high"), solver_settings("block")
-    small = replace(device, costs=replace(device.costs, most_rows=4096))
+    small = replace(device, costs=replace(device.costs, max_batch=4096))
     budgets = [k * GiB for k in (20, 8, 7, 5, 4)]
     taken = [planned(device, options, budget)[0] for budget in budgets]
     assert [sizes.batch_size for sizes in taken] == [16_384, 16_384, 8192, 8192, 4096]

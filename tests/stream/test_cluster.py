@@ -28,7 +28,7 @@ from streamkern.basics.errors import (
     DataError,
     MissingDependencyError,
 )
-from streamkern.basics.optional import install
+from streamkern.basics.optional import install_command
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
 from streamkern.store.row_block import RowBlock
@@ -505,7 +505,7 @@ def test_invalid_address_is_refused(address: str) -> None:
 def test_missing_distributed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
-        pytest.raises(MissingDependencyError, match=re.escape(install("cluster"))),
+        pytest.raises(MissingDependencyError, match=re.escape(install_command("cluster"))),
         connect("tcp://127.0.0.1:1"),
     ):
         pass

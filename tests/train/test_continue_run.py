@@ -16,7 +16,7 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.cli.main import run_command
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
-from streamkern.rundir.checkpoint_format import Saved
+from streamkern.rundir.checkpoint_format import SavedGroup
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.feed import Feed
 from streamkern.train import start_run
@@ -59,7 +59,7 @@ def config(folder: Path, name: str, **changes: Any) -> RunConfig:
     return actual.with_overrides(changes) if changes else actual
 
 
-def saved(run_dir: Path, step: int | None = None) -> tuple[Saved, Saved]:
+def saved(run_dir: Path, step: int | None = None) -> tuple[SavedGroup, SavedGroup]:
     """Return the setup, and the checkpoint of a step, by default the newest."""
     if step is not None:
         run_dir = Path(shutil.copytree(run_dir, run_dir.with_name(f"{run_dir.name}-{step}")))
@@ -71,7 +71,7 @@ def saved(run_dir: Path, step: int | None = None) -> tuple[Saved, Saved]:
     return setup, newest(run_dir)
 
 
-def weights(checkpoint: Saved) -> Array:
+def weights(checkpoint: SavedGroup) -> Array:
     return checkpoint.arrays[checkpoint.meta["evaluated"]]
 
 

@@ -18,7 +18,7 @@ import pytest
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError, TrainingInterrupted
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.basics.stop import StopRequest
 from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
@@ -375,13 +375,13 @@ def test_missing_gpus_give_one_sentence(
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
 
 
 @pytest.mark.usefixtures("at_once")
 def test_rank_messages_are_shown_once() -> None:
     stream, evaluations, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
-    news = RankEventHandler(Line(stream), evaluations.append)
+    news = RankEventHandler(ProgressLine(stream), evaluations.append)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for rank in (0, 1):

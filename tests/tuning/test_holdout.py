@@ -61,28 +61,28 @@ def test_fitted_and_held_out_rows_are_disjoint_with_all_classes(tmp_path: Path) 
             "data.transforms": [{"kind": "noise", "sigma": 0.1}],
         }
     )  # fmt: skip
-    made = Candidates(run, open_data(run), folds=7, rows=500, epochs=9)
-    seen: list[bytes] = []
+    candidates = Candidates(run, open_data(run), folds=7, rows=500, epochs=9)
+    held_out_rows: list[bytes] = []
     for fold in range(7):
-        fit, held_out = made.split(fold)
+        fit, held_out = candidates.split(fold)
         assert isinstance(fit, AugmentedSource)
-        assert (fit.copies, made.trial.data.epochs) == (4, 3)  # nine passes, rounded up
+        assert (fit.copies, candidates.trial.data.epochs) == (4, 3)  # nine passes, rounded up
         assert fit.n_rows == 4 * (500 - held_out.n_rows)
         assert not held_out.feed_transforms
         assert not rows_of(fit) & rows_of(held_out)
         assert rows_of(fit) | rows_of(held_out) <= {bytes(row) for row in X}
-        seen += rows_of(held_out)
+        held_out_rows += rows_of(held_out)
         ids = held_out.read_unit(0, 0, 0).y
-        shares = np.bincount(made.sample.y, minlength=4) / 7
+        shares = np.bincount(candidates.sample.y, minlength=4) / 7
         assert (np.abs(np.bincount(ids, minlength=4) - shares) < 1).all()
-    assert len(seen) == len(set(seen)) == 500  # each row is held out once
+    assert len(held_out_rows) == len(set(held_out_rows)) == 500  # each row is held out once
 
 
 @pytest.mark.parametrize(("folds", "held_out"), [(1, 100), (3, 100), (10, 50)])
 def test_held_out_share_is_one_fifth_or_one_fold(folds: int, held_out: int) -> None:
     source = ArraySource(np.random.default_rng(0).standard_normal((2000, 3)), np.zeros(2000))
-    made = Candidates(config(), open_data(config(), source), folds=folds, rows=500)
-    fit, out = made.split(0)
+    candidates = Candidates(config(), open_data(config(), source), folds=folds, rows=500)
+    fit, out = candidates.split(0)
     assert (fit.n_rows, out.n_rows) == (500 - held_out, held_out)
 
 
@@ -99,8 +99,8 @@ def test_weighted_mixture_is_sampled_by_its_shares(tmp_path: Path) -> None:
     # A store that is used up bounds the sample, or its share would be wrong.
     sample = draw_sample(data, 400, 0)
     assert (len(sample.X), (sample.X[:, 0] > 50).sum()) == (266, 66)
-    made = Candidates(run, data, folds=1)
-    assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
+    candidates = Candidates(run, data, folds=1)
+    assert ((candidates.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
 
 
 def test_rows_augmented_while_reading_are_refused() -> None:

@@ -51,11 +51,11 @@ def test_best_trial_is_titled_and_marked() -> None:
 def test_colour_is_kernel_and_dash_is_ridge() -> None:
     table = [row(k, 2.0, r, 0.5, se=0.1) for k in ("laplace", "cauchy") for r in (0.0, 1e-6)]
     (axes,) = scores_figure(table, table[0]).axes
-    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert looks["laplace, ridge 0"][0] == looks["laplace, ridge 1e-06"][0]
-    assert looks["laplace, ridge 0"][0] != looks["cauchy, ridge 0"][0]
-    assert looks["laplace, ridge 0"][1] == looks["cauchy, ridge 0"][1]
-    assert looks["laplace, ridge 0"][1] != looks["laplace, ridge 1e-06"][1]
+    styles = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert styles["laplace, ridge 0"][0] == styles["laplace, ridge 1e-06"][0]
+    assert styles["laplace, ridge 0"][0] != styles["cauchy, ridge 0"][0]
+    assert styles["laplace, ridge 0"][1] == styles["cauchy, ridge 0"][1]
+    assert styles["laplace, ridge 0"][1] != styles["laplace, ridge 1e-06"][1]
     assert len(axes.collections) == 4  # error bars
 
 

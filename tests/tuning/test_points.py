@@ -28,25 +28,25 @@ def run() -> Any:
 @pytest.mark.slow
 def test_optuna_improves_within_limits_and_is_reproducible() -> None:
     pytest.importorskip("optuna")
-    found = search_settings(run(), source=array_source(), **ASKED)
-    proposed = [row for row in found.table if not row["as_given"]]
+    tuned = search_settings(run(), source=array_source(), **ASKED)
+    proposed = [row for row in tuned.table if not row["as_given"]]
     assert 8 < len(proposed) <= 12
     assert {row["kernel"] for row in proposed} == {"laplace", "linear"}
     assert all(1e-9 <= row["ridge"] <= 1e-2 for row in proposed if row["bandwidth"] is None)
-    assert not found.best["as_given"]
-    assert found.best["held_out_mse"] == min(row["held_out_mse"] for row in found.table)
-    again = search_settings(run(), source=array_source(), **ASKED)
-    assert without_times(again) == without_times(found)
-    other = run().with_overrides({"run.random_state": 1})
-    drawn = search_settings(other, source=array_source(), **ASKED)
-    assert without_times(drawn) != without_times(found)
+    assert not tuned.best["as_given"]
+    assert tuned.best["held_out_mse"] == min(row["held_out_mse"] for row in tuned.table)
+    repeated = search_settings(run(), source=array_source(), **ASKED)
+    assert without_times(repeated) == without_times(tuned)
+    other_seed = run().with_overrides({"run.random_state": 1})
+    tuned_with_other_seed = search_settings(other_seed, source=array_source(), **ASKED)
+    assert without_times(tuned_with_other_seed) != without_times(tuned)
 
 
 def test_limits_can_be_given() -> None:
     pytest.importorskip("optuna")
     ends: dict[str, Any] = {"bandwidths": [2.0, 3.0], "ridges": [0.0, 1e-4, 1e-3]}
-    found = search_settings(run(), source=array_source(), **ASKED | ends | {"kernels": ["laplace"]})
-    proposed = [row for row in found.table if not row["as_given"]]
+    tuned = search_settings(run(), source=array_source(), **ASKED | ends | {"kernels": ["laplace"]})
+    proposed = [row for row in tuned.table if not row["as_given"]]
     assert all(2 <= row["bandwidth"] <= 3 and 1e-4 <= row["ridge"] <= 1e-3 for row in proposed)
     assert len({row["bandwidth"] for row in proposed}) > 8
 
@@ -55,24 +55,24 @@ def test_limits_can_be_given() -> None:
 def test_stopped_search_resumes_to_same_table(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     uninterrupted = search_settings(run(), source=array_source(), **ASKED)
-    done = list[dict[str, Any]]()
+    reported = list[dict[str, Any]]()
     stop = StopRequest(install=False)
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
-        done.extend([fields] if event == "trial" else [])
-        stop.requested = "SIGTERM" if len(done) == 5 else None
+        reported.extend([fields] if event == "trial" else [])
+        stop.requested_by = "SIGTERM" if len(reported) == 5 else None
 
     location: dict[str, Any] = {"source": array_source(), "out": tmp_path / "t"}
     with pytest.raises(TrainingInterrupted):
         search_settings(run(), **ASKED, **location, report=on_event, stop=stop)
-    assert len(done) == 5
-    found = search_settings(run(), **ASKED, **location, report=on_event)
-    assert without_times(found) == without_times(uninterrupted)
+    assert len(reported) == 5
+    tuned = search_settings(run(), **ASKED, **location, report=on_event)
+    assert without_times(tuned) == without_times(uninterrupted)
     assert (
-        len(done) == uninterrupted.search["trainings"] == 12 + 2
+        len(reported) == uninterrupted.search["trainings"] == 12 + 2
     )  # as given, and the median distance
     more = search_settings(run(), **ASKED | {"n_trials": 15}, **location, report=on_event)
-    assert len(done) == more.search["trainings"] == 15 + 2
+    assert len(reported) == more.search["trainings"] == 15 + 2
 
 
 def test_diverged_trial_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ def test_diverged_trial_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(one, **options)
 
     monkeypatch.setattr(trainings, "train", broken)
-    found = search_settings(run(), source=array_source(), **ASKED)
-    assert found.best["kernel"] == "laplace"
-    assert any(row["held_out_mse"] is None for row in found.table)
-    assert math.isfinite(found.best["held_out_mse"])
+    tuned = search_settings(run(), source=array_source(), **ASKED)
+    assert tuned.best["kernel"] == "laplace"
+    assert any(row["held_out_mse"] is None for row in tuned.table)
+    assert math.isfinite(tuned.best["held_out_mse"])
 
 
 def test_missing_optuna_is_reported_before_writing(

@@ -30,8 +30,8 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.basics.optional import install
-from streamkern.basics.plots import png
+from streamkern.basics.optional import install_command
+from streamkern.basics.plots import png_bytes
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import run_file_text, toml
@@ -59,11 +59,11 @@ def config(**overrides: Any) -> RunConfig:
     return settings(**{"solver.ridge": 0.0, "data.batch_size": "auto", **overrides})
 
 
-OPEN: dict[str, Any] = {"model.bandwidth": "auto", "solver.ridge": "auto"}
+OPEN_SETTINGS: dict[str, Any] = {"model.bandwidth": "auto", "solver.ridge": "auto"}
 
 
-def counted(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
-    """Append the record of every training to a list."""
+def record_trials(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
+    """Return a `report` function that appends the fields of each trial to a list."""
     return lambda event, fields: report.append(fields) if event == "trial" else None
 
 
@@ -98,11 +98,11 @@ def test_bandwidth_of_gaussian_process_is_found() -> None:
     widths, ridge = [0.075, 0.15, 0.3, 0.6, 1.2], 0.5**2 / 480
     run, source = smooth(widths[0], ridge)
     options: dict[str, Any] = {"centers": 480, "epochs": 40}
-    found = search_settings(
+    tuned = search_settings(
         run, source=source, bandwidths=widths, ridges=[ridge], refine=0, **options
     )
-    made = Candidates(run, open_data(run, source), folds=1, **options)
-    fit, held_out = (part.read_unit(0, 0, 0) for part in made.split(0))
+    candidates = Candidates(run, open_data(run, source), folds=1, **options)
+    fit, held_out = (part.read_unit(0, 0, 0) for part in candidates.split(0))
     exact = {}
     for width in widths:
         K, K_new = (
@@ -111,28 +111,28 @@ def test_bandwidth_of_gaussian_process_is_found() -> None:
         factor = cho_factor(K + len(fit.X) * ridge * np.eye(len(fit.X)))
         F = K_new @ cho_solve(factor, np.float64(fit.y))
         exact[width] = float(np.mean((F - held_out.y) ** 2))
-    assert found.best["bandwidth"] == min(exact, key=exact.__getitem__) == 0.3
-    assert not found.edge
-    assert found.best["held_out_mse"] == pytest.approx(exact[0.3], rel=0.05)  # of 40 passes
+    assert tuned.best["bandwidth"] == min(exact, key=exact.__getitem__) == 0.3
+    assert not tuned.edge
+    assert tuned.best["held_out_mse"] == pytest.approx(exact[0.3], rel=0.05)  # of 40 passes
 
 
 @pytest.mark.slow
 def test_refinement_moves_beyond_the_grid() -> None:
     run, source = smooth(0.05, 5e-4)
     more: list[dict[str, Any]] = []
-    found = search_settings(
+    tuned = search_settings(
         run, source=source, bandwidths=[0.05, 0.1], ridges=[5e-4], refine=3, centers=200,
-        report=counted(more),
+        report=record_trials(more),
     )  # fmt: skip
     assert [r["bandwidth"] for r in more[:6]] == [0.05, 0.1, 0.07071, 0.2, 0.1414, 0.4]
     assert len(more) == 8
-    assert 0.2 <= found.best["bandwidth"] <= 0.4
-    assert found.config.model.bandwidth == found.best["bandwidth"]
-    assert found.config.solver.ridge == 5e-4
+    assert 0.2 <= tuned.best["bandwidth"] <= 0.4
+    assert tuned.config.model.bandwidth == tuned.best["bandwidth"]
+    assert tuned.config.solver.ridge == 5e-4
 
 
 @pytest.mark.parametrize(
-    ("best", "tried", "more"),
+    ("best", "bandwidths", "expected"),
     [
         (2.0, [1.0, 2.0, 4.0], [1.414, 2.828]),
         (1.0, [1.0, 2.0, 4.0], [0.5, 1.414]),
@@ -143,13 +143,13 @@ def test_refinement_moves_beyond_the_grid() -> None:
     ],
 )
 def test_neighbours_are_midpoints_or_extensions(
-    best: float | None, tried: list[float], more: list[float]
+    best: float | None, bandwidths: list[float], expected: list[float]
 ) -> None:
-    assert points.neighbours(best, tried) == more
+    assert points.neighbour_bandwidths(best, bandwidths) == expected
 
 
 @pytest.mark.parametrize(
-    ("best", "tried", "more"),
+    ("best", "ridges", "expected"),
     [
         (1e-4, [0.0, 1e-6, 1e-4], [1e-2]),
         (1e-6, [0.0, 1e-6, 1e-4], []),
@@ -158,8 +158,10 @@ def test_neighbours_are_midpoints_or_extensions(
         (1e-4, [0.0, 1e-4], []),
     ],
 )
-def test_ridge_beyond_extends_the_grid(best: float, tried: list[float], more: list[float]) -> None:
-    assert points.ridge_beyond(best, tried) == more
+def test_ridge_beyond_extends_the_grid(
+    best: float, ridges: list[float], expected: list[float]
+) -> None:
+    assert points.next_ridges(best, ridges) == expected
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "linear"])
@@ -176,15 +178,15 @@ def test_refinement_increases_the_ridge(kernel: str) -> None:
             "model.n_centers": "auto",
         }
     )  # fmt: skip
-    found = search_settings(
+    tuned = search_settings(
         run, source=source, bandwidths=widths, ridges=[0, 1e-3, 1e-2], refine=2,
-        report=counted(more),
+        report=record_trials(more),
     )  # fmt: skip
-    ridges = sorted({row["ridge"] for row in found.table})
+    ridges = sorted({row["ridge"] for row in tuned.table})
     assert ridges == pytest.approx([0, 1e-3, 1e-2, 0.1, 1])
-    assert found.best["ridge"] == found.config.solver.ridge == ridges[-1]
-    assert found.ridge_edge
-    assert len(more) == len(found.table) == found.search["trainings"]
+    assert tuned.best["ridge"] == tuned.config.solver.ridge == ridges[-1]
+    assert tuned.ridge_edge
+    assert len(more) == len(tuned.table) == tuned.search["trainings"]
 
 
 @pytest.mark.slow
@@ -205,17 +207,17 @@ def test_table_equals_single_trainings(classes: bool) -> None:
             "solver.ridge": 1e-3,
         }
     )  # fmt: skip
-    found = search_settings(
+    tuned = search_settings(
         run, source=source, metric="mse", epochs=6, refine=1, folds=2, **options
     )
-    assert len(found.table) == 2 * 2 + 2
+    assert len(tuned.table) == 2 * 2 + 2
 
     data = open_data(run, source)
     sample = draw_sample(data, 120, 0)
     assert sorted(map(bytes, sample.X)) == sorted(map(bytes, X))
     part = part_of_rows(sample.stratum, 5, 0)
     errors, accuracies = [], []
-    for row in (found.best, found.table[3], found.table[-1]):
+    for row in (tuned.best, tuned.table[3], tuned.table[-1]):
         for fold in range(2):
             fit, held_out = sample.X[part != fold], sample.X[part == fold]
             targets = sample.y[part != fold], sample.y[part == fold]
@@ -228,16 +230,16 @@ def test_table_equals_single_trainings(classes: bool) -> None:
                     "model.n_centers": 50, "solver.ridge": row["ridge"], "data.epochs": 2,
                 }
             )  # fmt: skip
-            made = train(
+            result = train(
                 one,
                 source=AugmentedSource(
                     ArraySource(fit, targets[0], classes=source.classes), 3, bound
                 ),
                 test=ArraySource(held_out, targets[1], classes=source.classes),
             )
-            made.model.backend.close()
-            errors.append(made.metrics["test_mse"])
-            accuracies.append(made.metrics.get("test_accuracy"))
+            result.model.backend.close()
+            errors.append(result.metrics["test_mse"])
+            accuracies.append(result.metrics.get("test_accuracy"))
         a, b = errors[-2:]
         assert row["held_out_mse"] == (a + b) / 2
         if classes:
@@ -248,11 +250,11 @@ def test_table_equals_single_trainings(classes: bool) -> None:
 
 def test_automatic_grid_surrounds_the_median_distance() -> None:
     X = np.random.default_rng(2).standard_normal((60, 4)).astype(np.float32)
-    found = search_settings(
-        config(**{"model.n_centers": "auto", **OPEN}), source=ArraySource(X, X[:, :1]),
+    tuned = search_settings(
+        config(**{"model.n_centers": "auto", **OPEN_SETTINGS}), source=ArraySource(X, X[:, :1]),
         ridges=[0.0], refine=0, centers=48, epochs=1,
     )  # fmt: skip
-    widths = sorted(row["bandwidth"] for row in found.table if not row["as_given"])
+    widths = sorted(row["bandwidth"] for row in tuned.table if not row["as_given"])
     sample = draw_sample(open_data(config(), ArraySource(X, X[:, :1])), 60, 0)
     fit = np.float64(sample.X[part_of_rows(sample.stratum, 5, 0) != 0])  # all of them are centers
     median = float(np.median(pdist(fit)))
@@ -266,7 +268,7 @@ def test_automatic_grid_surrounds_the_median_distance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
+    ("arguments", "expected"),
     [
         ((7, 1, 1), (1, 7)),
         ((7, 50, 1), (7, 1)),
@@ -277,18 +279,18 @@ def test_automatic_grid_surrounds_the_median_distance() -> None:
     ],
 )
 def test_trials_use_copies_or_epochs_of_the_run(
-    given: tuple[int, int, int], made: tuple[int, int]
+    arguments: tuple[int, int, int], expected: tuple[int, int]
 ) -> None:
-    assert copies_and_epochs(*given) == made
+    assert copies_and_epochs(*arguments) == expected
 
 
 def test_large_sample_stays_within_memory(tmp_path: Path) -> None:
     X = np.zeros((2000, 20_000), np.uint8)  # 40 MB
     source = ArraySource(X, np.arange(2000) % 2)
     run = config(**{"run.memory": 100 * 2**20})
-    made = Candidates(run, open_data(run, source), folds=1)
-    assert len(made.sample.X) == 25 * 2**20 // 20_008
-    assert made.trial.run.memory == 100 * 2**20 - 2 * made.sample.X.nbytes
+    candidates = Candidates(run, open_data(run, source), folds=1)
+    assert len(candidates.sample.X) == 25 * 2**20 // 20_008
+    assert candidates.trial.run.memory == 100 * 2**20 - 2 * candidates.sample.X.nbytes
     with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* give at most 1310 rows"):
         search_settings(run, source=source, rows=1500)
 
@@ -302,11 +304,11 @@ def test_tiny_data_are_searched(n: int, kind: str) -> None:
     X = np.random.default_rng(0).standard_normal((n, 3)).astype(np.float32)
     y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
     run = config(**{"model.n_centers": "auto", "model.bandwidth": 1.0})
-    found = search_settings(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
-    beyond = [row for row in found.table if row["ridge"] > max(AUTO_RIDGES)]
-    assert (len(found.table), len(beyond)) in ((8, 0), (9, 1), (9, 3))
-    assert found.search["fit"] + found.search["held_out"] == n
-    assert all(math.isfinite(row["held_out_mse"]) for row in found.table)
+    tuned = search_settings(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
+    beyond = [row for row in tuned.table if row["ridge"] > max(AUTO_RIDGES)]
+    assert (len(tuned.table), len(beyond)) in ((8, 0), (9, 1), (9, 3))
+    assert tuned.search["fit"] + tuned.search["held_out"] == n
+    assert all(math.isfinite(row["held_out_mse"]) for row in tuned.table)
 
 
 def test_sample_weights_are_used_in_fit_and_validation() -> None:
@@ -329,14 +331,14 @@ def test_every_solver_is_searched(recwarn: pytest.WarningsRecorder) -> None:
     in_place = ("sgd", "eigenpro1", "eigenpro2")
     for name in ("auto", "block", *in_place, "eigenpro3", "eigenpro4", "direct", "falkon"):
         more = {} if name in in_place else {"model.n_centers": 20}
-        run = config(**{"model.n_centers": "auto", **more, **OPEN, "solver.name": name})
-        found = search_settings(
+        run = config(**{"model.n_centers": "auto", **more, **OPEN_SETTINGS, "solver.name": name})
+        tuned = search_settings(
             run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2
         )
-        assert [row["as_given"] for row in found.table].count(True) == 1
-        ridges = {row["ridge"] for row in found.table if not row["as_given"]}
+        assert [row["as_given"] for row in tuned.table].count(True) == 1
+        ridges = {row["ridge"] for row in tuned.table if not row["as_given"]}
         assert ridges == ({0.0} if name.startswith("eigenpro") else {0.0, 1e-6, 1e-4})
-        assert found.search["centers"] == ("auto" if name in in_place else 20)
+        assert tuned.search["centers"] == ("auto" if name in in_place else 20)
 
 
 # -- kernels with parts, and how centers are chosen -----------------------------------------------
@@ -353,34 +355,34 @@ SUM = {
 
 def widths_of(run: RunConfig) -> list[float]:
     """Return the two bandwidths of `SUM` in settings."""
-    first, second = run.model.kernel["parts"]  # type: ignore[index]
-    return [first["bandwidth"], second["parts"][0]["bandwidth"]]
+    first_part, second_part = run.model.kernel["parts"]  # type: ignore[index]
+    return [first_part["bandwidth"], second_part["parts"][0]["bandwidth"]]
 
 
 def test_kernel_parts_are_scaled_equally() -> None:
     """Check bandwidths around those of the settings, with the errors of single trainings."""
     run = config(**{"model.kernel": SUM, "model.bandwidth": "auto", "solver.ridge": 1e-4})
     source = array_source()
-    found = search_settings(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
-    widths = sorted(row["bandwidth"] for row in found.table)
+    tuned = search_settings(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
+    widths = sorted(row["bandwidth"] for row in tuned.table)
     assert set(widths) > {1.0, 2.0, 4.0, 8.0, 16.0}
     assert len(widths) == 7
-    assert all(row["kernel"] == SUM for row in found.table)
-    assert len({row["held_out_mse"] for row in found.table}) == 7
-    large, small = widths_of(found.config)
-    assert (large, small) == (found.best["bandwidth"], pytest.approx(large / 2, rel=1e-12))
-    assert found.config.model.bandwidth == "auto"
+    assert all(row["kernel"] == SUM for row in tuned.table)
+    assert len({row["held_out_mse"] for row in tuned.table}) == 7
+    large, small = widths_of(tuned.config)
+    assert (large, small) == (tuned.best["bandwidth"], pytest.approx(large / 2, rel=1e-12))
+    assert tuned.config.model.bandwidth == "auto"
     import tomllib
 
-    pasted = tomllib.loads(found.toml)
-    assert pasted["model"] == {"kernel": found.config.model.kernel}
+    pasted = tomllib.loads(tuned.toml)
+    assert pasted["model"] == {"kernel": tuned.config.model.kernel}
 
-    made = Candidates(run, open_data(run, source), folds=1, centers=40, epochs=2)
-    fit, held_out = made.split(0)
+    candidates = Candidates(run, open_data(run, source), folds=1, centers=40, epochs=2)
+    fit, held_out = candidates.split(0)
     settings = {"data.epochs": 2, "model.n_centers": 40, "run.evaluate_every": 0}
-    result = train(found.config.with_overrides(settings), source=fit, test=held_out)
+    result = train(tuned.config.with_overrides(settings), source=fit, test=held_out)
     result.model.backend.close()
-    assert result.metrics["test_mse"] == found.best["held_out_mse"]
+    assert result.metrics["test_mse"] == tuned.best["held_out_mse"]
 
 
 def test_open_part_bandwidths_keep_their_ratio(
@@ -390,11 +392,11 @@ def test_open_part_bandwidths_keep_their_ratio(
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {
         "source": array_source(), "ridges": [1e-4], "refine": 0, "epochs": 1, "centers": 40,
-        "out": tmp_path, "report": counted(report),
+        "out": tmp_path, "report": record_trials(report),
     }  # fmt: skip
-    run = config(**{"model.kernel": mixed, **OPEN})
-    found = search_settings(run, **options)
-    assert (len(report), report[1]["given"], found.search["trainings"]) == (6, mixed, 6)
+    run = config(**{"model.kernel": mixed, **OPEN_SETTINGS})
+    tuned = search_settings(run, **options)
+    assert (len(report), report[1]["given"], tuned.search["trainings"]) == (6, mixed, 6)
     median, second = widths_of(settings(**{"model.kernel": report[1]["kernel"],
                                            "model.bandwidth": "auto"}))  # fmt: skip
     assert (second, median) != (2, "auto")
@@ -402,45 +404,45 @@ def test_open_part_bandwidths_keep_their_ratio(
     assert [r["bandwidth"] for r in report[2:]] == pytest.approx(
         [max(median, 2) * k for k in (0.25, 0.5, 2, 4)], rel=1e-3
     )
-    for row in found.table:
-        made = notation.in_settings(row["kernel"], row["bandwidth"])["kernel"]
-        large, small = notation.bandwidths(made)
+    for row in tuned.table:
+        kernel = notation.in_settings(row["kernel"], row["bandwidth"])["kernel"]
+        large, small = notation.bandwidths(kernel)
         assert row["as_given"] or large / small == pytest.approx(median / 2, rel=1e-9)
-    assert search_settings(run, **options) == found
+    assert search_settings(run, **options) == tuned
     assert len(report) == 6
 
 
-class Own(streamkern.Kernel):
+class UserKernel(streamkern.Kernel):
     def profile(self, sq: Any, xp: Any) -> Any:
         return (1 + sq / 2) ** -2.0
 
 
 def test_user_kernel_points_are_not_shown() -> None:
     """Check that a shown part makes the same kernel."""
-    for kernel in (Own(2.0), Own(2.0) + streamkern.Laplace(3.0)):
+    for kernel in (UserKernel(2.0), UserKernel(2.0) + streamkern.Laplace(3.0)):
         estimator = streamkern.KernelRegressor(kernel, n_centers=10, threads=1)
         X = np.random.default_rng(0).standard_normal((60, 2))
-        found = streamkern.tune(
+        tuned = streamkern.tune(
             X, X[:, 0], estimator=estimator, bandwidths=[2.0], ridges=[0.0], refine=0, epochs=1
         )
-        assert "values" not in f"{found.best} {found.table} {found.toml}"
-        shown = streamkern.KernelRegressor(found.best["kernel"], n_centers=10, threads=1)
+        assert "values" not in f"{tuned.best} {tuned.table} {tuned.toml}"
+        shown = streamkern.KernelRegressor(tuned.best["kernel"], n_centers=10, threads=1)
         shown.fit(X, X[:, 0])
-        assert "Own" in str(shown.kernel_)
+        assert "UserKernel" in str(shown.kernel_)
 
 
 def test_kernels_with_and_without_bandwidths_are_compared() -> None:
     kernels = ["laplace", "linear", {"kind": "sum", "parts": ["gaussian", "linear"]}, SUM]
     run = config(**{"model.bandwidth": 2.0, "solver.ridge": 1e-4})
-    found = search_settings(
+    tuned = search_settings(
         run, source=array_source(), kernels=kernels, bandwidths=[2, 4], ridges=[1e-4],
         refine=0, epochs=1,
     )  # fmt: skip
-    tried = [(kernels.index(row["kernel"]), row["bandwidth"]) for row in found.table]
-    assert sorted(tried, key=str) == [
+    tried_pairs = [(kernels.index(row["kernel"]), row["bandwidth"]) for row in tuned.table]
+    assert sorted(tried_pairs, key=str) == [
         (0, 2), (0, 4), (1, None), (2, 2), (2, 4), (3, 2), (3, 4)
     ]  # fmt: skip
-    assert found.search["trainings"] == 7
+    assert tuned.search["trainings"] == 7
     run = config(**{"model.kernel": "linear", "model.bandwidth": "auto"})
     linear = search_settings(run, source=array_source(), epochs=1, ridges=[0.0])
     assert (len(linear.table), linear.search["trainings"]) == (1, 1)
@@ -456,20 +458,20 @@ def test_centers_are_chosen_like_in_the_run(method: str) -> None:
             "solver.ridge": 1e-4,
         }
     )  # fmt: skip
-    found = search_settings(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
-    made = Candidates(run, open_data(run, source), folds=1, epochs=1)
-    assert (made.trial.model.centers, made.trial.model.n_centers) == (method, 30)
+    tuned = search_settings(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
+    candidates = Candidates(run, open_data(run, source), folds=1, epochs=1)
+    assert (candidates.trial.model.centers, candidates.trial.model.n_centers) == (method, 30)
     errors = []
     for choice in (method, "random"):
-        one = made.config("laplace", 2.0, 1e-4).with_overrides({"model.centers": choice})
-        result = train(one, source=made.split(0)[0], test=made.split(0)[1])
+        one = candidates.config("laplace", 2.0, 1e-4).with_overrides({"model.centers": choice})
+        result = train(one, source=candidates.split(0)[0], test=candidates.split(0)[1])
         result.model.backend.close()
         errors.append(result.metrics["test_mse"])
-    assert found.best["held_out_mse"] == errors[0] != errors[1]
+    assert tuned.best["held_out_mse"] == errors[0] != errors[1]
 
 
 @pytest.mark.parametrize(
-    ("settings", "rows", "made"),
+    ("settings", "rows", "n_centers"),
     [
         ({"model.n_centers": 100}, None, 100),  # the sample is the whole data: 108 rows to fit
         ({"model.n_centers": 135}, None, 108),
@@ -480,36 +482,41 @@ def test_centers_are_chosen_like_in_the_run(method: str) -> None:
     ],
 )  # fmt: skip
 def test_trial_sizes_equal_those_of_the_run_if_possible(
-    settings: dict[str, Any], rows: int | None, made: int
+    settings: dict[str, Any], rows: int | None, n_centers: int
 ) -> None:
-    source, run = array_source(), config(**OPEN, **settings)
+    source, run = array_source(), config(**OPEN_SETTINGS, **settings)
     candidates = Candidates(run, open_data(run, source), folds=1, rows=rows, epochs=1)
     sizes = candidates.sizes()
     requested = settings.get("model.n_features", settings["model.n_centers"])
-    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (made, requested, 135)
+    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (
+        n_centers,
+        requested,
+        135,
+    )
 
 
 def test_fourier_features_are_reduced_like_centers() -> None:
     plain = {
-        "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian", **OPEN,
+        "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian",
+        **OPEN_SETTINGS,
     }  # fmt: skip
-    for own, requested, made in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
-        run = config(**plain, **{"model.n_features": own})
-        found = search_settings(
+    for setting, requested, expected in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
+        run = config(**plain, **{"model.n_features": setting})
+        tuned = search_settings(
             run, source=array_source(), centers=requested, ridges=[1e-4], refine=0, epochs=1
         )
-        assert found.search["centers"] == made
-        assert len(found.table) == 6
-        assert found.config.model.n_features == own
+        assert tuned.search["centers"] == expected
+        assert len(tuned.table) == 6
+        assert tuned.config.model.n_features == setting
     with pytest.raises(ConfigError, match="n_features=7 must be even"):
         search_settings(run, source=array_source(), centers=7)
 
 
 def test_search_ignores_warm_start(tmp_path: Path) -> None:
     run = config(**{"solver.name": "falkon", "solver.warm_start": str(tmp_path / "none")})
-    found = search_settings(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
-    assert found.search["epochs"] == 20
-    assert found.config.solver.warm_start == str(tmp_path / "none")
+    tuned = search_settings(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
+    assert tuned.search["epochs"] == 20
+    assert tuned.config.solver.warm_start == str(tmp_path / "none")
 
 
 # -- recorded, and gone on with --------------------------------------------------------------------
@@ -518,16 +525,16 @@ def test_search_ignores_warm_start(tmp_path: Path) -> None:
 def test_search_resumes_and_extends(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {
-        **QUICK, "source": array_source(), "out": tmp_path / "t", "report": counted(report),
+        **QUICK, "source": array_source(), "out": tmp_path / "t", "report": record_trials(report),
     }  # fmt: skip
-    first = search_settings(config(), **options)
+    tuned = search_settings(config(), **options)
     assert len(report) == 3
     assert [r["left"] for r in report] == [2, 1, 0]
     files = {path.name: path.read_bytes() for path in (tmp_path / "t").iterdir()}
-    assert json.loads(files["result.json"])["table"] == first.table
+    assert json.loads(files["result.json"])["table"] == tuned.table
     report.clear()
-    again = search_settings(config(), **options)
-    assert (report, again) == ([], first)
+    repeated = search_settings(config(), **options)
+    assert (report, repeated) == ([], tuned)
     # More of everything that is searched: nothing is trained twice.
     more: dict[str, Any] = {
         "bandwidths": [3.0, 27.0], "ridges": [0, 1e-4], "folds": 2,
@@ -535,11 +542,11 @@ def test_search_resumes_and_extends(tmp_path: Path) -> None:
     }  # fmt: skip
     wide = search_settings(config(), **options | more)
     assert len(report) == 2 * 2 * 2 * 2 - 1
-    row = next(r for r in first.table if r["bandwidth"] == 3)
-    known = next(
+    row = next(r for r in tuned.table if r["bandwidth"] == 3)
+    recorded_row = next(
         r for r in wide.table if (r["kernel"], r["bandwidth"], r["ridge"]) == ("laplace", 3, 0)
     )
-    assert min(known["held_out_mse"], row["held_out_mse"]) > 0
+    assert min(recorded_row["held_out_mse"], row["held_out_mse"]) > 0
     for name, content in files.items():
         if name != "result.json":
             assert (tmp_path / "t" / name).read_bytes().startswith(content)
@@ -550,10 +557,10 @@ def test_moved_data_resumes_search(tmp_path: Path) -> None:
     ingest(X, tmp_path / "a.zarr", y=X[:, :1].astype(np.float64))
     run = config(**{"data.train": str(tmp_path / "a.zarr"), "model.n_centers": "auto"})
     report: list[dict[str, Any]] = []
-    search_settings(run, **QUICK, out=tmp_path / "t", report=counted(report))
+    search_settings(run, **QUICK, out=tmp_path / "t", report=record_trials(report))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
     run = run.with_overrides({"data.train": str(tmp_path / "b.zarr"), "data.prefetch_threads": 1})
-    search_settings(run, **QUICK, out=tmp_path / "t", report=counted(report))
+    search_settings(run, **QUICK, out=tmp_path / "t", report=record_trials(report))
     assert len(report) == 3
 
 
@@ -575,12 +582,12 @@ def test_changed_search_is_refused(
 ) -> None:
     plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
     search_settings(config(), **plain)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    files_before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ResumeMismatchError) as caught:
         search_settings(config(**changes), **plain | options)
     assert named in str(caught.value)
     assert str(caught.value).endswith("restore the settings and data, or give another folder")
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files_before
 
 
 def test_metric_file_is_identified_by_content(tmp_path: Path) -> None:
@@ -605,19 +612,22 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
 def test_foreign_study_is_unchanged(tmp_path: Path) -> None:
     """Check a journal of Optuna with an incomplete last line, and a search of version 0.1.0."""
     optuna = pytest.importorskip("optuna")
-    journal, old = tmp_path / "theirs" / JOURNAL_NAME, tmp_path / "old" / "search.json"
-    for path in (journal, old):
+    journal, old_journal = tmp_path / "theirs" / JOURNAL_NAME, tmp_path / "old" / "search.json"
+    for path in (journal, old_journal):
         path.parent.mkdir()
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
     optuna.create_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
     with open(journal, "a") as file:
         file.write('{"op_code": 4, "wor')
-    old.write_text("{}")
-    for path, message in ((journal, "is a study of Optuna"), (old, "a search of streamkern 0.1.0")):
-        before = path.read_bytes()
+    old_journal.write_text("{}")
+    for path, message in (
+        (journal, "is a study of Optuna"),
+        (old_journal, "a search of streamkern 0.1.0"),
+    ):
+        content_before = path.read_bytes()
         with pytest.raises(RunError, match=message):
             search_settings(config(), **QUICK, source=array_source(), out=path.parent)
-        assert path.read_bytes() == before
+        assert path.read_bytes() == content_before
 
 
 def test_concurrent_search_is_refused(tmp_path: Path) -> None:
@@ -633,28 +643,32 @@ def test_concurrent_search_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_record_is_trained_again(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
-    options: dict[str, Any] = {"source": array_source(), "out": tmp_path, "report": counted(report)}
-    first = search_settings(config(), **QUICK, **options)
+    options: dict[str, Any] = {
+        "source": array_source(),
+        "out": tmp_path,
+        "report": record_trials(report),
+    }
+    tuned = search_settings(config(), **QUICK, **options)
     journal = tmp_path / JOURNAL_NAME
-    *_, second, last = intact = journal.read_bytes().splitlines(keepends=True)
+    *_, damaged_line, last_line = intact = journal.read_bytes().splitlines(keepends=True)
     for damaged, redone in (
         (
             [
                 *intact[:-1],
-                last.replace(b'"fold": 0', b'"fold": 1').replace(b'"fold":0', b'"fold":1'),
+                last_line.replace(b'"fold": 0', b'"fold": 1').replace(b'"fold":0', b'"fold":1'),
             ],
             "trial 2",
         ),
-        ([*intact[:-2], second[:-20] + b"\n", last], "from line 4 on"),
+        ([*intact[:-2], damaged_line[:-20] + b"\n", last_line], "from line 4 on"),
     ):
         journal.write_bytes(b"".join(damaged))
         with pytest.warns(UserWarning, match=rf"is damaged .*{redone}.* repeated"):
-            again = search_settings(config(), **QUICK, **options)
-        assert without_times(again) == without_times(first)
+            repeated = search_settings(config(), **QUICK, **options)
+        assert without_times(repeated) == without_times(tuned)
     assert len(report) == 3 + 1 + 2
     # What a kill has torn at the end is not damage.
-    journal.write_bytes(b"".join(intact[:-1]) + last[:50])
-    assert without_times(search_settings(config(), **QUICK, **options)) == without_times(first)
+    journal.write_bytes(b"".join(intact[:-1]) + last_line[:50])
+    assert without_times(search_settings(config(), **QUICK, **options)) == without_times(tuned)
     assert len(report) == 7
     journal.write_bytes(b"".join(intact).replace(b'"op_code":4', b'"op_code":9'))
     with pytest.raises(RunError, match=r"journal.log is damaged .*; restore it from a copy"):
@@ -665,10 +679,10 @@ def test_search_runs_on_object_storage(bucket: str, s3: Any, tmp_path: Path) -> 
     report: list[dict[str, Any]] = []
     run = config(**{"data.storage_options": s3.options()})
     location: dict[str, Any] = {
-        "source": array_source(), "out": f"s3://{bucket}/search", "report": counted(report),
+        "source": array_source(), "out": f"s3://{bucket}/search", "report": record_trials(report),
     }  # fmt: skip
-    first = search_settings(run, **QUICK, **location)
-    assert search_settings(run, **QUICK, **location) == first
+    tuned = search_settings(run, **QUICK, **location)
+    assert search_settings(run, **QUICK, **location) == tuned
     assert len(report) == 3
     with pytest.raises(ResumeMismatchError, match="random_state"):
         search_settings(run.with_overrides({"run.random_state": 1}), **QUICK, **location)
@@ -678,7 +692,7 @@ def test_signal_during_a_trial_ends_the_search(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
 
     def stop_at_the_second(event: str, fields: dict[str, Any]) -> None:
-        counted(report)(event, fields)
+        record_trials(report)(event, fields)
         if len(report) == 2:
             signal.raise_signal(signal.SIGTERM)
 
@@ -689,24 +703,24 @@ def test_signal_during_a_trial_ends_the_search(tmp_path: Path) -> None:
         search_settings(config(), **options, report=stop_at_the_second)
     assert caught.value.exit_code == TRY_AGAIN
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    search_settings(config(), **options, report=counted(report))
+    search_settings(config(), **options, report=record_trials(report))
     assert len(report) == 3
 
 
 def test_signal_during_a_trial_is_handled_at_next_step(tmp_path: Path) -> None:
     """Check the path from the caller's request to the loop of a run that saves nothing."""
-    stop, seen = StopRequest(install=False), list[int]()
+    stop, steps = StopRequest(install=False), list[int]()
 
     def request_stop(record: dict[str, Any]) -> None:
-        seen.append(record["step"])
-        stop.requested = "SIGTERM" if record["step"] == 3 else None
+        steps.append(record["step"])
+        stop.requested_by = "SIGTERM" if record["step"] == 3 else None
 
     run = settings(**{"run.evaluate_every": 1})
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
         train(
             run, source=array_source(), test=array_source(9), on_evaluation=request_stop, stop=stop
         )
-    assert seen == [1, 2, 3]
+    assert steps == [1, 2, 3]
 
 
 def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -719,8 +733,8 @@ def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(one, **options)
 
     monkeypatch.setattr(trainings, "train", broken)
-    found = search_settings(config(), **QUICK, source=array_source())
-    assert (found.table[-1]["bandwidth"], found.table[-1]["held_out_mse"]) == (3.0, None)
+    tuned = search_settings(config(), **QUICK, source=array_source())
+    assert (tuned.table[-1]["bandwidth"], tuned.table[-1]["held_out_mse"]) == (3.0, None)
     with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
         search_settings(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
 
@@ -739,12 +753,12 @@ def test_non_finite_error_is_divergence_with_bandwidth(
 
     monkeypatch.setattr(trainings, "train", overflowing)
     options: dict[str, Any] = {"ridges": [0.0], "refine": 0, "epochs": 1}
-    found = search_settings(config(**OPEN), source=array_source(), **options)
-    assert len(found.table) == 6
-    middle = found.table[-1]
-    assert (middle["held_out_mse"], middle["as_given"]) == (None, False)
-    widths = sorted(row["bandwidth"] for row in found.table if not row["as_given"])
-    assert widths[2] == middle["bandwidth"]
+    tuned = search_settings(config(**OPEN_SETTINGS), source=array_source(), **options)
+    assert len(tuned.table) == 6
+    diverged_row = tuned.table[-1]
+    assert (diverged_row["held_out_mse"], diverged_row["as_given"]) == (None, False)
+    widths = sorted(row["bandwidth"] for row in tuned.table if not row["as_given"])
+    assert widths[2] == diverged_row["bandwidth"]
 
 
 # -- bad options -----------------------------------------------------------------------------------
@@ -846,7 +860,12 @@ WORDS = (
 )  # fmt: skip
 
 
-POOR = ("--set", "model.bandwidth=0.05", "--set", "solver.ridge=0.0")  # settings to be improved on
+POOR_OPTIONS = (
+    "--set",
+    "model.bandwidth=0.05",
+    "--set",
+    "solver.ridge=0.0",
+)  # settings to be improved on
 
 
 @pytest.fixture
@@ -865,8 +884,8 @@ def run_file(tmp_path: Path) -> Path:
 
 def test_tune_command_writes_best_run_file(run: Run, run_file: Path) -> None:
     pytest.importorskip("matplotlib")
-    best = run_file.with_name("best.toml")
-    code, out, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
+    best_file = run_file.with_name("best.toml")
+    code, out, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--write", best_file)
     assert code == DONE, err
     lines = err.splitlines()
     assert lines[0] == (
@@ -875,64 +894,67 @@ def test_tune_command_writes_best_run_file(run: Run, run_file: Path) -> None:
     )
     assert sum("laplace, bandwidth" in line for line in lines) == 5
     assert "4 left, about" in lines[1]
-    header, _, first, *_ = out.splitlines()
+    header, _, first_row, *_ = out.splitlines()
     assert re.split(r"  +", header.strip()) == [
         "kernel", "bandwidth", "ridge", "as given", "held_out_mse", "se", "within 2 se",
         "held_out_accuracy", "seconds",
     ]  # fmt: skip
     folder = run_file.with_name("run-tune")
     result = json.loads((folder / "result.json").read_text())
-    assert first.split()[:2] == ["laplace", f"{result['best']['bandwidth']:.4g}"]
+    assert first_row.split()[:2] == ["laplace", f"{result['best']['bandwidth']:.4g}"]
     assert result["toml"] in out
     assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
-    written = load_run_file(best)
+    written = load_run_file(best_file)
     assert written.model.bandwidth == result["best"]["bandwidth"]
     plain = load_run_file(run_file)
-    found = {"model.bandwidth": written.model.bandwidth, "solver.ridge": result["best"]["ridge"]}
-    assert written == plain.with_overrides({**found, "model.metric": "none"})
+    best_settings = {
+        "model.bandwidth": written.model.bandwidth,
+        "solver.ridge": result["best"]["ridge"],
+    }
+    assert written == plain.with_overrides({**best_settings, "model.metric": "none"})
     # Again: nothing is trained, and a file that was edited is not replaced.
-    code, out, err = run("tune", run_file, *WORDS, *POOR, "--json")
+    code, out, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--json")
     assert (code, json.loads(out)["table"]) == (DONE, result["table"])
     assert "5 recorded already" in err
     assert "bandwidth" not in err.replace("best bandwidth", "")
-    text = best.read_text()
-    code, _, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
-    assert (code, best.read_text()) == (DONE, text), err
-    best.write_text(text + "# mine\n")
-    code, _, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
-    assert best.read_text() == text + "# mine\n"
+    text = best_file.read_text()
+    code, _, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--write", best_file)
+    assert (code, best_file.read_text()) == (DONE, text), err
+    best_file.write_text(text + "# mine\n")
+    code, _, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--write", best_file)
+    assert best_file.read_text() == text + "# mine\n"
     assert (code, err) == (
         USAGE,
-        f"streamkern: --write '{best}' exists and was not written by this search, or "
+        f"streamkern: --write '{best_file}' exists and was not written by this search, or "
         "was edited; name another file\n",
     )
-    code, _, err = run("tune", run_file, *WORDS, *POOR, "--set", "solver.damping=0.1")
+    code, _, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--set", "solver.damping=0.1")
     assert code == USAGE
     assert "solver.damping: was 'auto', now 0.1" in err
 
 
 def test_written_file_has_a_separate_run_directory(run: Run, run_file: Path) -> None:
     """Check that both can be trained afterwards."""
-    old, best = run_file.with_name("run"), run_file.with_name("best.toml")
+    old_run, best_file = run_file.with_name("run"), run_file.with_name("best.toml")
     with run_file.open("a") as file:
-        file.write(f"run_dir = {json.dumps(str(old))}\n")
+        file.write(f"run_dir = {json.dumps(str(old_run))}\n")
     assert run("train", run_file)[0] == DONE
-    code, _, err = run("tune", run_file, *WORDS, "--write", best)
+    code, _, err = run("tune", run_file, *WORDS, "--write", best_file)
     assert code == DONE
-    assert f"wrote {best}, for a run in {old}-best" in err
-    assert load_run_file(best).run.run_dir == f"{old}-best"
-    code, _, err = run("train", best)
+    assert f"wrote {best_file}, for a run in {old_run}-best" in err
+    assert load_run_file(best_file).run.run_dir == f"{old_run}-best"
+    code, _, err = run("train", best_file)
     assert code == DONE, err
-    assert (old / "run.json").exists()
+    assert (old_run / "run.json").exists()
 
 
 def test_bandwidth_is_written_with_six_digits(run: Run, run_file: Path) -> None:
     """Check median distances and given bandwidths, for which more digits do not matter."""
-    best = run_file.with_name("best.toml")
-    arguments = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best)
-    code, out, _ = run("tune", run_file, *arguments, *POOR, "--refine", 0)
+    best_file = run_file.with_name("best.toml")
+    arguments = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best_file)
+    code, out, _ = run("tune", run_file, *arguments, *POOR_OPTIONS, "--refine", 0)
     assert code == DONE
-    assert load_run_file(best).model.bandwidth == 1.23457
+    assert load_run_file(best_file).model.bandwidth == 1.23457
     assert "bandwidth = 1.23457\n" in out
 
 
@@ -988,7 +1010,7 @@ def test_missing_matplotlib_omits_the_plot(
     hide_package("matplotlib", monkeypatch)
     code, out, err = run("tune", run_file, *WORDS)
     assert code == DONE
-    assert f"note: the plot needs matplotlib: {install('report')}" in err
+    assert f"note: the plot needs matplotlib: {install_command('report')}" in err
     assert "[model]" in out
     names = {path.name for path in run_file.with_name("run-tune").iterdir()}
     assert "result.json" in names
@@ -1006,9 +1028,9 @@ def test_plot_accepts_diverged_and_single_trials() -> None:
     ]
     for row in rows:
         row |= {"held_out_r2": row["held_out_mse"], "se": None}
-    assert png(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
+    assert png_bytes(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
     for table in (rows, rows[:1], rows[1:2], rows[1:]):
-        assert png(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
+        assert png_bytes(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
 
 
 def test_invalid_words_give_one_sentence(run: Run, run_file: Path) -> None:
@@ -1026,7 +1048,7 @@ def test_invalid_words_give_one_sentence(run: Run, run_file: Path) -> None:
     assert run("tune")[0] == USAGE
 
 
-LONG = ("--ridges", "0", "--epochs", "40")
+LONG_RUN = ("--ridges", "0", "--epochs", "40")
 
 
 SIGNALLED = """
@@ -1052,7 +1074,7 @@ def signalled(
     run_file: Path, folder: Path, records: int, number: signal.Signals
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process that gets a signal in a step, after so many records."""
-    arguments = ("tune", str(run_file), *LONG, "--out", str(folder))
+    arguments = ("tune", str(run_file), *LONG_RUN, "--out", str(folder))
     return subprocess.run(
         [sys.executable, "-c", SIGNALLED, str(records), str(int(number)), *arguments],
         capture_output=True, text=True, check=False,
@@ -1076,7 +1098,7 @@ def test_search_survives_kill_and_stop(run: Run, run_file: Path, tmp_path: Path)
     assert "stopped by SIGTERM with" in stopped.stderr.splitlines()[-1]
     trained = killed.stderr + stopped.stderr
 
-    code, _, err = run("tune", run_file, *LONG, "--out", folder)
+    code, _, err = run("tune", run_file, *LONG_RUN, "--out", folder)
     assert code == DONE, err
     trained += err
     # Nothing twice: a training is reported once it is recorded.
@@ -1084,7 +1106,7 @@ def test_search_survives_kill_and_stop(run: Run, run_file: Path, tmp_path: Path)
     assert sum(" laplace, bandwidth" in line for line in trained.splitlines()) == 10
     assert journal.read_bytes().startswith(bits)
 
-    assert run("tune", run_file, *LONG, "--out", uninterrupted)[0] == DONE
+    assert run("tune", run_file, *LONG_RUN, "--out", uninterrupted)[0] == DONE
     tables = [
         json.loads((location / "result.json").read_text())["table"]
         for location in (folder, uninterrupted)

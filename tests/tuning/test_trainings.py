@@ -75,11 +75,11 @@ def test_all_trials_use_one_huber_loss(tmp_path: Path) -> None:
     widths = re.findall(r"delta\W+([\d.]+)", journal)
     assert (len(widths), len(set(widths))) == (6, 1)
     # The same search again trains nothing, and another bandwidth is judged by the same delta.
-    again = sk.tune(X, Y, **options)
-    assert again.table == tuned.table
+    repeated = sk.tune(X, Y, **options)
+    assert repeated.table == tuned.table
     more = sk.tune(X, Y, **options | {"bandwidths": [1.0, 2.0, 4.0]})
-    known = {(row["bandwidth"], row["held_out_huber_loss"]) for row in more.table}
-    assert {(row["bandwidth"], row["held_out_huber_loss"]) for row in tuned.table} <= known
+    losses = {(row["bandwidth"], row["held_out_huber_loss"]) for row in more.table}
+    assert {(row["bandwidth"], row["held_out_huber_loss"]) for row in tuned.table} <= losses
 
 
 def test_search_refuses_changed_user_loss(tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_figure_has_median_quartiles_and_range() -> None:
-    found = figure("case", "ours", "GFLOP/s", [5, 1, 3, 2, 4], floor=6.0, shape=[1])
-    assert found["median"] == 3
-    assert (found["low"], found["high"]) == (2, 4)
-    assert (found["min"], found["max"], found["repeats"]) == (1, 5, 5)
-    assert found["fraction"] == 0.5
-    assert found["ratio"] is None
-    assert found["shape"] == [1]
+    measured = figure("case", "ours", "GFLOP/s", [5, 1, 3, 2, 4], floor=6.0, shape=[1])
+    assert measured["median"] == 3
+    assert (measured["low"], measured["high"]) == (2, 4)
+    assert (measured["min"], measured["max"], measured["repeats"]) == (1, 5, 5)
+    assert measured["fraction"] == 0.5
+    assert measured["ratio"] is None
+    assert measured["shape"] == [1]
 
 
 JSON = st.recursive(
@@ -102,13 +102,13 @@ def test_ratio_requires_another_variant() -> None:
 
 @pytest.mark.parametrize(("warm_up", "calls"), [(True, 4), (False, 3)])
 def test_variants_alternate(warm_up: bool, calls: int) -> None:
-    seen: list[str] = []
-    taken = in_turns({n: lambda n=n: seen.append(n) for n in "abc"}, 3, warm_up=warm_up)
-    assert {name: len(times) for name, times in taken.items()} == {"a": 3, "b": 3, "c": 3}
-    assert len(seen) == 3 * calls
-    rounds = ["".join(seen[i : i + 3]) for i in range(0, len(seen), 3)]
+    order: list[str] = []
+    durations = in_turns({n: lambda n=n: order.append(n) for n in "abc"}, 3, warm_up=warm_up)
+    assert {name: len(times) for name, times in durations.items()} == {"a": 3, "b": 3, "c": 3}
+    assert len(order) == 3 * calls
+    rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
     assert rounds[-3:] == ["abc", "acb", "cab"]
-    assert all(s >= 0 for times in taken.values() for s in times)
+    assert all(s >= 0 for times in durations.values() for s in times)
 
 
 def test_sgemm_speed_is_the_median() -> None:
@@ -168,9 +168,9 @@ class _Subject(ModuleType):
 
     REPEATS, SMALL = 2, {"size": 1}
 
-    def __init__(self, wrong: bool) -> None:
+    def __init__(self, is_wrong: bool) -> None:
         super().__init__("subject", "A subject.")
-        self.wrong = wrong
+        self.wrong = is_wrong
 
     def measure(self, repeats: int, size: int = 10) -> Sequence[Figure]:
         harness.check(not self.wrong, "the answer")
@@ -195,12 +195,12 @@ def test_wrong_result_exits_1_after_remaining_measurements(
 
 
 def test_wrong_kernel_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = KernelOperator.product
+    original = KernelOperator.product
 
     def slightly_off(self: KernelOperator, *sides: Any, out: Any = None, **more: Any) -> Any:
-        found = right(self, *sides, out=out, **more)
-        found *= 1.001
-        return found
+        result = original(self, *sides, out=out, **more)
+        result *= 1.001
+        return result
 
     monkeypatch.setattr(KernelOperator, "product", slightly_off)
     with pytest.raises(WrongResult, match="K @ W at d=5 by streamkern"):
@@ -208,10 +208,10 @@ def test_wrong_kernel_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Backend.matmul
+    original = Backend.matmul
 
     def backwards(self: Backend, A: Any, B: Any, out: Any, **more: Any) -> Any:
-        return np.negative(right(self, A, B, out, **more), out=out)
+        return np.negative(original(self, A, B, out, **more), out=out)
 
     monkeypatch.setattr(Backend, "matmul", backwards)
     with pytest.raises(WrongResult, match="the step at p=64"):
@@ -235,10 +235,10 @@ def test_plain_implementations_compute_the_kernel() -> None:
         for shape in ((700, 7), (1100, 7), (1100, 3), (700, 3))
     )
     K = np.exp(-cdist(X.astype(np.float64), Z.astype(np.float64)))
-    f, g, kept = (np.empty(s, np.float32) for s in ((700, 3), (1100, 3), (700, 1100)))
-    plain.NumpySlabs(X, Z).both(W, r, f, g, kept)
-    for found, truth in ((f, K @ W), (g, K.T @ r), (kept, K)):
-        np.testing.assert_allclose(found, truth, atol=2e-4)
+    f, g, stored = (np.empty(s, np.float32) for s in ((700, 3), (1100, 3), (700, 1100)))
+    plain.NumpySlabs(X, Z).both(W, r, f, g, stored)
+    for result, truth in ((f, K @ W), (g, K.T @ r), (stored, K)):
+        np.testing.assert_allclose(result, truth, atol=2e-4)
     plain.NumpySlabs(X, Z).product(W, f)
     np.testing.assert_allclose(f, K @ W, atol=2e-4)
 
@@ -272,8 +272,8 @@ def test_step_floor_is_one_kernel_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(harness.Sgemm, "speed", lambda self, seconds: 1e9)
-    found = step.measure(1, d=5, sizes=(64,), eigenpro=32, sgemm_size=8)
-    assert found[0]["floor"] == 1e9 / (2 * 64 * 5)
+    figures = step.measure(1, d=5, sizes=(64,), eigenpro=32, sgemm_size=8)
+    assert figures[0]["floor"] == 1e9 / (2 * 64 * 5)
 
 
 # ---------------------------------------------------------------------------- the public curves
@@ -293,12 +293,14 @@ def test_method_is_ahead_only_if_nearer_to_exact_model() -> None:
         ]  # fmt: skip
         return public_curves.points({"method": "eigenpro3", "seed": 0, "curve": curve}, exact)
 
-    good = found(0.001, 0.002, mse=1.05)
-    assert [row["after"] for row in good] == [1, 5]
-    assert good[1]["public mse/exact"] == pytest.approx(0.010204 / 0.009469)
-    assert verdict("eigenpro3", good) == "eigenpro3: ahead at every published point (3 of 3)"
-    bad = verdict("eigenpro3", [*good, *found(-0.001, 0.0, mse=1.2)])
-    assert bad == (
+    near_figures = found(0.001, 0.002, mse=1.05)
+    assert [row["after"] for row in near_figures] == [1, 5]
+    assert near_figures[1]["public mse/exact"] == pytest.approx(0.010204 / 0.009469)
+    assert (
+        verdict("eigenpro3", near_figures) == "eigenpro3: ahead at every published point (3 of 3)"
+    )
+    far_verdict = verdict("eigenpro3", [*near_figures, *found(-0.001, 0.0, mse=1.2)])
+    assert far_verdict == (
         "eigenpro3: ahead at 3 of 6 published points; "
         "level in accuracy after 5 (EigenPro 3, defaults); "
         "BEHIND in accuracy after 1 (EigenPro 3, defaults), MSE after 5 (EigenPro 3, defaults)"
@@ -352,6 +354,6 @@ def test_host_share_of_a_step_is_measured_without_launches(
     memory = SimpleNamespace(UnownedMemory=lambda *given: None, MemoryPointer=lambda *given: None)
     cupy = SimpleNamespace(ndarray=Addressed, cuda=SimpleNamespace(memory=memory))
     monkeypatch.setattr(host_step, "on_demand", lambda name: cupy)
-    found = host_step.measure(200, n_blocks, repeats=1)
-    assert found["launches"] == launches
-    assert found["host_us"] > 0
+    figures = host_step.measure(200, n_blocks, repeats=1)
+    assert figures["launches"] == launches
+    assert figures["host_us"] > 0

@@ -41,11 +41,11 @@ def test_workloads_survive_storage_faults(
 ) -> None:
     """Run every workload by one engine or the other; killed ones have two processes."""
     monkeypatch.setattr(chaos_workloads, "KILLS", 1)
-    found = chaos.chaos(1, engines=[engine], only=only, seed=5, mixes=chaos.MIXES[1:])
-    assert found["wrong"] == []
-    assert found["workloads"] == len(only)
-    assert found["faults_total"] > 150
-    assert found["connections_left"] == 0
+    report = chaos.chaos(1, engines=[engine], only=only, seed=5, mixes=chaos.MIXES[1:])
+    assert report["wrong"] == []
+    assert report["workloads"] == len(only)
+    assert report["faults_total"] > 150
+    assert report["connections_left"] == 0
 
 
 @pytest.mark.full
@@ -53,9 +53,9 @@ def test_workloads_survive_storage_faults(
 def test_ten_thousand_faults_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     assert chaos.main(["--faults", "10000", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert found["faults_total"] >= 10_000
-    assert found["faults"].keys() == set(FAULTS)
+    output = json.loads(path.read_text())
+    assert output["faults_total"] >= 10_000
+    assert output["faults"].keys() == set(FAULTS)
 
 
 # -- what is found out about single requests -----------------------------------------------------
@@ -150,8 +150,8 @@ class Scene:
         return chaos_workloads.run_tables({"train": f"s3://{self.data}/train.zarr"}, self.url)
 
     def config(self, **more: Any) -> sk.RunConfig:
-        given = {"data.storage_options": self.options, **more}
-        return sk.RunConfig.from_tables(self.tables()).with_overrides(given)
+        overrides = {"data.storage_options": self.options, **more}
+        return sk.RunConfig.from_tables(self.tables()).with_overrides(overrides)
 
     def upload(self, key: str) -> None:
         """Upload one object of the data, or all objects below a key."""
@@ -173,9 +173,9 @@ def scene(
 ) -> Iterator[Scene]:
     with FaultProxy(s3.endpoint) as proxy:
         options = {"engine": request.param, "deadline_s": 2, **s3.options(proxy.endpoint)}
-        made = Scene(s3, proxy, truth, bucket, s3.make_bucket(), options)
-        made.upload("train.zarr")
-        yield made
+        new_scene = Scene(s3, proxy, truth, bucket, s3.make_bucket(), options)
+        new_scene.upload("train.zarr")
+        yield new_scene
 
 
 CHUNK = "train.zarr/X/c/17/0"
@@ -239,8 +239,8 @@ def test_data_lost_during_a_run_are_reported_and_run_resumes(
     with pytest.raises(StreamkernError) as caught:
         sk.train_model(config, test=test, on_evaluation=on_evaluation)
     # What is gone is noticed by a read or before a checkpoint, whichever comes first.
-    gone = (OSError, DataError) if "deleted" in pattern else OSError
-    assert isinstance(caught.value, CorruptChunkError if "chunk" in pattern else gone)
+    expected_errors = (OSError, DataError) if "deleted" in pattern else OSError
+    assert isinstance(caught.value, CorruptChunkError if "chunk" in pattern else expected_errors)
     assert explain(caught.value, str) == 3
     message = capsys.readouterr().err
     assert re.search(pattern, message)
@@ -260,8 +260,8 @@ def test_data_lost_during_a_run_are_reported_and_run_resumes(
         local_data = {**data, **local_data, "run.run_dir": str(local)}
         sk.train_model(scene.config(**local_data)).model.backend.close()
     expected = chaos_workloads.last_arrays(str(local), None)
-    found = chaos_workloads.last_arrays(scene.url, scene.options)
-    assert [k for k in expected if found[k].tobytes() != expected[k].tobytes()] == []
+    arrays = chaos_workloads.last_arrays(scene.url, scene.options)
+    assert [k for k in expected if arrays[k].tobytes() != expected[k].tobytes()] == []
 
 
 @pytest.mark.full

@@ -54,11 +54,11 @@ RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "others", "value", "message"), RANGES)
+@pytest.mark.parametrize(("name", "other_settings", "value", "message"), RANGES)
 def test_estimator_names_the_allowed_range(
-    name: str, others: dict[str, Any], value: Any, message: str
+    name: str, other_settings: dict[str, Any], value: Any, message: str
 ) -> None:
-    estimator = KernelRegressor(**(FIT | {"epochs": 2} | others | {name: value}))
+    estimator = KernelRegressor(**(FIT | {"epochs": 2} | other_settings | {name: value}))
     with pytest.raises(ConfigError, match=rf"^{name}={value} {message}") as caught:
         estimator.fit(X, Y)
     assert "\n" not in str(caught.value)
@@ -75,19 +75,20 @@ SECTIONS = {"batch_size": "data", "epochs": "data", "n_centers": "model", "bandw
 
 
 @pytest.mark.parametrize(
-    ("name", "others", "value", "message"), [case for case in RANGES if case[2] not in (-3, 2.5)]
+    ("name", "other_settings", "value", "message"),
+    [case for case in RANGES if case[2] not in (-3, 2.5)],
 )
 def test_command_names_the_allowed_range(
     store: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
-    others: dict[str, Any],
+    other_settings: dict[str, Any],
     value: Any,
     message: str,
 ) -> None:
-    given = {"n_centers": P, "bandwidth": 2.0, "epochs": 2} | others | {name: value}
+    run_settings = {"n_centers": P, "bandwidth": 2.0, "epochs": 2} | other_settings | {name: value}
     arguments = ["plan", "--train", str(store)]
-    for key, setting in given.items():
+    for key, setting in run_settings.items():
         key = "name" if key == "solver" else key
         arguments += ["--set", f"{SECTIONS.get(key, 'solver')}.{key}={setting}"]
     assert run_command(arguments) == 2
@@ -156,25 +157,27 @@ def test_constant_feature_is_ignored(tmp_path: Path) -> None:
 
 def test_identical_rows_give_the_mean() -> None:
     """Check that the model is the mean of the targets, because such rows determine no bandwidth."""
-    same = np.full((N, 4), 3.0, np.float32)
+    equal_rows = np.full((N, 4), 3.0, np.float32)
     make = KernelRegressor(n_centers=P, bandwidth=2.0, threads=1, epochs=50, batch_size=N)
-    np.testing.assert_allclose(make.fit(same, Y).predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
-    scaled = make.set_params(transforms=[{"kind": "scale", "mode": "feature"}]).fit(same, Y)
-    np.testing.assert_allclose(scaled.predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
+    np.testing.assert_allclose(
+        make.fit(equal_rows, Y).predict(equal_rows[:1])[0], Y.mean(axis=0), rtol=1e-3
+    )
+    scaled = make.set_params(transforms=[{"kind": "scale", "mode": "feature"}]).fit(equal_rows, Y)
+    np.testing.assert_allclose(scaled.predict(equal_rows[:1])[0], Y.mean(axis=0), rtol=1e-3)
     with pytest.warns(UserWarning, match="explains nothing of its training rows"):
-        make.set_params(bandwidth="auto").fit(same, Y)
-    np.testing.assert_allclose(make.predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
+        make.set_params(bandwidth="auto").fit(equal_rows, Y)
+    np.testing.assert_allclose(make.predict(equal_rows[:1])[0], Y.mean(axis=0), rtol=1e-3)
     with pytest.raises(ConfigError, match="has rank 1 to working precision"):
-        make.set_params(bandwidth=2.0, solver="eigenpro4").fit(same, Y)
+        make.set_params(bandwidth=2.0, solver="eigenpro4").fit(equal_rows, Y)
 
 
 @pytest.mark.parametrize("kernel", ["linear", "relu_ntk"])
 def test_equal_rows_give_the_mean_with_vanishing_kernel(kernel: str) -> None:
     """Check kernels that are 0 between such rows, which are 0 without their mean."""
-    same, make = np.full((N, 4), 3.0), KernelRegressor(kernel=kernel, threads=1)
+    equal_rows, make = np.full((N, 4), 3.0), KernelRegressor(kernel=kernel, threads=1)
     with pytest.warns(UserWarning, match="explains nothing of its training rows"):
-        make.fit(same, Y)
-    np.testing.assert_allclose(make.predict(same[:1] + 1)[0], Y.mean(axis=0), atol=1e-6)
+        make.fit(equal_rows, Y)
+    np.testing.assert_allclose(make.predict(equal_rows[:1] + 1)[0], Y.mean(axis=0), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:nine tenths of the values", "ignore:the model explains nothing")
@@ -199,8 +202,8 @@ def test_zero_weight_row_has_no_effect(solver: str, weight: float, tmp_path: Pat
     plain = make.fit(X, Y, np.ones(N)).predict(X)
     np.testing.assert_array_equal(make.fit(rows, values, w).predict(X), plain)
     ingest(rows, tmp_path / "s", y=values, sample_weight=w)
-    stored = make.fit(tmp_path / "s").predict(X)
-    assert np.mean((stored - Y) ** 2) < 1.3 * np.mean((plain - Y) ** 2) + 0.02
+    store_predictions = make.fit(tmp_path / "s").predict(X)
+    assert np.mean((store_predictions - Y) ** 2) < 1.3 * np.mean((plain - Y) ** 2) + 0.02
     if not weight:  # all rows that count are centers, and no other
         everything = KernelRegressor(threads=1, random_state=0).fit(tmp_path / "s")
         assert everything.centers_.shape == (N, 4)
@@ -209,12 +212,12 @@ def test_zero_weight_row_has_no_effect(solver: str, weight: float, tmp_path: Pat
 
 def test_zero_weight_rows_do_not_affect_encoding() -> None:
     frame = pd.DataFrame({"word": np.where(LABELS, "in", "of"), "x": X[:, 0]})
-    others = pd.DataFrame({"word": ["never seen"] * 9, "x": [1e9] * 9})
+    unseen_words = pd.DataFrame({"word": ["never seen"] * 9, "x": [1e9] * 9})
     y, w = np.append(Y[:, 0], [1e9] * 9), np.append(np.ones(N), np.zeros(9))
     make = KernelRegressor(threads=1, random_state=0)
     plain = make.fit(frame, Y[:, 0], np.ones(N)).predict(frame)
-    both = pd.concat([frame, others], ignore_index=True)
-    np.testing.assert_array_equal(make.fit(both, y, w).predict(frame), plain)
+    all_rows = pd.concat([frame, unseen_words], ignore_index=True)
+    np.testing.assert_array_equal(make.fit(all_rows, y, w).predict(frame), plain)
 
 
 def test_zero_weight_class_does_not_affect_scaling() -> None:

@@ -57,8 +57,8 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     """Return the blocks of a page that can be run, in order."""
-    found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [Block(kind, text, why, output) for _, why, kind, text, output in found]
+    matches = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [Block(kind, text, why, output) for _, why, kind, text, output in matches]
 
 
 WITH_BLOCKS = [page for page in PAGES if any(not block.why_not for block in blocks(page))]
@@ -99,10 +99,10 @@ def run_by_shell(text: str, folder: Path) -> str | None:
     program.chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["sh", "-e", "-c", text], env=environment, capture_output=True, text=True, check=False
     )
-    return None if done.returncode == 0 else done.stderr
+    return None if completed.returncode == 0 else completed.stderr
 
 
 def run_sh(text: str, folder: Path) -> None:
@@ -179,10 +179,10 @@ def test_every_block_of_a_page_runs(
 def test_tutorial_figures_match_its_blocks() -> None:
     page = DOCS / "tutorial-table.md"
     text = page.read_text(encoding="utf-8")
-    drawn = re.findall(r'savefig\("(.+?)"', text)
-    assert re.findall(r"]\(tutorial-table/(.+?)\)", text) == drawn
+    saved_figures = re.findall(r'savefig\("(.+?)"', text)
+    assert re.findall(r"]\(tutorial-table/(.+?)\)", text) == saved_figures
     pictures = sorted(page.with_suffix("").iterdir())
-    assert [picture.name for picture in pictures] == sorted(drawn)
+    assert [picture.name for picture in pictures] == sorted(saved_figures)
     assert all(picture.stat().st_size < 60_000 for picture in pictures)
 
 

@@ -40,9 +40,9 @@ FAST: dict[str, Any] = {
 
 
 def structured() -> Any:
-    held = np.zeros(N, [("a", float), ("w", "U3")])
-    held["a"], held["w"] = A, W
-    return held
+    records = np.zeros(N, [("a", float), ("w", "U3")])
+    records["a"], records["w"] = A, W
+    return records
 
 
 def views() -> Any:
@@ -130,25 +130,25 @@ def stored(location: Path) -> tuple[Any, ...]:
     return group["X"][:].astype(float), group["y"][:], spec.columns, spec.classes, spec.encoder
 
 
-def assert_same(found: tuple[Any, ...], desired: tuple[Any, ...]) -> None:
-    np.testing.assert_array_equal(found[0], desired[0])
-    np.testing.assert_array_equal(np.ravel(found[1]), np.ravel(desired[1]))
-    assert found[2:] == desired[2:]
+def assert_same(actual: tuple[Any, ...], desired: tuple[Any, ...]) -> None:
+    np.testing.assert_array_equal(actual[0], desired[0])
+    np.testing.assert_array_equal(np.ravel(actual[1]), np.ravel(desired[1]))
+    assert actual[2:] == desired[2:]
 
 
 @pytest.mark.slow
 def test_ingest_and_append_accept_every_kind_of_rows(tmp_path: Path) -> None:
     plain: dict[int, tuple[Any, ...]] = {}
-    for name, (make, same) in KINDS.items():
-        if id(same) not in plain:
-            sk.ingest_store(same, tmp_path / "p.zarr", y=Y, shuffle=False, overwrite=True)
-            sk.append_store(same, tmp_path / "p.zarr", y=Y, shuffle=False)
-            plain[id(same)] = stored(tmp_path / "p.zarr")
+    for name, (make, equivalent) in KINDS.items():
+        if id(equivalent) not in plain:
+            sk.ingest_store(equivalent, tmp_path / "p.zarr", y=Y, shuffle=False, overwrite=True)
+            sk.append_store(equivalent, tmp_path / "p.zarr", y=Y, shuffle=False)
+            plain[id(equivalent)] = stored(tmp_path / "p.zarr")
         sk.ingest_store(make(), tmp_path / "t.zarr", y=Y, shuffle=False, overwrite=True)
         sk.append_store(make(), tmp_path / "t.zarr", y=Y, shuffle=False)
-        found = stored(tmp_path / "t.zarr")
-        assert len(found[0]) == 2 * N, name
-        assert_same(found, plain[id(same)])
+        actual = stored(tmp_path / "t.zarr")
+        assert len(actual[0]) == 2 * N, name
+        assert_same(actual, plain[id(equivalent)])
 
 
 def read(rows: Any, targets: Any) -> tuple[Any, Any]:
@@ -161,46 +161,46 @@ def read(rows: Any, targets: Any) -> tuple[Any, Any]:
 
 def test_every_kind_of_targets_goes_with_every_kind_of_rows() -> None:
     for rows in (X, NUMBERS, pl.from_pandas(NUMBERS), sp.csr_array(X), X.tolist()):
-        for name, (make, same) in TARGETS.items():
-            found, y = read(rows, make())
-            np.testing.assert_array_equal(found, X)
-            np.testing.assert_array_equal(np.ravel(y), same, err_msg=name)
+        for name, (make, equivalent) in TARGETS.items():
+            actual, y = read(rows, make())
+            np.testing.assert_array_equal(actual, X)
+            np.testing.assert_array_equal(np.ravel(y), equivalent, err_msg=name)
 
 
 @pytest.mark.slow
 def test_ingest_accepts_every_kind_of_targets(tmp_path: Path) -> None:
-    for make, same in TARGETS.values():
+    for make, equivalent in TARGETS.values():
         spec = sk.ingest_store(X, tmp_path / "t.zarr", y=make(), shuffle=False, overwrite=True)
-        assert spec.classes == (("ann", "bob", "cyd") if same is W else None)
+        assert spec.classes == (("ann", "bob", "cyd") if equivalent is W else None)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 def test_estimators_accept_every_kind_of_rows(tmp_path: Path) -> None:
     models: dict[int, Any] = {}
-    for name, (make, same) in KINDS.items():
-        if id(same) not in models:
-            models[id(same)] = sk.KernelRegressor(**FAST).fit(same, Y)
-            models[id(same)].save(tmp_path / str(id(same)))
-        plain = models[id(same)]
+    for name, (make, equivalent) in KINDS.items():
+        if id(equivalent) not in models:
+            models[id(equivalent)] = sk.KernelRegressor(**FAST).fit(equivalent, Y)
+            models[id(equivalent)].save(tmp_path / str(id(equivalent)))
+        plain = models[id(equivalent)]
         model = sk.KernelRegressor(**FAST).fit(make(), Y)
         np.testing.assert_array_equal(model.dual_coef_, plain.dual_coef_, err_msg=name)
-        expected = plain.predict(same)
-        for fitted in (model, sk.load(tmp_path / str(id(same)))):
+        expected = plain.predict(equivalent)
+        for fitted in (model, sk.load(tmp_path / str(id(equivalent)))):
             answer = fitted.predict(make())
             answer = answer.compute() if hasattr(answer, "compute") else answer
             np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6, err_msg=name)
-        figures = sk.evaluate(tmp_path / str(id(same)), make(), Y)
-        assert figures["r2"] == pytest.approx(plain.score(same, Y), rel=1e-4), name
+        figures = sk.evaluate(tmp_path / str(id(equivalent)), make(), Y)
+        assert figures["r2"] == pytest.approx(plain.score(equivalent, Y), rel=1e-4), name
 
 
 def test_estimators_accept_every_kind_of_targets() -> None:
     values, words = sk.KernelRegressor(**FAST).fit(X, Y), sk.KernelClassifier(**FAST).fit(X, W)
-    for name, (make, same) in TARGETS.items():
-        plain = values if same is Y else words
+    for name, (make, equivalent) in TARGETS.items():
+        plain = values if equivalent is Y else words
         model = type(plain)(**FAST).fit(X, make())
         np.testing.assert_array_equal(model.dual_coef_, plain.dual_coef_, err_msg=name)
-        if same is W:
+        if equivalent is W:
             np.testing.assert_array_equal(model.classes_, plain.classes_)
 
 
@@ -240,19 +240,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_every_entry_point_refuses_in_the_same_sentence(tmp_path: Path, name: str) -> None:
-    given, pattern = REFUSED[name]
+    value, pattern = REFUSED[name]
     sk.ingest_store(X, tmp_path / "s.zarr", y=Y)
     message = []
     for entry_point in (
-        lambda: sk.KernelRegressor(**FAST).fit(given, Y),
-        lambda: sk.ingest_store(given, tmp_path / "t.zarr", y=Y),
+        lambda: sk.KernelRegressor(**FAST).fit(value, Y),
+        lambda: sk.ingest_store(value, tmp_path / "t.zarr", y=Y),
     ):
         with pytest.raises(StreamkernError, match=pattern) as raised:
             entry_point()
         message.append(str(raised.value).partition(" (")[0])
     assert message[0] == message[1]
     with pytest.raises(StreamkernError):
-        sk.append_store(given, tmp_path / "s.zarr", y=Y)
+        sk.append_store(value, tmp_path / "s.zarr", y=Y)
     assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == N
 
 
@@ -260,13 +260,13 @@ def test_every_entry_point_refuses_in_the_same_sentence(tmp_path: Path, name: st
 def test_buffers_matrices_and_datasets_are_accepted_everywhere(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**FAST).fit(X, Y)
     dataset = xr.Dataset({"X": (("row", "column"), X)})
-    for given in (memoryview(X), np.matrix(X), dataset):
-        again = sk.KernelRegressor(**FAST).fit(given, Y)
-        np.testing.assert_array_equal(again.predict(given), model.predict(X))
-        assert sk.evaluate(model, given, Y) == sk.evaluate(model, X, Y)
-        sk.ingest_store(given, tmp_path / "s.zarr", y=Y, shuffle=False, overwrite=True)
+    for data in (memoryview(X), np.matrix(X), dataset):
+        other_model = sk.KernelRegressor(**FAST).fit(data, Y)
+        np.testing.assert_array_equal(other_model.predict(data), model.predict(X))
+        assert sk.evaluate(model, data, Y) == sk.evaluate(model, X, Y)
+        sk.ingest_store(data, tmp_path / "s.zarr", y=Y, shuffle=False, overwrite=True)
         np.testing.assert_array_equal(zarr.open_group(tmp_path / "s.zarr")["X"][:], X)
-        assert sk.append_store(given, tmp_path / "s.zarr", y=Y).n_rows == 2 * N
+        assert sk.append_store(data, tmp_path / "s.zarr", y=Y).n_rows == 2 * N
 
 
 def test_generators_are_refused_where_arrays_are_read(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def test_generators_are_refused_where_arrays_are_read(tmp_path: Path) -> None:
 
 
 def test_missing_labels_are_refused_by_row(tmp_path: Path) -> None:
-    held = [None if k == 7 else word for k, word in enumerate(W)]
-    for y in (pd.Series(held, dtype="string"), pl.Series(held), pa.array(held)):
+    labels = [None if k == 7 else word for k, word in enumerate(W)]
+    for y in (pd.Series(labels, dtype="string"), pl.Series(labels), pa.array(labels)):
         with pytest.raises(sk.DataError, match="y has no value in row 7; leave such rows out"):
             sk.KernelClassifier(**FAST).fit(X, y)
         with pytest.raises(sk.DataError, match="row 7 is missing; drop_missing_targets=True"):
@@ -292,24 +292,24 @@ def test_missing_labels_are_refused_by_row(tmp_path: Path) -> None:
 
 def test_groups_and_datasets_provide_their_arrays(tmp_path: Path) -> None:
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y), "t": ("row", Y)})
-    for given, y in ((grouped(), None), (data, None), (data, "t")):
-        sk.ingest_store(given, tmp_path / "t.zarr", y=y, shuffle=False, overwrite=True)
+    for rows, y in ((grouped(), None), (data, None), (data, "t")):
+        sk.ingest_store(rows, tmp_path / "t.zarr", y=y, shuffle=False, overwrite=True)
         np.testing.assert_array_equal(zarr.open_group(tmp_path / "t.zarr")["X"][:], X)
-        assert sk.KernelRegressor(**FAST).fit(given, y).n_features_in_ == 2
+        assert sk.KernelRegressor(**FAST).fit(rows, y).n_features_in_ == 2
 
 
 def test_files_are_accepted_like_stores(tmp_path: Path) -> None:
     frame, path = WORDS.assign(t=Y), tmp_path / "rows.csv"
     frame.to_csv(path, index=False)
     sk.ingest_store(path, tmp_path / "s.zarr", y="t")
-    stored = sk.KernelRegressor(**FAST).fit(tmp_path / "s.zarr")
+    store_model = sk.KernelRegressor(**FAST).fit(tmp_path / "s.zarr")
     model = sk.KernelRegressor(**FAST, run_dir=tmp_path / "run").fit(path, "t", test=path)
-    np.testing.assert_array_equal(model.dual_coef_, stored.dual_coef_)
+    np.testing.assert_array_equal(model.dual_coef_, store_model.dual_coef_)
     assert "test_r2" in model.report_
-    again = sk.load(tmp_path / "run")
-    np.testing.assert_array_equal(again.predict(path), model.predict(str(path)))
-    np.testing.assert_allclose(again.predict(WORDS), model.predict(path), rtol=1e-6)
-    assert again.score(path) == sk.evaluate(tmp_path / "run", path, "t")["r2"]
+    other_model = sk.load(tmp_path / "run")
+    np.testing.assert_array_equal(other_model.predict(path), model.predict(str(path)))
+    np.testing.assert_allclose(other_model.predict(WORDS), model.predict(path), rtol=1e-6)
+    assert other_model.score(path) == sk.evaluate(tmp_path / "run", path, "t")["r2"]
     model.predict(path, out=tmp_path / "answers.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "answers.npy"), model.predict(path))
 
@@ -368,8 +368,8 @@ def test_all_zero_weights_are_refused(tmp_path: Path) -> None:
 
 def test_missing_value_markers_may_be_numbers(tmp_path: Path) -> None:
     frame = NUMBERS.assign(a=np.where(B == 1, -999, A), y=Y)
-    found = []
+    actual = []
     for marks in (-999, [-999], [-999.0], "-999", np.int64(-999)):
         sk.ingest_store(frame, tmp_path / "t.zarr", y="y", na_values=marks, overwrite=True)
-        found.append(zarr.open_group(tmp_path / "t.zarr")["X"][:])
-        np.testing.assert_array_equal(found[-1], found[0])
+        actual.append(zarr.open_group(tmp_path / "t.zarr")["X"][:])
+        np.testing.assert_array_equal(actual[-1], actual[0])

@@ -54,9 +54,9 @@ def test_demo_is_interrupted_resumed_and_completed_once(
     """Check the script in a process of its own once; the later calls train nothing."""
     pytest.importorskip("matplotlib")
     folder = tmp_path / "digits"
-    first = run_example("digits.py", folder, "--quick")
-    assert first.returncode == 0, first.stderr
-    assert "saved, exit code 75" in first.stdout
+    interrupted = run_example("digits.py", folder, "--quick")
+    assert interrupted.returncode == 0, interrupted.stderr
+    assert "saved, exit code 75" in interrupted.stdout
     assert (folder / "curves.png").stat().st_size > 10_000
     results = json.loads((folder / "table.json").read_text())
     block, eigenpro = results["runs"]
@@ -147,8 +147,8 @@ def test_long_run_accepts_idx_files_and_resumes(
     (store,) = (tmp_path / "whole").glob("data-*/train.zarr")
     X, _ = sk.open_store(store).read_chunk(0)
     assert X.dtype == np.uint8
-    stored, written = (a.reshape(N_IMAGES, 30).tolist() for a in (X, images))
-    assert sorted(stored) == sorted(written)
+    stored_rows, written = (a.reshape(N_IMAGES, 30).tolist() for a in (X, images))
+    assert sorted(stored_rows) == sorted(written)
 
     def fail(record: dict[str, Any]) -> None:
         if record["step"] == 2:
@@ -208,14 +208,14 @@ def test_long_run_refuses_invalid_files(
 
     write_images(tmp_path / "data")
     labels = tmp_path / "data" / "train-labels-idx1-ubyte"
-    kept = labels.read_bytes()
+    intact_labels = labels.read_bytes()
     labels.unlink()
     assert "no train-labels-idx1-ubyte or train-labels-idx1-ubyte.gz" in refusal(1)
     write_idx(labels, np.zeros(N_IMAGES - 1, np.uint8))
     assert "300 rows, but y has the shape (299,)" in refusal(2)
-    labels.write_bytes(kept[:100])
+    labels.write_bytes(intact_labels[:100])
     assert "truncated" in refusal(3)
-    labels.write_bytes(kept)
+    labels.write_bytes(intact_labels)
     held_out = tmp_path / "data" / "t10k-images-idx3-ubyte"
     write_idx(held_out, np.zeros((N_HELD_OUT, 7, 5), np.uint8))
     assert "data.test has rows of shape (7, 5, 1)" in refusal(4)
@@ -224,8 +224,8 @@ def test_long_run_refuses_invalid_files(
 def test_generated_images_are_reproducible_and_learnable(augmented: Any) -> None:
     X, y = augmented.stand_in(6000, 0)
     assert (X.shape, X.dtype, y.shape, y.dtype) == ((6000, 28, 28), np.uint8, (6000,), np.uint8)
-    again, labels = augmented.stand_in(6000, 0)
-    assert np.array_equal(X, again)
+    repeated, labels = augmented.stand_in(6000, 0)
+    assert np.array_equal(X, repeated)
     assert np.array_equal(y, labels)
     X_test, y_test = augmented.stand_in(1000, 1)
     # Nearest class mean: far above the 10 % of guessing, far below perfect.
@@ -241,9 +241,9 @@ def test_generated_images_are_reproducible_and_learnable(augmented: Any) -> None
 @pytest.mark.slow
 def test_many_center_example_compares_with_eigenpro(tmp_path: Path) -> None:
     sizes = ("--centers", "1000", "--rows", "20000", "--memory", "500 MiB")
-    found = run_example("million_centers.py", tmp_path, *sizes)
-    assert found.returncode == 0, found.stderr
-    (block, *seen), (eigenpro, *other) = last_table(found.stdout)
+    output = run_example("million_centers.py", tmp_path, *sizes)
+    assert output.returncode == 0, output.stderr
+    (block, *seen), (eigenpro, *other) = last_table(output.stdout)
     assert (block, eigenpro) == ("block", "eigenpro4")
     assert seen[2] == "20000"
     with_mean = 1.0  # the variance of the targets
@@ -253,6 +253,6 @@ def test_many_center_example_compares_with_eigenpro(tmp_path: Path) -> None:
     else:
         assert float(other[-1]) < with_mean
     assert float(other[0]) <= float(seen[0]) + 2
-    again = run_example("million_centers.py", tmp_path, *sizes)
-    assert again.returncode == 0, again.stderr
-    assert last_table(again.stdout)[0][-1] == seen[-1]
+    repeated = run_example("million_centers.py", tmp_path, *sizes)
+    assert repeated.returncode == 0, repeated.stderr
+    assert last_table(repeated.stdout)[0][-1] == seen[-1]

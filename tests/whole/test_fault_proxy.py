@@ -70,7 +70,7 @@ def test_bytes_pass_unchanged_on_one_connection(
 ) -> None:
     sent = os.urandom(n_bytes)
     path = f"/{s3.bucket}/passed"
-    before = plain.stats()["connections"]
+    n_before = plain.stats()["connections"]
     with connected(plain) as connection:
         if chunked:
             pieces = (sent[at : at + 100_000] for at in range(0, n_bytes, 100_000))
@@ -83,7 +83,7 @@ def test_bytes_pass_unchanged_on_one_connection(
         assert request(connection, "DELETE", path)[0] == 204
         assert request(connection, "GET", path)[0] == 404
     stats = plain.stats()
-    assert stats["connections"] == before + 1
+    assert stats["connections"] == n_before + 1
     assert stats["upstream_errors"] == 0
     assert stats["faults"] == {}
 
@@ -111,11 +111,11 @@ def test_host_field_is_forwarded_unchanged() -> None:
         port = listener.getsockname()[1]
         with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
             connection.request("GET", "/a/b", headers={"Host": "name.example"})
-            behind, _ = listener.accept()
-            with behind:
-                head = behind.recv(10_000)
+            server_side, _ = listener.accept()
+            with server_side:
+                head = server_side.recv(10_000)
                 # No length: the answer ends with the connection.
-                behind.sendall(b"HTTP/1.1 200 OK\r\n\r\nto the end")
+                server_side.sendall(b"HTTP/1.1 200 OK\r\n\r\nto the end")
             assert b"Host: name.example\r\n" in head
             assert connection.getresponse().read() == b"to the end"
 
@@ -125,9 +125,9 @@ def test_server_disconnect_is_counted_but_not_as_a_fault() -> None:
         port = listener.getsockname()[1]
         with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
             connection.request("GET", "/a/b")
-            behind, _ = listener.accept()
-            behind.recv(10_000)
-            behind.close()
+            server_side, _ = listener.accept()
+            server_side.recv(10_000)
+            server_side.close()
             with pytest.raises(ConnectionResetError):
                 connection.getresponse()
             stats = proxy.stats()
@@ -157,8 +157,8 @@ def faulty(s3: S3Server, bucket: str, make_proxy: MakeProxy) -> Callable[..., Fa
 
 
 def faults_of(proxy: FaultProxy) -> dict[str, int]:
-    found: dict[str, int] = proxy.stats()["faults"]
-    return found
+    faults: dict[str, int] = proxy.stats()["faults"]
+    return faults
 
 
 def test_refuse_closes_new_connections(faulty: Callable[..., FaultProxy], bucket: str) -> None:
@@ -325,23 +325,23 @@ def outcomes(proxy: FaultProxy, bucket: str, keys: list[str]) -> list[str | None
 @pytest.mark.slow
 def test_same_seed_gives_same_faults(s3: S3Server, make_proxy: MakeProxy) -> None:
     keys = ["a", "b", "a"] * 40
-    found = []
+    runs = []
     for seed in (1, 1, 2):
         bucket = s3.make_bucket()
         for key in ("a", "b"):
             s3.client().put_object(Bucket=bucket, Key=key, Body=b"content")
         proxy = make_proxy(seed=seed, faults=TABLE)
-        found.append(outcomes(proxy, bucket, keys))
-        counted = Counter(fault for fault in found[-1] if fault)
+        runs.append(outcomes(proxy, bucket, keys))
+        counted = Counter(fault for fault in runs[-1] if fault)
         assert faults_of(proxy) == counted
         assert proxy.stats()["requests"] == {"GET": len(keys)}
         assert set(counted) == set(TABLE)
         # One key's faults do not depend on the requests for others in between.
         proxy.set(seed=seed)
-        alone = outcomes(proxy, bucket, ["b"] * 40)
-        assert alone == found[-1][1::3]
-    assert found[0] == found[1]
-    assert found[0] != found[2]
+        single_run = outcomes(proxy, bucket, ["b"] * 40)
+        assert single_run == runs[-1][1::3]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
 
 
 def test_retry_succeeds_after_max_consecutive_faults(
@@ -367,7 +367,7 @@ def test_methods_keys_and_limit_select_requests(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("table", "message"),
     [
         ({"faults": {"error404": 0.1}}, "unknown faults"),
         ({"faults": {"reset": 0.6, "stall": 0.6}}, "add up"),
@@ -375,12 +375,12 @@ def test_methods_keys_and_limit_select_requests(
     ],
 )
 def test_invalid_fault_table_is_refused(
-    plain: FaultProxy, wrong: dict[str, Any], message: str
+    plain: FaultProxy, table: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        FaultProxy("http://127.0.0.1:1", **wrong)
+        FaultProxy("http://127.0.0.1:1", **table)
     with pytest.raises(ValueError, match=message):
-        plain.set(**wrong)
+        plain.set(**table)
 
 
 # ----------------------------------------------------------------------------- nothing left over
@@ -488,8 +488,8 @@ def test_missing_files_are_answered_like_s3(
     files: FileServer, path: str, status: int, code: bytes
 ) -> None:
     with connected(files) as connection:
-        found, body = request(connection, "GET", path)
-        assert found == status
+        answer, body = request(connection, "GET", path)
+        assert answer == status
         assert b"<Code>" + code + b"</Code>" in body
         assert request(connection, "HEAD", path) == (status, b"")
         assert request(connection, "HEAD", "/bucket/a.txt") == (200, b"")
@@ -500,9 +500,9 @@ def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> Non
         "bucket", endpoint=files.endpoint, skip_signature=True, client_options={"allow_http": True}
     )
     assert [entry["path"] for page in store.list() for entry in page] == sorted(KEYS)
-    found = store.list_with_delimiter("deep")
-    assert found["common_prefixes"] == ["deep/er"]
-    assert [entry["path"] for entry in found["objects"]] == ["deep/one"]
+    listing = store.list_with_delimiter("deep")
+    assert listing["common_prefixes"] == ["deep/er"]
+    assert [entry["path"] for entry in listing["objects"]] == ["deep/one"]
     fs = s3fs.S3FileSystem(anon=True, endpoint_url=files.endpoint, skip_instance_cache=True)
     assert fs.find("bucket") == [f"bucket/{key}" for key in sorted(KEYS)]
     assert sorted(fs.ls("bucket/deep", detail=False)) == ["bucket/deep/er", "bucket/deep/one"]
@@ -515,9 +515,9 @@ def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> Non
 
 def test_long_lists_are_paginated(files: FileServer, s3: S3Server) -> None:
     pages = s3.client(files.endpoint).get_paginator("list_objects_v2")
-    found = list(pages.paginate(Bucket="bucket", PaginationConfig={"PageSize": 2}))
-    assert [entry["Key"] for page in found for entry in page["Contents"]] == sorted(KEYS)
-    assert len(found) == 3
+    pages_found = list(pages.paginate(Bucket="bucket", PaginationConfig={"PageSize": 2}))
+    assert [entry["Key"] for page in pages_found for entry in page["Contents"]] == sorted(KEYS)
+    assert len(pages_found) == 3
 
 
 def test_ceiling_is_measured_and_short_reads_raise(

@@ -37,7 +37,7 @@ SEARCH = (
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def input_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return data, a store and a trained run."""
     folder = tmp_path_factory.mktemp("given")
     rng = np.random.default_rng(0)
@@ -56,14 +56,14 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def words(given: Path, location: Path) -> dict[str, list[Any]]:
-    data, store, run = given / "d.npz", given / "s.zarr", given / "run"
-    beside = location.parent / "beside"
+def commands_by_name(input_folder: Path, location: Path) -> dict[str, list[Any]]:
+    data, store, run = input_folder / "d.npz", input_folder / "s.zarr", input_folder / "run"
+    sibling = location.parent / "beside"
     train, tune = ["train", "--train", store, *TRAIN], ["tune", "--train", store, *TRAIN, *SEARCH]
     return {
         "ingest": ["ingest", data, location],
         "ingest --overwrite": ["ingest", data, location, "--overwrite"],
-        "ingest --scratch": ["ingest", data, beside, "--overwrite", "--scratch", location],
+        "ingest --scratch": ["ingest", data, sibling, "--overwrite", "--scratch", location],
         "augment": ["augment", store, location, "--overwrite"],
         "predict": ["predict", run, store, location, "--overwrite"],
         "predict .npy": ["predict", run, store, location / "mine.npy", "--overwrite"],
@@ -72,7 +72,7 @@ def words(given: Path, location: Path) -> dict[str, list[Any]]:
         "train --run-dir": [*train, "--run-dir", location],
         "train --cache": [*train, "--cache", location],
         "tune --out": [*tune, "--out", location],
-        "tune --write": [*tune, "--out", beside, "--write", location / "notes.txt"],
+        "tune --write": [*tune, "--out", sibling, "--write", location / "notes.txt"],
     }
 
 
@@ -99,32 +99,32 @@ def group(folder: Path) -> None:
 
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("fill", [plain, documents, group])
-@pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
+@pytest.mark.parametrize("command", list(commands_by_name(Path("a"), Path("b/c"))))
 def test_no_command_changes_foreign_files(
-    command: str, fill: Callable[[Path], None], given: Path, tmp_path: Path
+    command: str, fill: Callable[[Path], None], input_folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "place.zarr"
     fill(path)
-    before = tree(path)
-    code = main.run_command([str(word) for word in words(given, path)[command]])
-    after = tree(path)
-    assert {name: after.get(name) for name in before} == before
+    files_before = tree(path)
+    code = main.run_command([str(word) for word in commands_by_name(input_folder, path)[command]])
+    files_after = tree(path)
+    assert {name: files_after.get(name) for name in files_before} == files_before
     # With a place of its own inside, or a free name: all others refuse, and leave nothing.
     if code != 0:
-        assert (code, after.keys()) == (2, before.keys())
+        assert (code, files_after.keys()) == (2, files_before.keys())
     else:
         assert command == "ingest --scratch" or (fill is group and " ." in command)
 
 
 @pytest.mark.full(all_but_every=4)
-@pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
+@pytest.mark.parametrize("command", list(commands_by_name(Path("a"), Path("b/c"))))
 def test_no_command_changes_foreign_files_in_its_outputs(
-    command: str, given: Path, tmp_path: Path
+    command: str, input_folder: Path, tmp_path: Path
 ) -> None:
     """Check every folder in which a command replaces, removes or evicts files."""
     target = tmp_path / "place.zarr"
     target.mkdir()
-    call = [str(word) for word in words(given, target)[command]]
+    call = [str(word) for word in commands_by_name(input_folder, target)[command]]
     assert main.run_command(call) == 0
     for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
         for name in ("mine.txt", "7.mine", "c/mine", "0.answers", "mine.json", ".mine.streamkern"):
@@ -133,8 +133,8 @@ def test_no_command_changes_foreign_files_in_its_outputs(
                 (folder / name).write_text("mine")
     mine = {name: data for name, data in tree(target).items() if data == b"mine"}
     assert main.run_command(call) in (0, 2)
-    after = tree(target)
-    assert {name: after.get(name) for name in mine} == mine
+    files_after = tree(target)
+    assert {name: files_after.get(name) for name in mine} == mine
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_cache_of_a_remote_store_keeps_foreign_files(
     for name in ("one", "two"):
         X, url = rng.standard_normal((4000, 8)).astype(np.float32), f"s3://{bucket}/{name}.zarr"
         ingest(X, url, y=X[:, :1], chunk_mb=0.02, storage_options=s3.options())
-    location, options = tmp_path / "place", s3.words(monkeypatch)
+    location, options = tmp_path / "place", s3.commands_by_name(monkeypatch)
 
     def train(name: str, size: int) -> int:
         arguments = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
@@ -157,46 +157,52 @@ def test_cache_of_a_remote_store_keeps_foreign_files(
 
     if fill is None:
         assert train("one", 1 << 30) == 0
-        (kept,) = [p for p in location.iterdir() if len(p.name) == 32]
-        entries = {p for p in kept.iterdir() if len(p.name) == 64}
+        (cache_folder,) = [p for p in location.iterdir() if len(p.name) == 32]
+        entries = {p for p in cache_folder.iterdir() if len(p.name) == 64}
         assert len(entries) > 4
-        for folder in (location, location / "new", kept, location / "mine", location / ("0" * 32)):
+        for folder in (
+            location,
+            location / "new",
+            cache_folder,
+            location / "mine",
+            location / ("0" * 32),
+        ):
             folder.mkdir(exist_ok=True)
             for name in ("mine.txt", "0a1b", "1"):
                 (folder / name).write_text("mine")
                 os.utime(folder / name, (0, 0))
-        os.utime(kept / "used", (0, 0))
-        before = {name: data for name, data in tree(location).items() if data == b"mine"}
+        os.utime(cache_folder / "used", (0, 0))
+        files_before = {name: data for name, data in tree(location).items() if data == b"mine"}
     else:
         fill(location)
-        before = tree(location)
+        files_before = tree(location)
     assert train("two", 30_000) == (0 if fill is None else 2)
-    after = tree(location)
-    assert {name: after.get(name) for name in before} == before
+    files_after = tree(location)
+    assert {name: files_after.get(name) for name in files_before} == files_before
     if fill is None:
         assert {p.name for p in location.glob("*/*") if len(p.name) == 64} - {
             p.name for p in entries
         }
         assert not any(path.exists() for path in entries)
     else:
-        assert after.keys() == before.keys()
+        assert files_after.keys() == files_before.keys()
 
 
 @pytest.mark.slow
 def test_run_on_s3_keeps_foreign_objects(
-    s3: S3Server, bucket: str, given: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, bucket: str, input_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check foreign keys like names of our files: they are refused, and nothing is written or
     deleted."""
-    options = s3.words(monkeypatch)
+    options = s3.commands_by_name(monkeypatch)
     client = s3.client()
     for name in ("run.json", "log/1.jsonl", "lease/000000000007.json", "setup/X/c/0", "setup.json"):
         for key in (f"{name}/{name}", f"{name}/000000000001.json", f"{name}/notes.txt"):
             client.put_object(Bucket=bucket, Key=key, Body=b"mine")
-        before = _objects(client, bucket)
-        train = ["train", "--train", str(given / "s.zarr"), *TRAIN, *options]
+        files_before = _objects(client, bucket)
+        train = ["train", "--train", str(input_folder / "s.zarr"), *TRAIN, *options]
         assert main.run_command([*train, "--run-dir", f"s3://{bucket}/{name}"]) == 2
-        assert _objects(client, bucket) == before
+        assert _objects(client, bucket) == files_before
 
 
 def _objects(client: Any, bucket: str) -> dict[str, bytes]:

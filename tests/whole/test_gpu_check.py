@@ -28,13 +28,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_checked_step_equals_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that rows are weighted by estimated leverages, in blocks whose factors fit."""
-    made = list[Any]()
-    monkeypatch.setattr(gpu_solver.BlockSolver, "_row_weights", lambda self, *of: made.append(self))
+    solvers = list[Any]()
+    monkeypatch.setattr(
+        gpu_solver.BlockSolver, "_row_weights", lambda self, *of: solvers.append(self)
+    )
     for size, n_blocks in ((10**9, 1), (4 * 70 * 20, 4)):
         monkeypatch.setattr(gpu_solver, "FACTOR_BYTES", size)
         gpu_speed.measure(Backend(1), 100, **SIZES)
-        assert len(made[-1].preconditioner.blocks) == n_blocks
-        assert made[-1].sketch == 16
+        assert len(solvers[-1].preconditioner.blocks) == n_blocks
+        assert solvers[-1].sketch == 16
 
 
 @pytest.mark.parametrize("backend", [Backend(1), VirtualBackend(0)], ids=["numpy", "virtual"])
@@ -62,24 +64,24 @@ def test_speed_report_is_complete(backend: Any) -> None:
 
 def test_all_work_runs_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that no work is on another stream, where it would race with its results."""
-    inside, seen = list[int](), list[int]()
+    active_streams, used_streams = list[int](), list[int]()
 
     class Recording(Backend):
         @contextmanager
         def active(self) -> Iterator[None]:
-            inside.append(1)
+            active_streams.append(1)
             yield
-            inside.pop()
+            active_streams.pop()
 
     def run(parts: Any, report: Any, out: Any) -> dict[str, Any]:
-        seen.append(len(inside))
+        used_streams.append(len(active_streams))
         return {"passed": True}
 
     monkeypatch.setattr("streamkern.backend.devices.gpu_problem", lambda: None)
     monkeypatch.setattr("streamkern.backend.devices.get_backend", lambda device: Recording(1))
     monkeypatch.setattr(gpu_check, "run", run)
     assert gpu_check.main(["--skip-tests"]) == 0
-    assert seen == [1]
+    assert used_streams == [1]
 
 
 def test_measurements_without_time_are_listed() -> None:
@@ -104,9 +106,13 @@ def test_failing_part_is_reported_and_others_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_backends_agree() -> None:
     """Run the checks with NumPy on both sides and tiles in two orders."""
-    other = Backend(1)
-    other.tile_rows, other.tile_cols, other.norms_in_columns = 100, 100, False
-    for name, check in gpu_check.agreement(Backend(1), other).items():
+    other_backend = Backend(1)
+    other_backend.tile_rows, other_backend.tile_cols, other_backend.norms_in_columns = (
+        100,
+        100,
+        False,
+    )
+    for name, check in gpu_check.agreement(Backend(1), other_backend).items():
         report = check()
         assert report["passed"], (name, report)
 
@@ -121,13 +127,15 @@ def test_large_triangles_are_compared_exactly() -> None:
             super().add_gram(C, W, 1.5 * scale, lower=lower)
 
     report = gpu_parts.large(Wrong(1), 300)
-    assert [name for name, right in report["right"].items() if not right] == ["gram of a triangle"]
+    assert [name for name, is_right in report["right"].items() if not is_right] == [
+        "gram of a triangle"
+    ]
 
 
 def test_parts_of_a_step_are_timed() -> None:
-    (found,) = gpu_parts.step_parts(Backend(1), [SHAPE], "exact").values()
-    assert list(found)[-2:] == ["H g", "H.T (H g)"]
-    assert all(ms > 0 for ms in found.values())
+    (part_times,) = gpu_parts.step_parts(Backend(1), [SHAPE], "exact").values()
+    assert list(part_times)[-2:] == ["H g", "H.T (H g)"]
+    assert all(ms > 0 for ms in part_times.values())
 
 
 def test_measured_costs_have_names_of_assumed_costs() -> None:

@@ -16,15 +16,15 @@ import streamkern as sk
 from tests import fake_cupy
 from tests.host_cuda import COMPILER
 
-N, MORE, D = 160, 600, 11
+N, N_MANY, D = 160, 600, 11
 """Rows; those of a fit that learns a metric; features, whose rows of halves are padded."""
 rng = np.random.default_rng(5)
-X = rng.standard_normal((MORE + 100, D)).astype(np.float32)
+X = rng.standard_normal((N_MANY + 100, D)).astype(np.float32)
 F = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
 Y = F + 0.1 * rng.standard_normal(len(X))
 CLASSES = (Y > 0).astype(int) + (Y > 1)
 WORDS = pd.DataFrame(X).rename(columns=str).assign(word=rng.choice(["u", "v", "w"], len(X)))
-TRAIN, FRESH = slice(N), slice(MORE, None)
+TRAIN, FRESH = slice(N), slice(N_MANY, None)
 
 
 @pytest.fixture(
@@ -35,7 +35,7 @@ TRAIN, FRESH = slice(N), slice(MORE, None)
         ),
     ]
 )
-def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the process a GPU."""
     if request.param == "stand-in":
         fake_cupy.install(monkeypatch)
@@ -56,7 +56,7 @@ def probabilities(**options: Any) -> Callable[[str], Any]:
 
 
 def with_metric(device: str) -> Any:
-    model = sk.KernelRegressor(n_centers=60, device=device).fit(X[:MORE], Y[:MORE])
+    model = sk.KernelRegressor(n_centers=60, device=device).fit(X[:N_MANY], Y[:N_MANY])
     assert model.kernel_.metric is not None
     return model.predict(X[FRESH])
 
@@ -84,7 +84,7 @@ FITS = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_gpu_fits_equal_cpu_fits(name: str, card: None) -> None:
+def test_gpu_fits_equal_cpu_fits(name: str, gpu: None) -> None:
     on_cpu, on_gpu = (np.asarray(FITS[name](device)) for device in ("cpu", "gpu"))
     assert on_gpu.shape == on_cpu.shape
     assert np.square(on_gpu - on_cpu).mean() < 0.01 * np.square(on_cpu - on_cpu.mean(0)).mean()

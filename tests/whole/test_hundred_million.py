@@ -41,8 +41,8 @@ def test_every_figure_is_measured(tmp_path: Path) -> None:
 
 def test_generated_rows_depend_on_their_number_only() -> None:
     X, y = subject.generated(1, 2, 0, 100)
-    again, _ = subject.generated(1, 2, 40, 60)
-    np.testing.assert_array_equal(again, X[40:60])
+    repeated, _ = subject.generated(1, 2, 40, 60)
+    np.testing.assert_array_equal(repeated, X[40:60])
     assert y.tolist() == [i % 10 for i in range(100)]
 
 

@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:X has feature names"),
 ]
 N = 36
-WHICH = np.arange(N) % 3
-A = np.random.default_rng(0).normal(size=N) + 9 * WHICH
+CLASS_IDS = np.arange(N) % 3
+A = np.random.default_rng(0).normal(size=N) + 9 * CLASS_IDS
 FAST: dict[str, Any] = {
     "n_centers": 9, "metric": "none", "kernel": "gaussian", "bandwidth": 2.0, "ridge": 1e-3,
     "epochs": 1, "threads": 1, "solver": "direct",
@@ -38,17 +38,19 @@ LABELS: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 def table(labels: list[Any], rows: slice = slice(None)) -> pd.DataFrame:
-    return pd.DataFrame({"a": A[rows], "y": [labels[k] for k in WHICH[rows]]})
+    return pd.DataFrame({"a": A[rows], "y": [labels[k] for k in CLASS_IDS[rows]]})
 
 
-def doors(frame: pd.DataFrame, location: Path) -> dict[str, Callable[[], tuple[Any, Any]]]:
+def entry_points_of(
+    frame: pd.DataFrame, location: Path
+) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """Return calls that give the rows and targets of a table by each door."""
     csv, parquet = location / "t.csv", location / "t.parquet"
     frame.to_csv(csv, index=False)
     frame.to_parquet(parquet, index=False)
 
-    def store(given: Any, y: Any) -> Any:
-        sk.ingest_store(given, location / "s.zarr", y=y, targets="classes", overwrite=True)
+    def store(labels: Any, y: Any) -> Any:
+        sk.ingest_store(labels, location / "s.zarr", y=y, targets="classes", overwrite=True)
         return location / "s.zarr", None
 
     return {
@@ -71,26 +73,26 @@ def doors(frame: pd.DataFrame, location: Path) -> dict[str, Callable[[], tuple[A
 def test_labels_keep_value_and_type_at_every_entry_point(tmp_path: Path, kind: str) -> None:
     typed, untyped = LABELS[kind]
     frame = table(typed)
-    given = doors(frame, tmp_path)
+    entry_points = entry_points_of(frame, tmp_path)
     models = {}
-    for name, entry_point in given.items():
+    for name, entry_point in entry_points.items():
         model = sk.KernelClassifier(**FAST).fit(*entry_point())
         expected = untyped if "csv" in name else typed
         assert model.classes_.tolist() == sorted(set(expected)), name
         assert [type(k) for k in model.classes_.tolist()] == [type(expected[0])] * len(
             set(expected)
         )
-        assert model.predict(frame[["a"]]).tolist() == [expected[k] for k in WHICH], name
+        assert model.predict(frame[["a"]]).tolist() == [expected[k] for k in CLASS_IDS], name
         models[name] = model
     for name in ("frame", "csv", "store of csv"):
         model = models[name]
         model.save(tmp_path / name)
         loaded = sk.load(tmp_path / name)
         assert loaded.classes_.tolist() == model.classes_.tolist()
-        for other, entry_point in given.items():
+        for entry_name, entry_point in entry_points.items():
             X, y = entry_point()
-            assert model.score(X, y) == 1.0, (name, other)
-            assert sk.evaluate(loaded, X, y)["accuracy"] == 1.0, (name, other)
+            assert model.score(X, y) == 1.0, (name, entry_name)
+            assert sk.evaluate(loaded, X, y)["accuracy"] == 1.0, (name, entry_name)
 
 
 @pytest.mark.slow
@@ -101,8 +103,8 @@ def test_subset_of_classes_can_be_evaluated_and_continued(tmp_path: Path, kind: 
     uninterrupted, some = tmp_path / "whole", tmp_path / "some"
     uninterrupted.mkdir(), some.mkdir()
     frame = table(typed)
-    left = frame[frame["y"] == typed[1]]
-    all_of_them, few = doors(frame, uninterrupted), doors(left, some)
+    subset = frame[frame["y"] == typed[1]]
+    all_of_them, few = entry_points_of(frame, uninterrupted), entry_points_of(subset, some)
     for name in ("arrays", "parquet", "csv", "store of csv"):
         model = sk.KernelClassifier(**FAST).fit(*all_of_them["frame"](), test=few[name]())
         assert model.report_["test_accuracy"] == 1.0, name
@@ -115,7 +117,7 @@ def test_subset_of_classes_can_be_evaluated_and_continued(tmp_path: Path, kind: 
         location, _ = all_of_them["store of a frame"]()
         sk.append_store(few[name]()[0], location, y="y" if "store" not in name else None) if (
             name != "arrays"
-        ) else sk.append_store(left[["a"]], location, y=left["y"])
+        ) else sk.append_store(subset[["a"]], location, y=subset["y"])
         group = zarr.open_group(location, mode="r")
         ids = group["y"][:][N:]
         classes = sk.open_store(location).spec.classes or ()
@@ -124,14 +126,14 @@ def test_subset_of_classes_can_be_evaluated_and_continued(tmp_path: Path, kind: 
 
 def test_unknown_classes_are_refused_with_remedy(tmp_path: Path) -> None:
     model = sk.KernelClassifier(**FAST).fit(table(["a", "b", "c"]), "y")
-    other, places = table(["a", "b", "d"]), (tmp_path / "whole", tmp_path / "left")
+    with_unknown, places = table(["a", "b", "d"]), (tmp_path / "whole", tmp_path / "left")
     for location in places:
         location.mkdir()
-    left = doors(other[other["y"] != "d"], places[1])
-    for name, entry_point in doors(other, places[0]).items():
+    known_models = entry_points_of(with_unknown[with_unknown["y"] != "d"], places[1])
+    for name, entry_point in entry_points_of(with_unknown, places[0]).items():
         with pytest.raises(sk.DataError, match="leave such rows out, or"):
             sk.evaluate(model, *entry_point())
-        assert sk.evaluate(model, *left[name]())["accuracy"] == 1.0, name
+        assert sk.evaluate(model, *known_models[name]())["accuracy"] == 1.0, name
 
 
 def test_predictions_in_files_are_labels(tmp_path: Path) -> None:
@@ -142,12 +144,12 @@ def test_predictions_in_files_are_labels(tmp_path: Path) -> None:
         for suffix in (".npy", ".parquet", ".zarr"):
             out = tmp_path / f"{kind}{suffix}".replace(" ", "")
             model.predict(frame, out=out)
-            found: Any = np.load(out) if suffix == ".npy" else None
+            labels: Any = np.load(out) if suffix == ".npy" else None
             if suffix == ".parquet":
-                found = pd.read_parquet(out)["y"]
+                labels = pd.read_parquet(out)["y"]
             if suffix == ".zarr":
-                found = zarr.open_group(out, mode="r")["labels"][:]
-            assert found.tolist() == expected, (kind, suffix)
+                labels = zarr.open_group(out, mode="r")["labels"][:]
+            assert labels.tolist() == expected, (kind, suffix)
 
 
 def test_untyped_class_names_are_integers_or_text() -> None:

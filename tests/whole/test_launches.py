@@ -52,14 +52,14 @@ def launches(
             operator(precision=precision, backend=backend), name, options=options, **changes
         )
         solver = case.solver()
-        state, found = solver.init(), []
+        state, n_launches = solver.init(), []
         for t in range(4):
             rows = case.batch(t % 2)  # whole batches
             X, Y = (backend.asarray(a[rows], solver.op.dtype) for a in (case.X, case.Y))
             with counted() as counts:
                 solver.step(state, Batch(X, Y, rows))
-            found.append(counts)
-    return found[1:]
+            n_launches.append(counts)
+    return n_launches[1:]
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
@@ -84,19 +84,19 @@ def test_a_batch_of_scaled_and_noisy_bytes_takes_few_launches(
         BatchReader(source, batch_size=20, seed=0) as reader,
         Feed(reader, backend, dtype=np.float32, seed=0, targets=targets) as feed,
     ):
-        batches, found = feed.epoch(0), []
-        while len(found) < 3:
+        batches, n_launches = feed.epoch(0), []
+        while len(n_launches) < 3:
             with backend.active(), counted() as counts:
                 next(batches)
-            found.append(total(counts))
-    assert max(found[1:]) <= limit
+            n_launches.append(total(counts))
+    assert max(n_launches[1:]) <= limit
 
 
 def test_four_blocks_need_60_launches() -> None:
     """Check also at most 30 views of arrays; a small ridge is evaluated in few steps."""
-    found = launches("blocks", ridge=1e-6, block_size=8, p=32)
-    assert max(map(total, found)) <= 60
-    assert max(counts["view"] for counts in found) <= 30
+    n_launches = launches("blocks", ridge=1e-6, block_size=8, p=32)
+    assert max(map(total, n_launches)) <= 60
+    assert max(counts["view"] for counts in n_launches) <= 30
 
 
 def test_one_block_needs_40_launches() -> None:

@@ -150,9 +150,9 @@ def measured(
     return run_alone(CHILD, tables)
 
 
-def run_alone(script: str, given: Any) -> dict[str, Any]:
+def run_alone(script: str, arguments: Any) -> dict[str, Any]:
     """Return what a script in a fresh process prints."""
-    command = [sys.executable, "-c", script, json.dumps(given)]
+    command = [sys.executable, "-c", script, json.dumps(arguments)]
     child = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
     )
@@ -167,9 +167,9 @@ def assert_planned(report: dict[str, Any], memory: str = "none") -> None:
     A plan that is kept, but half empty, would be wrong too. The compiler came with the plan, before
     the baseline, and compiles nothing that it has kept.
     """
-    given = math.inf if memory == "none" else int(memory.split()[0]) << 20
-    assert report["planned"] <= given
-    assert report["peak"] <= min(given, 1.1 * report["planned"]), report
+    budget = math.inf if memory == "none" else int(memory.split()[0]) << 20
+    assert report["planned"] <= budget
+    assert report["peak"] <= min(budget, 1.1 * report["planned"]), report
     assert report["peak"] >= 0.5 * (report["planned"] - report["compiler"]), report
 
 

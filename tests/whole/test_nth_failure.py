@@ -136,8 +136,10 @@ def test_command_completes_after_any_failed_call(
     uninterrupted = result(at, out)
     every = range(1, calls + 1)
     if not pytestconfig.getoption("--full"):
-        drawn = np.random.default_rng([len(name), len(kind)]).permutation(calls)[:SAMPLE] + 1
-        every = sorted(drawn.tolist())
+        failing_calls = (
+            np.random.default_rng([len(name), len(kind)]).permutation(calls)[:SAMPLE] + 1
+        )
+        every = sorted(failing_calls.tolist())
     for n in every:
         at = folder_with(inputs, tmp_path / "at")
         code, out, err, _ = run_with_fault(arguments(at), at, kind, n)
@@ -149,8 +151,8 @@ def test_command_completes_after_any_failed_call(
             assert err.splitlines()[-1].startswith("streamkern: "), reported
             code, out, err, _ = run_with_fault(arguments(at), at, kind)
             # A store that is there already: the call failed after the last write.
-            done = code == USAGE and "already holds a store" in err
-            assert done or code == DONE, f"{reported}; and again: {err}"
+            was_done = code == USAGE and "already holds a store" in err
+            assert was_done or code == DONE, f"{reported}; and again: {err}"
         elif "was skipped" in err:  # the run went on from an older checkpoint, and says so
             continue
         assert result(at, out) == uninterrupted, reported

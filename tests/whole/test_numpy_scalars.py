@@ -95,8 +95,10 @@ def test_search_resumes_with_numpy_scalars(tmp_path: Path) -> None:
     counts = {"rows": 100, "centers": 20, "epochs": 1, "folds": 1, "refine": 0}
     plain = tune(X, LABELS, bandwidths=[1.0, 2.0], ridges=[0.5], out=tmp_path, **counts)
     twins: dict[str, Any] = {name: np.int64(n) for name, n in counts.items()}
-    again = tune(X, LABELS, bandwidths=np.array([1, 2]), ridges=[half], out=str(tmp_path), **twins)
-    assert again.best == plain.best
+    repeated = tune(
+        X, LABELS, bandwidths=np.array([1, 2]), ridges=[half], out=str(tmp_path), **twins
+    )
+    assert repeated.best == plain.best
 
 
 def test_model_functions_accept_numpy_scalars(tmp_path: Path) -> None:
@@ -165,12 +167,12 @@ def test_boolean_is_refused_as_a_number(
     assert not Path("a.zarr").exists()
 
 
-@pytest.mark.parametrize("wrong", [-1, "a", None, float("nan")])
-def test_invalid_seconds_and_mebibytes_are_refused(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid", [-1, "a", None, float("nan")])
+def test_invalid_seconds_and_mebibytes_are_refused(invalid: Any) -> None:
     for call in (
-        lambda: Loader(ArraySource(X, LABELS), 50, retry_s=wrong),
-        lambda: Cache("cache", idle_s=wrong),
-        lambda: ingest_store(X, "a.zarr", y=LABELS, chunk_mb=wrong),
+        lambda: Loader(ArraySource(X, LABELS), 50, retry_s=invalid),
+        lambda: Cache("cache", idle_s=invalid),
+        lambda: ingest_store(X, "a.zarr", y=LABELS, chunk_mb=invalid),
     ):
         with pytest.raises(streamkern.ConfigError, match=r"=.* must be a number"):
             call()

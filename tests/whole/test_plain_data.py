@@ -45,10 +45,10 @@ def test_classes_and_given_test_rows_are_used() -> None:
 
 def test_folder_of_tables_is_measured(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", **small_table())
-    found = tables.load_tables(tmp_path)
-    assert list(found) == ["one"]
-    given = argparse.Namespace(seeds=2, centers=30)
-    records = tables.measure(found["one"], ["direct", "block p/4"], [1], given)
+    loaded = tables.load_tables(tmp_path)
+    assert list(loaded) == ["one"]
+    args = argparse.Namespace(seeds=2, centers=30)
+    records = tables.measure(loaded["one"], ["direct", "block p/4"], [1], args)
     assert len(records) == 4
     assert {r["solver"] for r in records} == {"direct", "block"}
     direct = [r["ratio"] for r in records if r["method"] == "direct"]

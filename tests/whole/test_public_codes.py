@@ -57,12 +57,12 @@ def test_preconditioner_flattens_top_of_spectrum(
     rows = points[0][:200]
     K, level = kernel(rows, rows), 20
     P = precondition(K, rows, level)
-    before = np.sort(np.linalg.eigvalsh(K / len(K)))[::-1]
+    spectrum_before = np.sort(np.linalg.eigvalsh(K / len(K)))[::-1]
     levelled = (K - K @ P.correction(K, np.eye(len(K)))) / len(K)
-    after = np.sort(np.linalg.eigvals(levelled).real)[::-1]
-    expected = np.minimum(before, before[level])
-    np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-10)
-    assert P.critical_batch == int(1 / before[level])
+    spectrum_after = np.sort(np.linalg.eigvals(levelled).real)[::-1]
+    expected = np.minimum(spectrum_before, spectrum_before[level])
+    np.testing.assert_allclose(spectrum_after, expected, rtol=1e-6, atol=1e-10)
+    assert P.critical_batch == int(1 / spectrum_before[level])
     assert P.step(P.critical_batch) == 1
     assert P.step(2 * P.critical_batch) < 1.01
 
@@ -105,8 +105,8 @@ def test_run_writes_every_line_of_every_table(
     arguments = ["--names", "diabetes", "--centers", "60", "--seeds", "1", "--json", str(path)]
     monkeypatch.setattr("sys.argv", ["public_codes", *arguments])
     assert public_codes.main() == 0
-    found = json.loads(path.read_text())
-    records = found["tables"]["diabetes"]
+    output = json.loads(path.read_text())
+    records = output["tables"]["diabetes"]
     assert {(r["method"], r["epochs"]) for r in records} == {
         (method, epochs) for method in public_codes.METHODS for epochs in public_codes.EPOCHS
     }
@@ -116,9 +116,9 @@ def test_run_writes_every_line_of_every_table(
     assert by["falkon, e - 1", 2] == by["falkon, e", 1]
     monkeypatch.setattr("sys.argv", ["public_codes", *arguments, "--go-on"])
     assert public_codes.main() == 0
-    assert json.loads(path.read_text())["tables"] == found["tables"]
-    assert len(found["summary"]) == len(public_codes.METHODS)
-    assert all(line in capsys.readouterr().out for line in found["verdicts"][-1:])
+    assert json.loads(path.read_text())["tables"] == output["tables"]
+    assert len(output["summary"]) == len(public_codes.METHODS)
+    assert all(line in capsys.readouterr().out for line in output["verdicts"][-1:])
 
 
 def test_ahead_uses_most_favourable_figure_and_reports_divergence() -> None:

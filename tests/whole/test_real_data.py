@@ -48,8 +48,8 @@ def test_number_of_rows_is_limited(folder: Path) -> None:
     rows = real_data.split(table, 0, 100)
     assert (len(rows.X), len(rows.X_test)) == (100, 48)
     np.testing.assert_allclose(rows.X.std(axis=0), 1, rtol=1e-5)
-    same = real_data.split(table, 0)
-    np.testing.assert_array_equal(rows.X_test[:, 2] > 0, same.X_test[:, 2] > 0)
+    repeated_split = real_data.split(table, 0)
+    np.testing.assert_array_equal(rows.X_test[:, 2] > 0, repeated_split.X_test[:, 2] > 0)
 
 
 @pytest.mark.full
@@ -72,7 +72,7 @@ def test_benchmark_measures_tunes_and_draws(
         monkeypatch.setenv(f"{library}_NUM_THREADS", "1")
     monkeypatch.setattr(sys, "argv", ["real_data", *arguments])
     real_data.main()
-    before = json.loads(results.read_text())["tables"]
+    tables_before = json.loads(results.read_text())["tables"]
     monkeypatch.setattr(
         sys, "argv", ["real_data", *arguments, "--tuned", "0.01", "--plot", str(picture)]
     )
@@ -80,9 +80,9 @@ def test_benchmark_measures_tunes_and_draws(
     records = json.loads(results.read_text())["tables"]
     assert list(records) == ["kinds", "prices"]
     for name, of_one in records.items():
-        done = [r["method"] for r in of_one]
-        assert done == [*methods, "HistGradientBoosting, tuned", "SVM, tuned"]
-        assert of_one[:3] == before[name]  # not made again
+        measured_methods = [r["method"] for r in of_one]
+        assert measured_methods == [*methods, "HistGradientBoosting, tuned", "SVM, tuned"]
+        assert of_one[:3] == tables_before[name]  # not made again
         assert all(0 <= r["error"] < 0.6 and r["cpu_s"] > 0 for r in of_one)
         assert all(r["peak_mib"] > 50 and r["rows"] == 192 for r in of_one)
         assert all(r["cpu_s"] > r["searched_s"] for r in of_one[3:])
@@ -97,8 +97,8 @@ def test_benchmark_measures_tunes_and_draws(
 
 
 def test_timed_out_method_has_no_error(folder: Path) -> None:
-    table, given = real_data.load(folder, None)["prices"], argparse.Namespace(rows=None)
-    record = fits.in_a_process(real_data.fit, table, "SVM", 0, [], given, limit=0.01)
+    table, args = real_data.load(folder, None)["prices"], argparse.Namespace(rows=None)
+    record = fits.in_a_process(real_data.fit, table, "SVM", 0, [], args, limit=0.01)
     assert record == {"failed": "> 0.01 s"}
 
 
@@ -109,8 +109,8 @@ def test_log_loss_equals_scikit_learn() -> None:
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(90, 2)), rng.integers(0, 3, 90)
     model = LogisticRegression().fit(X, y)
-    found = fits.log_loss(model, X, y)
-    assert found == pytest.approx(log_loss(y, model.predict_proba(X)))
+    loss = fits.log_loss(model, X, y)
+    assert loss == pytest.approx(log_loss(y, model.predict_proba(X)))
     some = LogisticRegression().fit(X[y > 0], y[y > 0])  # knows no class 0
     assert fits.log_loss(some, X[y == 0], y[y == 0]) == pytest.approx(-np.log(1e-12))
 

@@ -87,13 +87,13 @@ def local_copy(case: Case, folder: Path) -> tuple[Path, pd.DataFrame]:
 
 def for_prediction(options: tuple[str, ...]) -> list[str]:
     """Return the options that say how a file is read, without those of targets and columns."""
-    kept, arguments = [], iter(options)
+    kept_options, arguments = [], iter(options)
     for word in arguments:
         if word in ("--targets", "--drop", "--date", "--numeric"):
             next(arguments)
         elif word not in ONLY_INGEST:
-            kept.append(word)
-    return kept
+            kept_options.append(word)
+    return kept_options
 
 
 @pytest.mark.full(all_but_every=4)

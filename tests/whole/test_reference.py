@@ -277,8 +277,8 @@ def test_mean_square_error_of_several_blocks_never_grows(seed: int) -> None:
     for i, (first, second) in cases:
         T, r = np.eye(4), w[i, None] * np.hstack(phi)[i]
         u = eta[first] / m * phi[first][i].T @ r
-        own = eta[first] / m * lengths[first][i, None] * r
-        r = r - w[i, None] * (phi[first][i] @ u - own)
+        own_change = eta[first] / m * lengths[first][i, None] * r
+        r = r - w[i, None] * (phi[first][i] @ u - own_change)
         T[parts[first]] -= u
         T[parts[second]] -= eta[second] / m * phi[second][i].T @ r
         full += np.kron(T, T) / len(cases)
@@ -289,14 +289,14 @@ def test_mean_square_error_of_several_blocks_never_grows(seed: int) -> None:
 def test_step_rule_keeps_projected_eigenpro_stable(m: int) -> None:
     kernel, X, _, Z, X_s = eigenpro_problem(n=400, p=32, s=120)
     eigen = ref.eigensystem(kernel(X_s, X_s), 30)
-    free = ref.eigenpro_spectrum(kernel, X, X_s, eigen)
+    unprojected = ref.eigenpro_spectrum(kernel, X, X_s, eigen)
     projected = ref.eigenpro_projected_spectrum(kernel, X, X_s, eigen, Z)
     features = ref.eigenpro_projected_features(kernel, X, X_s, eigen, Z)
     assert ref.mean_square_radius(*features, ref.step_size(m, projected), m, 100) < 1.0
     # the unprojected figures are the larger ones, so they are safe too, and cheaper
-    assert projected.lambda_1 < free.lambda_1
-    assert projected.leverage < free.leverage < 1.0
-    assert ref.mean_square_radius(*features, ref.step_size(m, free), m, 100) < 1.0
+    assert projected.lambda_1 < unprojected.lambda_1
+    assert projected.leverage < unprojected.leverage < 1.0
+    assert ref.mean_square_radius(*features, ref.step_size(m, unprojected), m, 100) < 1.0
 
 
 def test_sample_underestimates_its_own_preconditioned_spectrum() -> None:
@@ -320,12 +320,12 @@ def test_projected_features_reproduce_the_step() -> None:
     psi, phi = ref.eigenpro_projected_features(kernel, X, X_s, eigen, Z)
     K_xz, K_zz = kernel(X, Z), kernel(Z, Z)
     alpha, zero = rows(2, 24, 1), np.zeros((40, 1))
-    moved = ref.eigenpro_step(
+    stepped = ref.eigenpro_step(
         alpha, K_xz[:40], zero, K_zz, kernel(X[:40], X_s), kernel(Z, X_s), eigen.Q, 2.0
     )
-    before = K_xz @ alpha
-    expected = before - 2.0 / 40 * phi @ (psi[:40].T @ before[:40])
-    np.testing.assert_allclose(K_xz @ moved, expected, rtol=1e-9, atol=1e-10)
+    f_before = K_xz @ alpha
+    expected = f_before - 2.0 / 40 * phi @ (psi[:40].T @ f_before[:40])
+    np.testing.assert_allclose(K_xz @ stepped, expected, rtol=1e-9, atol=1e-10)
     on_z = ref.eigenpro_projected_features(kernel, Z, X_s, eigen, Z)
     np.testing.assert_allclose(*on_z, rtol=1e-8, atol=1e-10)  # k_z needs no projection
 
@@ -368,10 +368,12 @@ def test_one_block_is_a_symmetric_step_in_its_features() -> None:
     solver = block_solver(1)
     X = rows(0, 50, 3)
     solver.alpha = rows(3, 32, 2)
-    phi, before = solver.features(X), solver.predict(X)
+    phi, f_before = solver.features(X), solver.predict(X)
     solver.eta = [0.3]
     r = solver.step(X, np.zeros((50, 2)), [0])
-    np.testing.assert_allclose(r, before - 0.3 / 50 * phi @ (phi.T @ before), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(
+        r, f_before - 0.3 / 50 * phi @ (phi.T @ f_before), rtol=1e-8, atol=1e-9
+    )
     np.testing.assert_allclose(r, solver.predict(X), rtol=1e-8, atol=1e-9)
 
 
@@ -448,8 +450,8 @@ def test_energy_of_a_block_step_falls_as_derived() -> None:
         w = H @ K_xb.T @ r / 200
         sigma = H @ K_xb.T @ K_xb @ H.T / 200
         change = -solver.eta[b] * np.sum(w * (w - solver.eta[b] / 2 * sigma @ w))
-        after = solver.step(X, Y, [b])
-        assert (np.sum(after**2) - np.sum(r**2)) / 400 == pytest.approx(change, rel=1e-8)
+        f_after = solver.step(X, Y, [b])
+        assert (np.sum(f_after**2) - np.sum(r**2)) / 400 == pytest.approx(change, rel=1e-8)
         assert change <= -solver.eta[b] * (1 - 0.95) * np.sum(w**2) * (1 - 1e-9)
 
 

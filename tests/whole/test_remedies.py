@@ -45,27 +45,27 @@ def raise_sites(path: Path) -> dict[int, str]:
     The name consists of the path in the package, the function, and the number of the error within
     the function, such as `cli/files.py:read:2`.
     """
-    found: dict[int, str] = {}
+    sites: dict[int, str] = {}
 
-    def walk(node: ast.AST, inside: str, counts: dict[str, int]) -> None:
+    def walk(node: ast.AST, scope: str, counts: dict[str, int]) -> None:
         for child in ast.iter_child_nodes(node):
             name = getattr(child, "name", "") if isinstance(
                 child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else ""  # fmt: skip
-            within = f"{inside}.{name}".strip(".") if name else inside
+            inner_scope = f"{scope}.{name}".strip(".") if name else scope
             if (
                 isinstance(child, ast.Call)
                 and child.args
                 and (getattr(child.func, "id", None) in ERRORS)
             ):
-                counts[inside] = counts.get(inside, 0) + 1
-                location = f"{path.relative_to(PACKAGE)}:{inside}:{counts[inside]}"
-                found.update(
+                counts[scope] = counts.get(scope, 0) + 1
+                location = f"{path.relative_to(PACKAGE)}:{scope}:{counts[scope]}"
+                sites.update(
                     dict.fromkeys(range(child.lineno, (child.end_lineno or 0) + 1), location)
                 )
-            walk(child, within, counts)
+            walk(child, inner_scope, counts)
 
     walk(ast.parse(path.read_bytes()), "", {})
-    return found
+    return sites
 
 
 @pytest.fixture

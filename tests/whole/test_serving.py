@@ -75,10 +75,10 @@ def wait_for(connection: Any, process: subprocess.Popen[bytes]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 50])
 def test_served_predictions_equal_model(client: Any, model: Any, rows: int) -> None:
-    new = X[1000 : 1000 + rows]
-    answer = client.post("/predict", json={"rows": new.tolist()})
+    new_rows = X[1000 : 1000 + rows]
+    answer = client.post("/predict", json={"rows": new_rows.tolist()})
     assert answer.status_code == 200, answer.text
-    assert answer.json() == {"predictions": model[0].predict(new).tolist()}
+    assert answer.json() == {"predictions": model[0].predict(new_rows).tolist()}
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_invalid_rows_are_refused_in_one_sentence(client: Any) -> None:
     assert "NaN in row 0" in sentence(
         None, content=full, headers={"Content-Type": "application/json"}
     )
-    good = client.post("/predict", json={"rows": np.zeros((2, 64)).tolist()})
-    assert good.status_code == 200
+    valid_answer = client.post("/predict", json={"rows": np.zeros((2, 64)).tolist()})
+    assert valid_answer.status_code == 200
 
 
 def test_documentation_quotes_the_example() -> None:
@@ -115,6 +115,6 @@ def test_fast_c_of_benchmark_keeps_subnormal_numbers(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     model = sk.KernelRegressor(n_centers=20, precision="exact").fit(rows, rows[:, 0])
     model.to_c(tmp_path / "model.c")
-    found = _compiled(tmp_path, "fast", ["-ffast-math"])(rows)()
-    np.testing.assert_allclose(found, model.predict(rows), atol=1e-3)
+    outputs = _compiled(tmp_path, "fast", ["-ffast-math"])(rows)()
+    np.testing.assert_allclose(outputs, model.predict(rows), atol=1e-3)
     assert np.nextafter(0.0, 1.0) * np.float64(1.0) > 0

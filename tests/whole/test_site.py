@@ -57,8 +57,8 @@ def site() -> Path:
         built,
     ]
     with FileLock(built / ".lock"):  # workers of pytest-xdist share it
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     return built
 
 

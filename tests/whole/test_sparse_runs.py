@@ -65,13 +65,13 @@ def source(n: int = 135, seed: int = 0) -> ArraySource:
 def test_sparse_run_equals_dense_run(solver: str) -> None:
     X, y = rows()
     config = settings(**SOLVERS[solver], **{"run.precision": "float64"})
-    same = ArraySource(dense(X), y, classes=("ant", "bee", "cat"), unit_rows=16)
-    desired, found = finished(config, source=same), finished(config, source=source())
+    dense_source = ArraySource(dense(X), y, classes=("ant", "bee", "cat"), unit_rows=16)
+    dense_run, sparse_run = finished(config, source=dense_source), finished(config, source=source())
     T, _ = rows(50, 7)
-    expected = desired.model.values(dense(T))
-    assert found.model.values(PackedRows.of_matrix(T)) == pytest.approx(expected, abs=1e-7)
-    assert np.array_equal(found.order, desired.order)
-    assert np.array_equal(as_csr(found.Z, D).toarray(), _spread(desired.Z))
+    expected = dense_run.model.values(dense(T))
+    assert sparse_run.model.values(PackedRows.of_matrix(T)) == pytest.approx(expected, abs=1e-7)
+    assert np.array_equal(sparse_run.order, dense_run.order)
+    assert np.array_equal(as_csr(sparse_run.Z, D).toarray(), _spread(dense_run.Z))
 
 
 def _spread(Z: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -125,8 +125,8 @@ def test_all_sparse_formats_give_the_same_store(tmp_path: Path) -> None:
         assert (spec.row_shape[0], len(spec.row_shape)) == (2, 2), name
         assert (spec.file_form or {})["sparse"] == D, name
         store = streamkern.open_store(tmp_path / f"{name}.store")
-        found, labels = store.read_rows(np.argsort(store.source_rows(0)))
-        assert (as_csr(found.astype(np.float32), D) != X).nnz == 0, name
+        stored_rows, labels = store.read_rows(np.argsort(store.source_rows(0)))
+        assert (as_csr(stored_rows.astype(np.float32), D) != X).nnz == 0, name
         assert np.array_equal(labels, rows()[1]), name
         assert "zstd" in store.codec_names(), name
 
@@ -140,14 +140,14 @@ def test_all_sparse_formats_are_predicted_equally(tmp_path: Path) -> None:
     assert sp.issparse(model.centers_)
     assert model.centers_.shape == (60, D)
     assert "stay sparse" in model.report_["sparse"]
-    for given in (X.tocoo(), X.tocsc(), X.toarray(), forms["npz"]["inputs"]):
-        assert np.array_equal(model.decision_function(given), expected)
+    for sparse_rows in (X.tocoo(), X.tocsc(), X.toarray(), forms["npz"]["inputs"]):
+        assert np.array_equal(model.decision_function(sparse_rows), expected)
     model.save(tmp_path / "model")
-    again = streamkern.load(tmp_path / "model")
-    assert np.array_equal(again.decision_function(X), expected)
-    assert again.n_features_in_ == D
+    loaded_model = streamkern.load(tmp_path / "model")
+    assert np.array_equal(loaded_model.decision_function(X), expected)
+    assert loaded_model.n_features_in_ == D
     longer = sp.csr_array(np.ones((1, D), np.float32))  # more entries than any row of training
-    assert np.isfinite(again.decision_function(longer)).all()
+    assert np.isfinite(loaded_model.decision_function(longer)).all()
 
 
 def test_store_is_appended_and_mixed_with_longer_rows(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_store_is_appended_and_mixed_with_longer_rows(tmp_path: Path) -> None:
         DataError, match=r"the rows have 100 features, but the rows before have 60,000"
     ):
         streamkern.append_store(X[long, :100], tmp_path / "short", y=y[long].astype(float))
-    both = streamkern.MixtureSource(
+    mixture = streamkern.MixtureSource(
         [streamkern.ZarrSource(tmp_path / k) for k in ("short", "long")]
     )
-    fit = KernelRegressor(random_state=0, n_centers=40, solver="block").fit(both)
+    fit = KernelRegressor(random_state=0, n_centers=40, solver="block").fit(mixture)
     streamkern.append_store(X[short], tmp_path / "long", y=y[short].astype(float))
     assert streamkern.open_store(tmp_path / "long").spec.n_rows == len(y)
     assert np.isfinite(fit.predict(tmp_path / "long")).all()
@@ -178,29 +178,33 @@ def test_rows_of_other_width_are_refused(tmp_path: Path) -> None:
     narrow = X[:, : D - 1]
     for name, some in (("own", X), ("other", narrow)):
         streamkern.ingest_store(some, tmp_path / name, y=y)
-    own, other = str(tmp_path / "own"), str(tmp_path / "other")
+    own_store, other_store = str(tmp_path / "own"), str(tmp_path / "other")
     run = str(tmp_path / "run")
-    model = KernelRegressor(random_state=0, n_centers=40, solver="block", run_dir=run).fit(own)
-    learned = KernelRegressor(random_state=0, n_centers=40, epochs=1).partial_fit(own)
-    again = {"data.train": other, "solver.name": "block", "model.n_centers": 40}
+    model = KernelRegressor(random_state=0, n_centers=40, solver="block", run_dir=run).fit(
+        own_store
+    )
+    learned = KernelRegressor(random_state=0, n_centers=40, epochs=1).partial_fit(own_store)
+    other_settings = {"data.train": other_store, "solver.name": "block", "model.n_centers": 40}
     entry_points: list[Callable[[], Any]] = [
-        lambda: model.predict(other),
-        lambda: model.score(other),
-        lambda: streamkern.evaluate(model, other),
-        lambda: streamkern.load(run).predict(other),
-        lambda: model.predict(streamkern.ZarrSource(other)),
-        lambda: learned.partial_fit(other),
-        lambda: KernelRegressor(n_centers=40).fit(own, test=other),
-        lambda: streamkern.train_model(RunConfig().with_overrides(again), continues=run),
+        lambda: model.predict(other_store),
+        lambda: model.score(other_store),
+        lambda: streamkern.evaluate(model, other_store),
+        lambda: streamkern.load(run).predict(other_store),
+        lambda: model.predict(streamkern.ZarrSource(other_store)),
+        lambda: learned.partial_fit(other_store),
+        lambda: KernelRegressor(n_centers=40).fit(own_store, test=other_store),
+        lambda: streamkern.train_model(RunConfig().with_overrides(other_settings), continues=run),
         lambda: finished(
-            settings(None, **{"solver.warm_start": run}), source=streamkern.ZarrSource(other)
+            settings(None, **{"solver.warm_start": run}), source=streamkern.ZarrSource(other_store)
         ),
     ]
     for entry_point in entry_points:
         with pytest.raises(ConfigError, match=r"has 59,999 features, .* 60,000"):
             entry_point()
     with pytest.raises(ConfigError, match="sparse features 59999 and source 1 has 60000"):
-        streamkern.MixtureSource([streamkern.ZarrSource(own), streamkern.ZarrSource(other)])
+        streamkern.MixtureSource(
+            [streamkern.ZarrSource(own_store), streamkern.ZarrSource(other_store)]
+        )
 
 
 def test_dense_rows_with_two_axes_are_not_sparse(tmp_path: Path) -> None:
@@ -212,17 +216,17 @@ def test_dense_rows_with_two_axes_are_not_sparse(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows of shape \(2, 7\)"):
         streamkern.open_store(tmp_path / "foreign")
     assert streamkern.ingest_store(tmp_path / "foreign", tmp_path / "own").row_shape == (2, 7, 1)
-    made = streamkern.GeneratorSource(
+    generated = streamkern.GeneratorSource(
         lambda seed, epoch, i, j: (images[i:j], values[i:j, None]),
         n_rows=60, row_shape=(2, 7), dtype=np.float32, n_outputs=1, name="images",
     )  # fmt: skip
     with pytest.raises(ConfigError, match="give images a channel"):
-        KernelRegressor(random_state=0).fit(made)
+        KernelRegressor(random_state=0).fit(generated)
     model = KernelRegressor(random_state=0).fit(images.reshape(60, -1), values)
-    assert np.array_equal(model.predict(made), model.predict(images.reshape(60, -1)))
+    assert np.array_equal(model.predict(generated), model.predict(images.reshape(60, -1)))
     X, y = rows()
     with pytest.raises(ConfigError, match="which are sparse"):
-        KernelRegressor(random_state=0).fit(X, y.astype(float)).predict(made)
+        KernelRegressor(random_state=0).fit(X, y.astype(float)).predict(generated)
 
 
 def test_model_of_rows_with_two_axes_predicts_as_before(tmp_path: Path) -> None:
@@ -235,15 +239,15 @@ def test_model_of_rows_with_two_axes_predicts_as_before(tmp_path: Path) -> None:
     schema = replace(fitted.schema, row_shape=(2, 7))
     model._fitted_ = replace(fitted, schema=schema, meta={**fitted.meta, "row_shape": [2, 7]})
     model.save(tmp_path / "old")
-    made = streamkern.GeneratorSource(
+    generated = streamkern.GeneratorSource(
         lambda seed, epoch, i, j: (images[i:j], images[i:j, 0, :1]),
         n_rows=60, row_shape=(2, 7), dtype=np.float32, n_outputs=1, name="images",
     )  # fmt: skip
-    for old in (model, streamkern.load(tmp_path / "old")):
-        for X in (images.reshape(60, -1), images[..., None], made):
-            np.testing.assert_allclose(old.predict(X), expected, rtol=1e-5)
-        assert old.centers_.shape == (60, 14)
-        old.to_onnx(tmp_path / "m.onnx", overwrite=True)
+    for old_model in (model, streamkern.load(tmp_path / "old")):
+        for X in (images.reshape(60, -1), images[..., None], generated):
+            np.testing.assert_allclose(old_model.predict(X), expected, rtol=1e-5)
+        assert old_model.centers_.shape == (60, 14)
+        old_model.to_onnx(tmp_path / "m.onnx", overwrite=True)
 
 
 @pytest.mark.parametrize("n_features", [(1 << 31) + 1, 1 << 40])
@@ -273,9 +277,9 @@ def test_sparse_store_is_ingested_and_appended(tmp_path: Path) -> None:
     streamkern.append_store(tmp_path / "first", tmp_path / "second")
     store = streamkern.open_store(tmp_path / "second")
     numbers = np.concatenate([store.source_rows(u) for u in range(store.n_chunks)])
-    found, _ = store.read_rows(np.argsort(numbers))
-    first, _ = streamkern.open_store(tmp_path / "first").read_rows(np.arange(len(y)))
-    assert np.array_equal(found, np.concatenate([first, first]))
+    stored_rows, _ = store.read_rows(np.argsort(numbers))
+    first_rows, _ = streamkern.open_store(tmp_path / "first").read_rows(np.arange(len(y)))
+    assert np.array_equal(stored_rows, np.concatenate([first_rows, first_rows]))
 
 
 def test_transforms_refuse_sparse_rows(tmp_path: Path) -> None:
@@ -284,13 +288,13 @@ def test_transforms_refuse_sparse_rows(tmp_path: Path) -> None:
     noise = [{"kind": "noise", "sigma": 0.1}]
     with pytest.raises(ConfigError, match="'GaussianNoise' needs dense rows"):
         streamkern.augment_store(tmp_path / "rows", tmp_path / "noisy", transforms=noise)
-    for made in (
+    for make_source in (
         lambda t: streamkern.ZarrSource(tmp_path / "rows", transforms=t),
         lambda t: ArraySource(PackedRows.of_matrix(X), y, t),
         lambda t: streamkern.MixtureSource([source()], transforms=t),
     ):
         with pytest.raises(ConfigError, match="'GaussianNoise' needs dense rows"):
-            made([GaussianNoise(0.1)])
+            make_source([GaussianNoise(0.1)])
 
 
 def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None:
@@ -312,11 +316,11 @@ def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None
         features = int(X.indices.max()) + 1 + zero_based
         assert (spec.file_form or {})["sparse"] == features
         store = streamkern.open_store(out)
-        found, _ = store.read_rows(np.argsort(store.source_rows(0)))
-        found = as_csr(found.astype(np.float32), features)[:, zero_based:]
-        first = wide.sum()
-        assert (found[:first] != X[wide, : found.shape[1]]).nnz == 0
-        assert (found[first + zero_based :] != X[~wide, : found.shape[1]]).nnz == 0
+        stored_rows, _ = store.read_rows(np.argsort(store.source_rows(0)))
+        stored_rows = as_csr(stored_rows.astype(np.float32), features)[:, zero_based:]
+        total = wide.sum()
+        assert (stored_rows[:total] != X[wide, : stored_rows.shape[1]]).nnz == 0
+        assert (stored_rows[total + zero_based :] != X[~wide, : stored_rows.shape[1]]).nnz == 0
 
 
 def test_blocks_of_different_lengths_are_learned() -> None:
@@ -332,7 +336,7 @@ def test_blocks_of_different_lengths_are_learned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("invalid", "message"),
     [
         ({"scale": "feature"}, "change the zeros"),
         ({"transforms": [GaussianNoise(0.1)]}, "'GaussianNoise' needs"),
@@ -345,10 +349,12 @@ def test_blocks_of_different_lengths_are_learned() -> None:
         ({"centers": np.ones((3, 7))}, "the data has .*which are sparse"),
     ],
 )
-def test_settings_that_need_dense_features_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_settings_that_need_dense_features_are_refused(
+    invalid: dict[str, Any], message: str
+) -> None:
     X, y = rows()
     with pytest.raises((ConfigError, DataError), match=message):
-        KernelRegressor(random_state=0, **wrong).fit(X, y.astype(float))
+        KernelRegressor(random_state=0, **invalid).fit(X, y.astype(float))
 
 
 def test_lazy_sparse_and_dense_blocks_are_predicted() -> None:
@@ -356,8 +362,8 @@ def test_lazy_sparse_and_dense_blocks_are_predicted() -> None:
     model = KernelRegressor(random_state=0, n_centers=40).fit(X, y.astype(float))
     lazy = da.from_array(X.toarray(), chunks=(50, -1))
     for blocks in (lazy, lazy.map_blocks(sp.csr_array)):
-        found = model.predict(blocks)
-        assert np.asarray(found) == pytest.approx(model.predict(X), rel=1e-6)
+        predictions = model.predict(blocks)
+        assert np.asarray(predictions) == pytest.approx(model.predict(X), rel=1e-6)
     with pytest.raises(DataError, match="X has 100 features"):
         model.predict(lazy[:, :100])
 
@@ -387,8 +393,8 @@ def test_dense_models_refuse_sparse_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["array", "npz", "svm"])
 def test_sparse_rows_are_converted_for_dense_store(kind: str, tmp_path: Path) -> None:
     """Check sparse rows in a store like a dense one, and appended to it."""
-    last = np.ones((30, 1), np.float32)  # so that the svmlight file has all features
-    X = sp.csr_array(sp.hstack([rows(30)[0][:, :-1], last]))
+    ones = np.ones((30, 1), np.float32)  # so that the svmlight file has all features
+    X = sp.csr_array(sp.hstack([rows(30)[0][:, :-1], ones]))
     y = np.arange(30.0)
     more: Any = X
     if kind == "npz":
@@ -411,15 +417,15 @@ def test_sparse_rows_are_converted_for_dense_store(kind: str, tmp_path: Path) ->
 
 def test_sparse_stores_refuse_dense_rows(tmp_path: Path) -> None:
     X, _ = rows(30)
-    y, held = np.arange(30.0), tmp_path / "s"
-    streamkern.ingest_store(X, held, y=y)
+    y, store_path = np.arange(30.0), tmp_path / "s"
+    streamkern.ingest_store(X, store_path, y=y)
     for d in (D, 7):
         A = np.ones((30, d), np.float32)
         message = "has dense rows, but the rows of the store are sparse; give sparse rows"
         with pytest.raises(DataError, match=message):
-            streamkern.append_store(A, held, y=y)
+            streamkern.append_store(A, store_path, y=y)
         with pytest.raises(DataError, match=message):
-            streamkern.ingest_store(A, tmp_path / "t", y=y, like=held)
+            streamkern.ingest_store(A, tmp_path / "t", y=y, like=store_path)
 
 
 def test_rows_with_few_features_become_dense(tmp_path: Path) -> None:

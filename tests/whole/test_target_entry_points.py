@@ -73,7 +73,7 @@ def test_predicted_labels_equal_given_labels_or_are_refused() -> None:
     def build(kind: Any, *given: Any) -> Any:
         return kind([given[k] for k in two])
 
-    taken: dict[str, Any] = {
+    accepted: dict[str, Any] = {
         "bool": UP, "int8": two.astype("i1"), "uint64": two.astype("u8") + 2**63,
         "float": two * 1.0,
         "text": np.where(UP, "a", "b"), "objects": np.where(UP, "a", "b").astype(object),
@@ -85,11 +85,11 @@ def test_predicted_labels_equal_given_labels_or_are_refused() -> None:
         "nullable": pd.Series(two).astype("Int64"), "Arrow": build(pa.array, "a", "b"),
         "StrEnum": build(list, *Colour), "IntEnum": build(list, *enum.IntEnum("Size", "S L")),
     }  # fmt: skip
-    for name, y in taken.items():
+    for name, y in accepted.items():
         model = classifier().fit(X, y)
-        same = np.mean(np.asarray(model.predict(X)) == np.asarray(y))
-        assert same == pytest.approx(model.score(X, y)), name
-        assert same > 0.8, name
+        agreement = np.mean(np.asarray(model.predict(X)) == np.asarray(y))
+        assert agreement == pytest.approx(model.score(X, y)), name
+        assert agreement > 0.8, name
     refused: dict[str, tuple[Any, Any, str]] = {
         "bytes": (np.where(UP, b"a", b"b"), lambda y: [k.decode() for k in y], "decode"),
         "objects of bytes": (build(list, b"a", b"b"), lambda y: [k.decode() for k in y], "decode"),
@@ -126,16 +126,16 @@ def test_stores_and_files_accept_multilabel_targets(tmp_path: Path) -> None:
     FRAME.assign(u=SEVERAL[:, 0], v=SEVERAL[:, 1]).to_csv(tmp_path / "rows.csv", index=False)
     for name, y in (("own.zarr", None), ("foreign.zarr", None), ("rows.csv", ["u", "v"])):
         model = classifier().fit(tmp_path / name, y)
-        found = model.predict(X)
-        assert found.shape == SEVERAL.shape
-        assert set(np.unique(found)) <= {0, 1}
-        right = (found == SEVERAL).all(axis=1).mean()
-        assert right > 0.7
-        assert model.score(X, SEVERAL) == right
-        assert model.score(tmp_path / name, y) == pytest.approx(right)
+        predictions = model.predict(X)
+        assert predictions.shape == SEVERAL.shape
+        assert set(np.unique(predictions)) <= {0, 1}
+        accuracy = (predictions == SEVERAL).all(axis=1).mean()
+        assert accuracy > 0.7
+        assert model.score(X, SEVERAL) == accuracy
+        assert model.score(tmp_path / name, y) == pytest.approx(accuracy)
         assert "mse" in sk.evaluate(model, tmp_path / name, y)
     model.save(tmp_path / "saved")
-    assert sk.load(tmp_path / "saved").score(tmp_path / "rows.csv") == pytest.approx(right)
+    assert sk.load(tmp_path / "saved").score(tmp_path / "rows.csv") == pytest.approx(accuracy)
     group["y"] = 2 * SEVERAL
     assert "give 0 or 1" in refusal(lambda: classifier().fit(tmp_path / "foreign.zarr"))
     one = classifier().fit(X, UP)
@@ -171,7 +171,7 @@ def test_weights_may_be_in_any_unit(tmp_path: Path) -> None:
     """Check that only ratios of weights count: fits scale them, and stores explain what to do."""
     expected = regressor().fit(X, Y, W).predict(X)
     sk.ingest_store(X, tmp_path / "plain.zarr", y=Y, sample_weight=W)
-    stored = regressor().fit(tmp_path / "plain.zarr").predict(X)
+    store_predictions = regressor().fit(tmp_path / "plain.zarr").predict(X)
     for factor in (1e-300, 1e-39, 1e-20, 1e20, 1e39, 1e300):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -183,17 +183,19 @@ def test_weights_may_be_in_any_unit(tmp_path: Path) -> None:
             assert "divide all of them by their mean" in text
             w = w / w.mean()
         sk.ingest_store(X, location, y=Y, sample_weight=w)
-        assert np.allclose(regressor().fit(location).predict(X), stored, atol=1e-4), factor
+        assert np.allclose(regressor().fit(location).predict(X), store_predictions, atol=1e-4), (
+            factor
+        )
 
 
 def test_unusual_targets_are_accepted_or_refused_in_one_sentence(tmp_path: Path) -> None:
     sparse = sp.csr_array(SEVERAL)
     assert classifier().fit(X, sparse).score(X, sparse) > 0.7
     assert regressor().fit(X, sp.csr_array(Y[:, None])).score(X, Y) > 0.8
-    held = Interface(X)
-    assert np.allclose(regressor().fit(held, Interface(Y)).predict(held),
+    interface = Interface(X)
+    assert np.allclose(regressor().fit(interface, Interface(Y)).predict(interface),
                        regressor().fit(X, Y).predict(X))  # fmt: skip
-    sk.ingest_store(held, tmp_path / "held.zarr", y=Interface(Y))
+    sk.ingest_store(interface, tmp_path / "held.zarr", y=Interface(Y))
     unknown = da.from_array(X, chunks=20)
     unknown = unknown[unknown[:, 0] > -9]
     pairs = pd.Series([(1, 2)] * N)
@@ -211,8 +213,8 @@ def test_unusual_targets_are_accepted_or_refused_in_one_sentence(tmp_path: Path)
         assert message in refusal(call)
     model, classes = regressor().fit(X, Y), classifier().fit(X, UP)
     for message, w in (("NaN", np.full(N, np.nan)), ("each row", W[:5]), ("0 or above", -W)):
-        for made, y in ((model, Y), (classes, UP)):
-            assert message in refusal(lambda: made.score(X, y, w))  # noqa: B023
+        for fitted, y in ((model, Y), (classes, UP)):
+            assert message in refusal(lambda: fitted.score(X, y, w))  # noqa: B023
     codes = pa.array([b"ab", b"cd"] * (N // 2), pa.binary(2))
     with pytest.warns(UserWarning, match="fixed_size_binary.*read as text"):
         sk.ingest_store(pa.table({"x": Y, "y": codes}), out, y="y")
@@ -236,11 +238,13 @@ def test_store_of_small_integers_suggests_dtype(tmp_path: Path) -> None:
 
 def test_warm_start_keeps_encoding_of_previous_fit() -> None:
     words = FRAME.assign(w=["a", "b", "c"] * (N // 3))
-    first = regressor(solver="block").fit(words, Y)
-    again = regressor(solver="block", warm_start=True, centers=first.centers_).fit(words, Y)
-    again.fit(words[:40], Y[:40])
-    assert again.predict(words).shape == (N,)
-    assert "lacks 'w'" in refusal(lambda: again.fit(FRAME, Y))
+    first_model = regressor(solver="block").fit(words, Y)
+    warm_model = regressor(solver="block", warm_start=True, centers=first_model.centers_).fit(
+        words, Y
+    )
+    warm_model.fit(words[:40], Y[:40])
+    assert warm_model.predict(words).shape == (N,)
+    assert "lacks 'w'" in refusal(lambda: warm_model.fit(FRAME, Y))
     plain = regressor(solver="block", warm_start=True).fit(X, Y)
     assert "expecting 3 features" in refusal(lambda: plain.fit(X[:, :2], Y))
 

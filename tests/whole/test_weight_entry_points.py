@@ -109,11 +109,11 @@ def test_array_names_choose_targets_and_weights() -> None:
     write("a.zarr", X=X, y=np.zeros(N), fare=Y, w=W)
     group = zarr.open_group("a.zarr")
     expected = weights_of(regressor().fit(X, Y, W))
-    for given in ("a.zarr", group, Path("a.zarr")):
-        found = regressor().fit(given, "fare", "w", test=(given, "fare"))
-        np.testing.assert_allclose(weights_of(found), expected, rtol=1e-4)
+    for data in ("a.zarr", group, Path("a.zarr")):
+        model = regressor().fit(data, "fare", "w", test=(data, "fare"))
+        np.testing.assert_allclose(weights_of(model), expected, rtol=1e-4)
         for more in ((), ("fare",), ("fare", "w")):
-            assert found.score(given, *more) == pytest.approx(found.score(X, Y, W), rel=1e-6)
+            assert model.score(data, *more) == pytest.approx(model.score(X, Y, W), rel=1e-6)
     sk.ingest_store(TABLE, "own.zarr", y="fare", sample_weight="weight")
     for y, w in (("fare", "weight"), ("y", "w"), ("fare", None), (None, "w")):
         assert regressor().fit("own.zarr", y, w).report_["samples"] == N
@@ -163,8 +163,8 @@ def test_weight_column_is_used_in_every_table() -> None:
         np.testing.assert_array_equal(model.predict(TABLE.drop(columns="fare")), F)
         for data, *y in tables:
             y = y or (["fare"] if model._state.schema.target_columns is None else [])
-            found = sk.evaluate(model, data, *y)
-            assert found["mse"] == pytest.approx(mse, rel=1e-4)
+            score = sk.evaluate(model, data, *y)
+            assert score["mse"] == pytest.approx(mse, rel=1e-4)
             assert model.score(data, *y) == pytest.approx(r2, rel=1e-4)
         plain = sk.evaluate(model, TABLE.drop(columns="weight"), "fare")
         assert plain["mse"] == pytest.approx(np.mean((Y - F) ** 2), rel=1e-4)
@@ -182,5 +182,5 @@ def test_partial_fit_keeps_weights_and_file_options_of_first_block() -> None:
     ]
     plain = sk.KernelRegressor(**block).partial_fit("t.zarr")
     plain = plain.partial_fit(TABLE.drop(columns="weight"), "fare").dual_coef_
-    for found in results[1:]:  # rows come in other orders
-        assert np.abs(found - results[0]).max() < 0.5 * np.abs(plain - results[0]).max()
+    for result in results[1:]:  # rows come in other orders
+        assert np.abs(result - results[0]).max() < 0.5 * np.abs(plain - results[0]).max()

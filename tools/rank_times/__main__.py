@@ -29,13 +29,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--profile", choices=PROFILES, default=THIS)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(words)
+    args = parser.parse_args(words)
     try:
-        config = load_run_file(given.run_file).with_overrides(dict(map(parse_setting, given.set)))
+        config = load_run_file(args.run_file).with_overrides(dict(map(parse_setting, args.set)))
         run = open_run(config)
         try:
-            speeds = expected_times(run, None).speeds if given.profile == THIS else None
-            found = expected_over_ranks(run, given.profile, speeds)
+            speeds = expected_times(run, None).speeds if args.profile == THIS else None
+            found = expected_over_ranks(run, args.profile, speeds)
         finally:
             run.backend.close()
     except StreamkernError as error:
@@ -44,7 +44,7 @@ def main(words: list[str] | None = None) -> int:
     if found is None:
         print("only the solver 'block' is modelled; set solver.name=block", file=sys.stderr)
         return 2
-    print(json.dumps(found) if given.json else over_ranks_text(found))
+    print(json.dumps(found) if args.json else over_ranks_text(found))
     return 0
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from streamkern.basics.text import redact
 from streamkern.rundir.checkpoint_format import checkpoint_errors
-from streamkern.rundir.run_summary import RunSummary, glance
+from streamkern.rundir.run_summary import RunSummary, summarise_run
 from streamkern.train.log_reader import LOSS, RunHistory, finite_number, read_history
 
 Hide = Callable[[str], str]
@@ -138,7 +138,7 @@ def read_facts(
 
     Raises RunError if there is no run, StorageError if the storage fails.
     """
-    summary = glance(location, storage_options)
+    summary = summarise_run(location, storage_options)
     with checkpoint_errors(summary.location):
         return _facts(_remove_secrets(summary, hide))
 
@@ -157,18 +157,18 @@ def _remove_secrets(summary: RunSummary, hide: Hide) -> RunSummary:
 
     manifests = [
         manifest and {name: manifest[name] for name in ("meta", "saved", "arrays")}
-        for manifest in (summary.setup, summary.saved)
+        for manifest in (summary.setup, summary.checkpoint)
     ]
     return replace(
-        summary, location=clean(summary.location), bound=clean(summary.bound),
-        setup=clean(manifests[0]), saved=clean(manifests[1]), records=clean(summary.records),
+        summary, location=clean(summary.location), config=clean(summary.config),
+        setup=clean(manifests[0]), checkpoint=clean(manifests[1]), records=clean(summary.records),
         writer=clean(summary.writer), notes=clean(summary.notes),
     )  # fmt: skip
 
 
 def _facts(summary: RunSummary) -> RunFacts:
     """Return the facts in the summary of a run."""
-    saved = summary.saved or {}  # manifest of the newest checkpoint
+    saved = summary.checkpoint or {}  # manifest of the newest checkpoint
     history = read_history(summary.records)
     setup: Mapping[str, Any] = (summary.setup or {}).get("meta", {})
     saved_meta = saved.get("meta", {})
@@ -178,16 +178,16 @@ def _facts(summary: RunSummary) -> RunFacts:
     state = "finished" if is_finished else "stopped"
     if summary.writer:
         state = "running"
-    times = [manifest["saved"] for manifest in (summary.setup, summary.saved) if manifest]
+    times = [manifest["saved"] for manifest in (summary.setup, summary.checkpoint) if manifest]
     times += [record["time"] for record in (*summary.records[:1], *summary.records[-1:])]
     return RunFacts(
         name=PurePosixPath(summary.location.rstrip("/")).name or summary.location,
         location=summary.location,
         state=state,
         writer=summary.writer,
-        identity=summary.bound.get("identity", {}),
-        sizes=summary.bound.get("sizes", {}),
-        versions=summary.bound.get("versions", {}),
+        identity=summary.config.get("identity", {}),
+        sizes=summary.config.get("sizes", {}),
+        versions=summary.config.get("versions", {}),
         setup=setup,
         # The manifest has the shape and the dtype of each array; Z is (p, d).
         n_setup_centers=summary.setup["arrays"]["Z"][0][0] if summary.setup else None,

@@ -31,7 +31,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
+from streamkern.basics.randomness import AnyArray, Empty, Fillers, RowRandom, RunSlices, call_each
 from streamkern.basics.values import checked_list, to_builtin
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
@@ -172,8 +172,8 @@ class Scale:
             return X, Y
         d = max(math.prod(X.shape[1:]), 1)
         scaled = rng.empty((len(X), *shape_after([self], X.shape[1:])), X.dtype)
-        if self.scores is None and rng.fills is not None and rng.fills.standardised is not None:
-            rng.fills.standardised(X, self.mean, self.scale, scaled)
+        if self.scores is None and rng.fills is not None and rng.fills.standardise is not None:
+            rng.fills.standardise(X, self.mean, self.scale, scaled)
             return scaled, Y
         mean, scale = (rng.xp.asarray(a, np.float64) for a in (self.mean, self.scale))
         step = max(SCALE_SLAB_ENTRIES // d, 1)
@@ -301,8 +301,8 @@ def apply_transforms(
     epoch: int,
     stage: tuple[int, ...],
     dtype: Any = np.float32,
-    run: RunSlices = one_by_one,
-    fills: Fills | None = None,
+    run: RunSlices = call_each,
+    fills: Fillers | None = None,
     empty: Empty | None = None,
 ) -> tuple[AnyArray, AnyArray, AnyArray | None]:
     """Return X, Y and the sample weights w (m,), if any, after the transforms in order.

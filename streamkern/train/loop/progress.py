@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from streamkern.basics.machine import MemoryMeter
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter, three_digits
@@ -45,7 +45,7 @@ class RunProgress:
     """
 
     def __init__(
-        self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
+        self, line: ProgressLine, log: RunLog, position: Position, *, on_host: bool = True,
         on_record: Callable[[dict[str, Any]], None] | None = None,
         ranks: RankCoordinator | None = None,
     ) -> None:  # fmt: skip
@@ -114,7 +114,7 @@ class RunProgress:
         self, prefix: str, text: Callable[[], str]
     ) -> contextlib.AbstractContextManager[None]:
         began = time.monotonic()
-        return self.line.ticking(
+        return self.line.redraw_periodically(
             lambda: f"{prefix}{text()}  ({time_text(time.monotonic() - began)} so far)"
         )
 

@@ -124,11 +124,11 @@ class RankCoordinator:
         step_s = (time.perf_counter() - self._last_agreement_s) / max(1, self._steps_since_sync)
         steps = min(GATHER_INTERVAL_STEPS, max(1, int(AGREEMENT_INTERVAL_S / max(step_s, 1e-9))))
         stops, ends, saves, self._steps_to_sync = self._ranks.broadcast_scalars(
-            [self._stop.requested is not None, reason is not None, saves, steps]
+            [self._stop.requested_by is not None, reason is not None, saves, steps]
         ).tolist()
         self._last_agreement_s, self._steps_since_sync = time.perf_counter(), 0
         if stops:
-            self._stop.requested = self._stop.requested or "rank 0"
+            self._stop.requested_by = self._stop.requested_by or "rank 0"
             self._stop.check()
         return reason or ("rank 0 has ended it" if ends else None), bool(saves)
 

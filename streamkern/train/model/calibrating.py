@@ -57,13 +57,13 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     weights = w if source.weighted else None
     origins = np.concatenate([source.origins(u, 0) for u in range(source.n_units)])
     if model.classes is not None:
-        return Calibration.of_classes(F, Y.argmax(axis=1), weights, origins)
+        return Calibration.fit_to_classes(F, Y.argmax(axis=1), weights, origins)
     if model.loss is not None and model.loss.quantiles is not None:
-        return Calibration.of_quantiles(F, Y, weights, model.loss.quantiles, origins)
+        return Calibration.fit_to_quantiles(F, Y, weights, model.loss.quantiles, origins)
     targets, unit = model.targets, None
     if targets.unit is not None and targets.gain is not None:
         unit = targets.unit * targets.gain
-    calibration = Calibration.of_values(F, Y, weights, origins, unit)
+    calibration = Calibration.fit_to_values(F, Y, weights, origins, unit)
     with model.backend.active():
         abs_residuals = interval_scores(F.astype(np.float64), Y, unit)
         return _with_normalised_intervals(
@@ -95,7 +95,7 @@ def calibrate_by_left_out(model: KernelModel, rows: LeftOut, factors: Floats | N
     labels, w = Y.argmax(axis=1), None
     if factors is not None:
         w = to_host(rows.w) / (factors[labels] if len(factors) > 1 else factors)
-    return Calibration.of_classes(F, labels, w, rows.origins)
+    return Calibration.fit_to_classes(F, labels, w, rows.origins)
 
 
 def leave_one_out_predictions(

@@ -350,12 +350,12 @@ class KernelModel(ShownFacts):
         """
         aligned = self.align_source(source)
         labels = None if self.classes is None else output_labels(self.classes, self.label_dtype)
-        output_format = OutputFormat.of(
+        output_format = OutputFormat.from_request(
             self.calibration, self.classes, proba, interval, self.lacking, normalised, self.loss
         )
         if std:
             output_format = output_format.with_std(self.posterior is not None)
-        original = source.original if isinstance(source, FileRows) else None
+        original = source.original_columns if isinstance(source, FileRows) else None
         names = self.target_columns
         names = names if self.loss is None else self.loss.output_names(names)
         if original is not None and names is not None:  # names that the input may have too
@@ -371,7 +371,7 @@ class KernelModel(ShownFacts):
             return ((position, rows, output_format(F)) for position, rows, F in parts)
 
         return write_predictions(
-            output_format.applied_to(table), compute, url, order=order, values=values or proba,
+            output_format.apply_to(table), compute, url, order=order, values=values or proba,
             overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 

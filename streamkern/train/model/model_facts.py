@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from streamkern.basics.text import facts_html_table, redact, singular
+from streamkern.basics.text import facts_html_table, redact, use_singular
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
-from streamkern.planning.sizes import own_sizes
+from streamkern.planning.sizes import method_sizes
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.store.facts import names_after_colon, row_shape_text
 from streamkern.store.sparse_rows import sparse_features
@@ -48,7 +48,7 @@ def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
         "solver": sizes["solver"],
         "scale": meta["scale"],
         **meta["kernel"],
-        **own_sizes(sizes),
+        **method_sizes(sizes),
         **max_over_blocks(setup["rules"]),
         **facts,
         **{k: v for k, v in setup.items() if isinstance(v, int | float)},
@@ -140,7 +140,7 @@ class ShownFacts:
 
     def __repr__(self) -> str:
         texts = {
-            name: shorten(singular(value_text(value)), MAX_FACT_CHARACTERS, placeholder=" ...")
+            name: shorten(use_singular(value_text(value)), MAX_FACT_CHARACTERS, placeholder=" ...")
             for name, value in self.facts().items()
             if name in _TERMINAL_FACTS or name.startswith(("test_", "validation_"))
         }

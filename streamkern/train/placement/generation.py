@@ -100,7 +100,7 @@ class Generation:
         without_reply = [w.address for w in self._workers if not processes.get(w.nanny)]
         if without_reply:
             no_reply = f"the nanny of {without_reply[0]} does not answer"
-            self._on_event("lost", why=no_reply, stopping=bool(self._stop.requested))
+            self._on_event("lost", why=no_reply, stopping=bool(self._stop.requested_by))
             return self._kill_all(processes, no_reply)
         begin_s = max(0.0, _FIRST_MESSAGE_S - self._cluster.timeout_s)
         self._last_message_at = [time.monotonic() + begin_s] * len(self._workers)
@@ -179,7 +179,7 @@ class Generation:
 
     def _message_ranks(self) -> None:
         """Send the ranks a message once a second, and a request to stop immediately."""
-        now, stop_reason = time.monotonic(), self._stop.requested
+        now, stop_reason = time.monotonic(), self._stop.requested_by
         is_new_stop = bool(stop_reason) and not self._stop_sent_at
         if is_new_stop:
             self._stop_sent_at = now

@@ -90,7 +90,9 @@ def run_ranks(
     name = f"streamkern-{uuid.uuid4().hex[:12]}"
     cluster = RankCluster(client, name, timeout_s, driver_timeout_s)
     driver = _Driver(cluster, -(-min_ranks // multiple) * multiple, stop, on_event)
-    with stop.later():  # signals only set `stop.requested`, which is checked between two waits
+    with (
+        stop.defer_signals()
+    ):  # signals only set `stop.requested_by`, which is checked between two waits
         if prepare is not None:
             driver.run(Job(prepare, settings, saves=False), 1)
         return driver.run(Job(work, settings, read_progress), ranks, multiple)
@@ -209,8 +211,8 @@ class _Driver:
                 raise busy_worker_error(address)
 
     def _check_stop(self) -> None:
-        if self._stop.requested:
-            raise TrainingInterrupted(f"stopped by {self._stop.requested}", f"{_RESUME}")
+        if self._stop.requested_by:
+            raise TrainingInterrupted(f"stopped by {self._stop.requested_by}", f"{_RESUME}")
 
     def _notify(self, event: str, **facts: Any) -> None:
         self._on_event({"event": event, "generation": self._number, **facts})

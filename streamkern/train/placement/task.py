@@ -360,8 +360,8 @@ class _Heartbeat:
         elif silent_s > spec.driver_timeout_s:
             stop_reason = "the loss of its driver"
         if stop_reason and spec.rank == 0:  # rank 0 broadcasts it; all end after the same step
-            self._stop.requested = self._stop.requested or stop_reason
-            if self._stop.at_no_loss:  # nothing to save, as in a setup
+            self._stop.requested_by = self._stop.requested_by or stop_reason
+            if self._stop.may_end:  # nothing to save, as in a setup
                 os._exit(EXIT_TRY_AGAIN)
         if silent_s > spec.driver_timeout_s + spec.timeout_s:
             os._exit(EXIT_TRY_AGAIN)

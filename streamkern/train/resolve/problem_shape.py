@@ -9,7 +9,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.config.run_config import RunConfig
-from streamkern.config.solver import set_value, solver_options
+from streamkern.config.solver import number_or_none, solver_options
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import left_bytes, point_bytes, point_width, scratch_bytes
@@ -96,7 +96,7 @@ def problem_shape(
         d=data.d,
         c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
         p=p,
-        batch_size=set_value(config.data.batch_size),
+        batch_size=number_or_none(config.data.batch_size),
         row_bytes=row_bytes,
         unit_rows=int(unit_sizes(source).max()),
         itemsize=itemsize,

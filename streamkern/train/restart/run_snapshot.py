@@ -25,8 +25,8 @@ from streamkern.losses.base import Loss
 from streamkern.losses.losses import loss_for_figures
 from streamkern.planning.sizes import Sizes
 from streamkern.predict.calibration import CALIBRATION_PREFIX
-from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
-from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
+from streamkern.rundir.checkpoint_format import SavedGroup, checkpoint_errors
+from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, allocate_on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.methods import find
 from streamkern.solver.posterior import POSTERIOR_PREFIX
@@ -115,7 +115,7 @@ def _model_array_factory(centers: TargetFactory) -> TargetFactory:
         if name == "Z":
             return centers(name, shape, dtype)
         describes_model = name == "ridges" or not is_solver_array(name)
-        return on_host(name, shape, dtype) if describes_model else None
+        return allocate_on_host(name, shape, dtype) if describes_model else None
 
     return model_array
 
@@ -123,7 +123,7 @@ def _model_array_factory(centers: TargetFactory) -> TargetFactory:
 def _load_weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
     """Load the arrays of a checkpoint that predictions need (a `TargetFactory`)."""
     is_needed = name in ("alpha", "average", "ridges") or name.startswith(POST_TRAINING_PREFIXES)
-    return on_host(name, shape, dtype) if is_needed else None
+    return allocate_on_host(name, shape, dtype) if is_needed else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +139,8 @@ class RunSnapshot:
     """
 
     location: str
-    setup: Saved
-    checkpoint: Saved | None
+    setup: SavedGroup
+    checkpoint: SavedGroup | None
     centers: HostArray | StoredCenters
 
     @classmethod
@@ -159,11 +159,11 @@ class RunSnapshot:
         target = CentersTarget()
         setup_factory: TargetFactory = on_host
         if not load_solver:
-            setup_factory = _model_array_factory(on_host if load_centers else target)
+            setup_factory = _model_array_factory(allocate_on_host if load_centers else target)
         with RunDirectory(location, writable=False, storage_options=storage_options) as run:
             setup, saved = run.load_setup(setup_factory), None
             if load_weights:
-                saved = run.load_latest(on_host if load_solver else _load_weights)
+                saved = run.load_latest(allocate_on_host if load_solver else _load_weights)
         if setup is None or (saved is None and load_weights):
             return None
         if load_centers:
@@ -192,7 +192,7 @@ class RunSnapshot:
         return checked_record(self.setup.run, self.location)
 
     @property
-    def loaded_checkpoint(self) -> Saved:
+    def loaded_checkpoint(self) -> SavedGroup:
         """The checkpoint, which must have been loaded."""
         assert self.checkpoint is not None
         return self.checkpoint

@@ -25,7 +25,7 @@ from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT_ROWS
-from streamkern.predict.probabilities import temperature
+from streamkern.predict.probabilities import fit_temperature
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
@@ -371,6 +371,6 @@ class HeldOutProblem:
         if held_out.root is not None:
             w = backend.to_host(held_out.root).astype(np.float64) ** 2
         labels = one_hot.argmax(axis=1)
-        log_probabilities = temperature(outputs, labels, w).log(outputs)
+        log_probabilities = fit_temperature(outputs, labels, w).log(outputs)
         losses: Floats = -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]
         return losses

@@ -20,7 +20,7 @@ from streamkern.losses.checks import check_own_loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.own import is_own
-from streamkern.predict.probabilities import temperature
+from streamkern.predict.probabilities import fit_temperature
 from streamkern.solver.method import Report, Setup
 from streamkern.solver.newton import Newton
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
@@ -282,8 +282,8 @@ def _best_slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> fl
     """Return the slope with which mean + slope F has the least loss."""
     if not F.any():
         return 1.0
-    if isinstance(loss, LogLoss):  # `temperature` is finite even if all labels are predicted right
-        return max(float(temperature(F, Y.argmax(axis=1), w, mean).slope[0]), 1.0)
+    if isinstance(loss, LogLoss):  # the slope is finite even if all labels are predicted right
+        return max(float(fit_temperature(F, Y.argmax(axis=1), w, mean).slope[0]), 1.0)
 
     def rise(slope: Floats) -> Floats:
         errors = loss.predict(np, mean + slope * F) - Y

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamkern.losses.log_link import LogLink
 from streamkern.planning.op_counts import NO_WORK, OpCounts
-from streamkern.planning.sizes import own_sizes
+from streamkern.planning.sizes import method_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.solver.ridge_curve import noise_rows
@@ -100,12 +100,12 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
     kernels = len(candidate_kernels(run)) if must_choose_kernel(run) else 1
     setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
-    setup += _rows_read_before_training(run) * speeds.read + kernels * speeds.compiled
+    setup += _rows_read_before_training(run) * speeds.read_s + kernels * speeds.compile_s
     epoch_s, evaluation = training.seconds(speeds.compute) / epochs, 0.0
-    epoch = speeds.streaming(problem.n_rows, epoch_s, problem)
+    epoch = speeds.streaming_seconds(problem.n_rows, epoch_s, problem)
     if test is not None:
         evaluation_s = evaluation_counts.seconds(speeds.compute)
-        evaluation = speeds.streaming(test.n_rows, evaluation_s, problem)
+        evaluation = speeds.streaming_seconds(test.n_rows, evaluation_s, problem)
     total = setup + epochs * epoch + _evaluations(run, epochs) * evaluation
     return Times(setup, epoch, evaluation, total, speeds.as_rates())
 
@@ -166,7 +166,7 @@ def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
     setup = meta["setup"]
     return {
         "solver": meta["sizes"]["solver"],
-        **own_sizes(meta["sizes"]),
+        **method_sizes(meta["sizes"]),
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
         **max_over_blocks(setup["rules"]),
         **meta["kernel"],

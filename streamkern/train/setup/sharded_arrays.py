@@ -20,8 +20,8 @@ from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.array_types import HostArray, Ints
 from streamkern.planning.memory import RANK_SLAB_BYTES
-from streamkern.rundir.checkpoint_format import Saved
-from streamkern.rundir.chunked_array import ChunkedArray, on_host
+from streamkern.rundir.checkpoint_format import SavedGroup
+from streamkern.rundir.chunked_array import ChunkedArray, allocate_on_host
 from streamkern.solver.precondition.partition import gather_rows, overlap
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.run_snapshot import POST_TRAINING_PREFIXES, is_solver_array
@@ -93,12 +93,12 @@ class DeviceLoader:
                 self._loaded_arrays[name] = self._backend.xp.empty(loaded_shape, dtype)
             target: ChunkedArray = self._backend.by_parts(self._loaded_arrays[name])
         elif rows is None:
-            return on_host(name, shape, dtype)
+            return allocate_on_host(name, shape, dtype)
         else:
             target = self._loaded_arrays[name] = np.empty(loaded_shape, dtype)
         return target if rows is None else RowsTarget(shape, target, rows)
 
-    def arrays(self, saved: Saved) -> dict[str, Array]:
+    def arrays(self, saved: SavedGroup) -> dict[str, Array]:
         """Return all loaded arrays, on the host and on the device."""
         return saved.arrays | self._loaded_arrays
 

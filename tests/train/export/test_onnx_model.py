@@ -20,7 +20,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import KERNELS
-from streamkern.predict.probabilities import isotonic
+from streamkern.predict.probabilities import fit_isotonic
 from tests.export_models import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
 
 RNG = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def test_calibrated_probabilities_are_exported(tmp_path: Path) -> None:
     calibration = model._state.calibration
     assert calibration is not None
     F = model._values(rows[:2000])
-    for fitted in (calibration.probabilities, isotonic(F, of[:2000], np.ones(2000))):
+    for fitted in (calibration.probabilities, fit_isotonic(F, of[:2000], np.ones(2000))):
         object.__setattr__(calibration, "probabilities", fitted)
         actual = answers(model, tmp_path / "m.onnx", NEW)["probabilities"]
         np.testing.assert_allclose(actual, model.predict_proba(NEW), atol=1e-10)

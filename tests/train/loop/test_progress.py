@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamkern.basics.progress import Line
+from streamkern.basics.progress import ProgressLine
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Flow
 from streamkern.train.loop.progress import PHASE_DESCRIPTIONS, RunProgress
@@ -17,7 +17,7 @@ from streamkern.train.loop.step_loop import Position
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr("streamkern.train.loop.progress.time.monotonic", lambda: now.s)
-    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
     return now
 
 
@@ -36,7 +36,7 @@ def a_meter(samples_per_s: float) -> Any:
 
 def made() -> tuple[RunProgress, Records, io.StringIO]:
     records, shown = Records(), io.StringIO()
-    return RunProgress(Line(shown), records, Position()), records, shown
+    return RunProgress(ProgressLine(shown), records, Position()), records, shown
 
 
 def test_setup_phases_show_remaining_time(clock: SimpleNamespace) -> None:

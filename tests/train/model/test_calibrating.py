@@ -154,7 +154,7 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
         A = G.T @ (v * G) / n + 1e-3 * norm[np.ix_(among, among)]
         F[i] = K[i, among] @ np.linalg.solve(A, G.T @ (v * Y[other_rows]) / n)
     F = F * targets.scale + targets.mean
-    truth = Calibration.of_classes(F, LABELS[:n], w, np.arange(n))
+    truth = Calibration.fit_to_classes(F, LABELS[:n], w, np.arange(n))
     np.testing.assert_allclose(actual.intervals.scores, truth.intervals.scores, atol=1e-5)
     np.testing.assert_allclose(actual.probabilities(F), truth.probabilities(F), atol=1e-5)
     result.model.backend.close()

@@ -92,7 +92,7 @@ def stopping_once(true: Callable[[], object]) -> Iterator[tuple[StopRequest, lis
     def ask() -> None:
         eventually(true)
         requested.append(time.monotonic())
-        stop.requested = "the test"
+        stop.requested_by = "the test"
 
     asking = threading.Thread(target=ask)
     asking.start()

@@ -67,10 +67,10 @@ def test_measured_seconds_follow_the_clock(
     actual = measure_speeds(run, [OpCounts(kept=1, swept=1)])
     assert actual.compute.kept == pytest.approx(1 / (64 * 50))
     assert actual.compute.swept == pytest.approx(1 / (2 * 64 * 50))
-    assert actual.prepared == pytest.approx(1 / 64)
+    assert actual.prepare_s == pytest.approx(1 / 64)
 
 
 def test_reading_waits_more_than_it_computes(run: ResolvedRun) -> None:
     actual = measure_speeds(run, [OpCounts(calls=1)])
-    assert actual.read > 0.01 / UNIT_ROWS
-    assert actual.busy < 0.5 * actual.read
+    assert actual.read_s > 0.01 / UNIT_ROWS
+    assert actual.busy_s < 0.5 * actual.read_s

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from streamkern.basics.errors import ConfigError
 
-ROOM_CALLS = {
+INTENDED_CALLS = {
     "ingest": "ingest_store(inputs, place, y=...)",
     "predict": "load(run_dir).predict(X), or with out= to write to a file",
     "train": 'train_model("run.toml"), or with a RunConfig',
@@ -18,24 +18,24 @@ ROOM_CALLS = {
 """Name of a subpackage -> the call that users intend."""
 
 
-class RoomCallError(ConfigError, TypeError):
+class SubpackageCallError(ConfigError, TypeError):
     """A subpackage was called as a function."""
 
 
-class Room(ModuleType):
+class Subpackage(ModuleType):
     """A subpackage whose call raises an error that names the intended function."""
 
     def __call__(self, *_args: Any, **_values: Any) -> NoReturn:
         package, _, name = self.__name__.rpartition(".")
-        raise RoomCallError(
-            f"{self.__name__} is a folder of the package", f"call {package}.{ROOM_CALLS[name]}"
+        raise SubpackageCallError(
+            f"{self.__name__} is a folder of the package", f"call {package}.{INTENDED_CALLS[name]}"
         )
 
 
 class Package(ModuleType):
-    """A package whose subpackages in `ROOM_CALLS` become `Room` modules when they are imported."""
+    """A package whose imported subpackages, if in `INTENDED_CALLS`, become `Subpackage` modules."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ROOM_CALLS and isinstance(value, ModuleType):
-            value.__class__ = Room
+        if name in INTENDED_CALLS and isinstance(value, ModuleType):
+            value.__class__ = Subpackage
         super().__setattr__(name, value)

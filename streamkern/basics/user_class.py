@@ -19,7 +19,7 @@ from streamkern.basics.message import mention
 _T = TypeVar("_T")
 
 
-def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
+def import_user_class(reference: str, base: type[_T], setting: str) -> type[_T]:
     """Import the module of a class and return the class.
 
     reference : "module:Class"
@@ -32,7 +32,7 @@ def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
         The module cannot be imported, or does not define such a subclass of `base`.
     """
     module, _, name = reference.partition(":")
-    imported: Any = imported_module(module, mention(setting, reference))
+    imported: Any = import_user_module(module, mention(setting, reference))
     for part in name.split("."):
         imported = getattr(imported, part, None)
     if imported is base or not (isinstance(imported, type) and issubclass(imported, base)):
@@ -43,7 +43,7 @@ def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
     return imported
 
 
-def imported_module(name: str, setting: str) -> ModuleType:
+def import_user_module(name: str, setting: str) -> ModuleType:
     """Import a module of the user and return it.
 
     name : name of the module
@@ -63,41 +63,40 @@ def imported_module(name: str, setting: str) -> ModuleType:
         ) from error
 
 
-def own_modules(*bases: type[Any]) -> list[str]:
+def user_modules(*bases: type[Any]) -> list[str]:
     """Return the names of the user's modules in which this process has subclasses of `bases`.
 
     Scripts are left out, because other processes cannot import them.
     """
-    modules = {kind.__module__ for base in bases for kind in subclasses(base)}
-    left_out = ("__main__", "__mp_main__", __name__.partition(".")[0])
-    return sorted(name for name in modules if name.partition(".")[0] not in left_out)
+    modules = {cls.__module__ for base in bases for cls in subclasses(base)}
+    excluded_packages = ("__main__", "__mp_main__", __name__.partition(".")[0])
+    return sorted(name for name in modules if name.partition(".")[0] not in excluded_packages)
 
 
-def import_own_modules(names: Iterable[str]) -> None:
-    """Import the modules that `own_modules` returned in another process, if this one has them.
+def import_user_modules(names: Iterable[str]) -> None:
+    """Import the modules that `user_modules` returned in another process, if this one has them.
 
     A run that uses a class of a missing module fails with the error of `undefined_class`.
     """
     for name in names:
         with contextlib.suppress(ConfigError):
-            imported_module(name, "")
+            import_user_module(name, "")
 
 
 def subclasses(base: type[_T]) -> Iterator[type[_T]]:
     """Yield all classes of this process that derive from `base`.
 
-    The classes that derive from it directly come in the order of their definition, each followed by
-    those that derive from it.
+    Direct subclasses come in the order of their definition, each followed by its own subclasses.
     """
     for subclass in base.__subclasses__():
         yield subclass
         yield from subclasses(subclass)
 
 
-def undefined_class(what: str, name: str) -> ConfigError:
+def undefined_class(kind: str, name: str) -> ConfigError:
     """Return the error for a class that a saved model or run names, and this process lacks.
 
-    what : kind of the class, such as "kernel"
+    kind : kind of the class, such as "kernel"
     name : name of the class, "module:Class" or "module.Class"
     """
     module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
@@ -105,5 +104,5 @@ def undefined_class(what: str, name: str) -> ConfigError:
     if module != "__main__":  # the module of a script, which cannot be imported
         remedy += f" (a command imports it with --import {module})"
     return ConfigError(
-        f"the {what} {name!r} is a custom class that this process has not defined", remedy
+        f"the {kind} {name!r} is a custom class that this process has not defined", remedy
     )

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import streamkern
-from streamkern.basics.room import ROOM_CALLS
+from streamkern.basics.subpackage import INTENDED_CALLS
 
 
-@pytest.mark.parametrize("name", ROOM_CALLS)
+@pytest.mark.parametrize("name", INTENDED_CALLS)
 def test_calling_a_package_names_the_function(name: str) -> None:
-    function = ROOM_CALLS[name].partition("(")[0]
+    function = INTENDED_CALLS[name].partition("(")[0]
     assert callable(getattr(streamkern, function))
     with pytest.raises(TypeError, match=rf"call streamkern\.{function}\(") as raised:
         getattr(streamkern, name)("data.csv")
@@ -27,11 +27,10 @@ def test_calling_a_package_names_the_function(name: str) -> None:
 
 
 def test_packages_are_imported_with_streamkern() -> None:
-    code = (
-        f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {list(ROOM_CALLS)}))"
-    )
-    found = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert found == [f"streamkern.{name}" for name in ROOM_CALLS]
+    names = list(INTENDED_CALLS)
+    code = f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {names}))"
+    output = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert output == [f"streamkern.{name}" for name in INTENDED_CALLS]
 
 
 @pytest.mark.parametrize("name", ["append", "evaluate", "plan", "report", "tune", "load"])
@@ -56,8 +55,8 @@ def test_package_without_sources_can_be_imported(tmp_path: Path) -> None:
         "import streamkern as s; from streamkern.cli.main import run_command; "
         "print(s.__file__, s.Gaussian.__name__, s.ingest_store.__module__, run_command(['--help']))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    assert done.stdout.endswith(f"{copy}/__init__.pyc Gaussian streamkern.ingest.ingest 0\n")
+    assert completed.stdout.endswith(f"{copy}/__init__.pyc Gaussian streamkern.ingest.ingest 0\n")
