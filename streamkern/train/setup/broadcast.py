@@ -42,7 +42,7 @@ def broadcast_setup(
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
-        (sample, probe), to_host, known = samples(), work.op.backend.to_host, work.known
+        (sample, probe), to_host, known = samples(), work.op.backend.to_host, work.center_targets
         fields = {"sample": sample._asdict(), "probe": probe._asdict()}
         if known is not None:
             fields["known"] = {name: getattr(known, name) for name in ("counts", "weights", "Y")}
@@ -52,8 +52,9 @@ def broadcast_setup(
                 if array is not None and not np.isscalar(array):
                     arrays_sent[f"{group}.{name}"] = np.asarray(to_host(array))
         meta_sent = dict(meta) | {
-            "fresh": [sample.fresh, probe.fresh], "noise": asdict(replace(work.noise, tried=[])),
-            "worth": work.worth, "ridge": work.options.ridge,
+            "fresh": [sample.first_fresh, probe.first_fresh],
+            "noise": asdict(replace(work.noise, trials=[])),
+            "worth": work.n_effective_rows, "ridge": work.options.ridge,
             "known": None if known is None else [known.n_rows, known.is_complete],
         }  # fmt: skip
         meta_sent["arrays"] = {

@@ -115,7 +115,7 @@ def _choose(
                 rows = read(run.problem.metric_rows)
                 stored_part = _copied_part(rows, part)
             if rows.repeats is not None:  # a loss depends on more than the mean of equal rows
-                stored_part = stored_part._replace(repeats=rows.repeats.of(part))
+                stored_part = stored_part._replace(repeats=rows.repeats.in_groups(part))
             few = FewRows(lambda: few_part, lambda: stored_part)
     if learned.kernel is None and kernel_is_open:
         metric, categorical = learned.metric, learned.categorical or ()
