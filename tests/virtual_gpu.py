@@ -421,10 +421,10 @@ class VirtualBackend(PlainBackend):
 
     def finish_tile(
         self, kernel: Any, tile: Any, norms: Any, scale: Any, W: Any, out: Any, keep: Any, *,
-        first: bool = False,
+        overwrite: bool = False,
     ) -> None:  # fmt: skip
         assert keep is None or keep is tile
-        self._launch("finish_tile", kernel, tile, norms, scale, W, out, None, first=first)
+        self._launch("finish_tile", kernel, tile, norms, scale, W, out, None, overwrite=overwrite)
 
     def matmul(self, A: Any, B: Any, out: Any, *, lower: bool = False) -> Any:
         self._launch("matmul", A, B, out, lower=lower)

@@ -104,10 +104,10 @@ def _with_product(bench: Bench, op: Any, tile: Any, norms: Any, c: int) -> Figur
     run = partial(fused, tile, norms, op.scale, transposed, found)
     figures = {"fused": floored(bench.clock.median_ms(run), bench.bytes_ms(6 * m * p))}
     finish = partial(backend.finish_tile, op.kernel, tile, norms, op.scale, W, out, tile)
-    finish(first=True)  # the first time turns products into values, and the others do not
+    finish(overwrite=True)  # the first time turns products into values, and the others do not
     largest = float(backend.to_host(abs(out)).max())
     error = float(backend.to_host(abs(found - out)).max()) / largest
-    ms = bench.clock.median_ms(partial(finish, first=True))
+    ms = bench.clock.median_ms(partial(finish, overwrite=True))
     figures["apart"] = floored(ms, bench.bytes_ms(12 * m * p))
     return figures | {"largest_difference": error}
 

@@ -64,12 +64,12 @@ class Assignments:
                 else _statements(target, parse_expression(value), scratch)
             )
         ]  # fmt: skip
-        like = self.outputs[0]
-        arrays = ", ".join(f"workspace({like}.shape, {like}.dtype) as {name}" for name in scratch)
+        out = self.outputs[0]  # temporary arrays have its shape and dtype
+        arrays = ", ".join(f"workspace({out}.shape, {out}.dtype) as {name}" for name in scratch)
         lines = [f"with {arrays}:", *(f"    {line}" for line in body)] if scratch else body
         parameters = ", ".join(("xp", "workspace", *self.inputs, *self.outputs))
         source = f"def assign({parameters}):\n    " + "\n    ".join(lines)
-        names: dict[str, Any] = {"rounded": _rounded}
+        names: dict[str, Any] = {"rounded": _round_to_half}
         exec(compile(source, f"<{self.name}>", "exec"), names)
         assign: Callable[..., None] = names["assign"]
         return assign
@@ -124,6 +124,6 @@ def _names(node: ast.expr) -> set[str]:
     return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
-def _rounded(x: Any) -> Any:
+def _round_to_half(x: Any) -> Any:
     """Return x rounded to float16, in the dtype of x."""
     return x.astype(np.float16).astype(x.dtype)

@@ -326,7 +326,7 @@ class Backend(DenseAlgebra):
         out: Array | None,
         keep: Array | None,
         *,
-        first: bool = False,
+        overwrite: bool = False,
     ) -> None:
         """Turn a tile into kernel values, in place; then out += tile @ W and keep <- tile.
 
@@ -337,14 +337,14 @@ class Backend(DenseAlgebra):
         W : (t, c), or None.
         out : (r, c).
         keep : (r, t), or the tile itself, or None.
-        first : overwrite `out`, instead of adding to it.
+        overwrite : write tile @ W to `out`, instead of adding it.
         """
         self.apply_profile(kernel, tile, scale, norms)
         if keep is not None and keep is not tile:
             keep[...] = tile
         if W is not None:
             assert out is not None
-            if first:
+            if overwrite:
                 out[...] = 0
             self.add_product(tile, W, out)
 

@@ -77,6 +77,7 @@ class CupyBackend(DeviceAlgebra, Backend):
                 "to 10 bits",
                 "unset it",
             )
+        # The device, its streams, and its properties.
         self.xp = cupy
         self.name = f"gpu:{index}"
         self.device = cupy.cuda.Device(index)
@@ -88,6 +89,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         attributes = self.device.attributes
         self.float64_cost = float(attributes.get("SingleToDoublePrecisionPerfRatio", 2))
         self._reads_host_memory = bool(attributes.get("PageableMemoryAccess", 0))
+        # The libraries, and the compiled kernels.
         runtime = cupy.cuda.runtime
         types: dict[np.dtype[Any], int] = {
             np.dtype(np.float16): runtime.CUDA_R_16F,
@@ -369,7 +371,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         out: Array | None,
         keep: Array | None,
         *,
-        first: bool = False,
+        overwrite: bool = False,
     ) -> None:
         """Turn a tile of products into kernel values, in place; then out += tile @ W.
 
@@ -379,7 +381,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         assert keep is None or keep is tile
         self._epilogue(kernel, tile, norms, scale)
         if W is not None:
-            self.blas.gemm(tile, W, out, beta=0 if first else 1)
+            self.blas.gemm(tile, W, out, beta=0 if overwrite else 1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
         """Turn products into kernel values, in place; an expression takes one launch."""

@@ -89,8 +89,8 @@ class DenseAlgebra(ABC):
         """Write the sums of scale w a^2 over an axis to `out`, in its dtype.
 
         a : an array of two or three dimensions.
-        w : an array that broadcasts to the shape of a; None for 1.
         scratch : an array of a's shape and dtype, overwritten; may be a itself.
+        w : an array that broadcasts to the shape of a; None for 1.
         """
         self.xp.multiply(a, a, out=scratch)
         if w is not None:
@@ -109,7 +109,7 @@ class DenseAlgebra(ABC):
 
         def multiply(rows: slice) -> None:
             end = rows.stop if lower else A.shape[1]
-            with self._widened(A[rows, :end], B.dtype) as part:
+            with self._as_dtype(A[rows, :end], B.dtype) as part:
                 self.xp.matmul(part, B[:end], out=out[rows])
 
         # In descending order of cost, so that threads finish at about the same time.
@@ -131,25 +131,26 @@ class DenseAlgebra(ABC):
             Bt[...] = B.T
 
             def multiply(cols: slice) -> None:
-                start, width = cols.start if lower else 0, cols.stop - cols.start
+                start = cols.start if lower else 0
+                width = cols.stop - cols.start
                 with (
-                    self.workspace((len(Bt), width), B.dtype) as part,
-                    self._widened(A[start:, cols], B.dtype) as right,
+                    self.workspace((len(Bt), width), B.dtype) as product,
+                    self._as_dtype(A[start:, cols], B.dtype) as A_part,
                 ):
-                    np.matmul(Bt[:, start:], right, out=part)
-                    out[cols] = part.T
+                    np.matmul(Bt[:, start:], A_part, out=product)
+                    out[cols] = product.T
 
             self.run(multiply, tiles(A.shape[1], self.chunk))
         if scale != 1:
             out *= scale
         return out
 
-    def _widened(self, A: Array, dtype: np.dtype[Any]) -> AbstractContextManager[Array]:
+    def _as_dtype(self, A: Array, dtype: np.dtype[Any]) -> AbstractContextManager[Array]:
         """Return a context manager of A in this dtype; a copy is scratch memory."""
-        return nullcontext(A) if A.dtype == dtype else self._copied(A, dtype)
+        return nullcontext(A) if A.dtype == dtype else self._lend_copy(A, dtype)
 
     @contextmanager
-    def _copied(self, A: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
+    def _lend_copy(self, A: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
         with self.workspace(A.shape, dtype) as copy:
             copy[...] = A
             yield copy
@@ -315,18 +316,18 @@ class Workspaces:
     def __init__(self) -> None:
         self._local: Any = threading.local()
 
-    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
+    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> LentArray:
         """Return a context manager for an uninitialised array of `xp` of this shape and dtype."""
         try:
-            free: list[_Piece] = self._local.free
+            free_pieces: list[_Piece] = self._local.free_pieces
         except AttributeError:
-            free = self._local.free = []
+            free_pieces = self._local.free_pieces = []
         dtype = np.dtype(dtype)
         n_bytes = math.prod(shape) * dtype.itemsize
-        piece = _take_piece(free, n_bytes)
+        piece = _take_piece(free_pieces, n_bytes)
         if piece is None:
             piece = _Piece(xp.empty(n_bytes, np.uint8))
-        return Lent(free, piece, piece.array(shape, dtype, n_bytes))
+        return LentArray(free_pieces, piece, piece.array(shape, dtype, n_bytes))
 
 
 class _Piece:
@@ -354,9 +355,9 @@ class SharedWorkspaces(Workspaces):
 
     def __init__(self) -> None:
         super().__init__()
-        self._local, self._lock = SimpleNamespace(free=[]), threading.Lock()
+        self._local, self._lock = SimpleNamespace(free_pieces=[]), threading.Lock()
 
-    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
+    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> LentArray:
         """Return a context manager as `Workspaces` does.
 
         The memory is free after the block, even if its work is still queued: later work on it
@@ -366,32 +367,32 @@ class SharedWorkspaces(Workspaces):
             return super().lend(xp, shape, dtype)
 
 
-class Lent:
+class LentArray:
     """Context manager of a scratch array, which returns the memory to the free list at its end.
 
     It is a class because `contextlib.contextmanager` takes longer.
     """
 
-    __slots__ = ("_array", "_free", "_piece")
+    __slots__ = ("_array", "_free_pieces", "_piece")
 
-    def __init__(self, free: list[_Piece], piece: _Piece, array: Any) -> None:
-        self._free, self._piece, self._array = free, piece, array
+    def __init__(self, free_pieces: list[_Piece], piece: _Piece, array: Any) -> None:
+        self._free_pieces, self._piece, self._array = free_pieces, piece, array
 
     def __enter__(self) -> Any:
         return self._array
 
     def __exit__(self, *error: object) -> None:
-        self._free.append(self._piece)
+        self._free_pieces.append(self._piece)
 
 
-def _take_piece(free: list[_Piece], n_bytes: int) -> _Piece | None:
+def _take_piece(free_pieces: list[_Piece], n_bytes: int) -> _Piece | None:
     """Remove the smallest piece of at least n_bytes from the free list, and return it.
 
     If there is none, drop the largest piece and return None.
     """
-    if not free:
+    if not free_pieces:
         return None
-    sizes = [piece.n_bytes for piece in free]
+    sizes = [piece.n_bytes for piece in free_pieces]
     sufficient = [size for size in sizes if size >= n_bytes]
-    piece = free.pop(sizes.index(min(sufficient) if sufficient else max(sizes)))
+    piece = free_pieces.pop(sizes.index(min(sufficient) if sufficient else max(sizes)))
     return piece if sufficient else None

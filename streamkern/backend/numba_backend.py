@@ -145,17 +145,17 @@ def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
 
     The sums of a row are in registers, which is why the source is generated for c columns.
     """
-    each = range(c)
+    columns = range(c)
     source = (
         "def product(tile, Wt, out):\n"
-        + "".join(f"    w{k} = Wt[{k}]\n" for k in each)
+        + "".join(f"    w{k} = Wt[{k}]\n" for k in columns)
         + "    for i in range(tile.shape[0]):\n"
         "        row = tile[i]\n"
-        + "".join(f"        a{k} = f4(0)\n" for k in each)
+        + "".join(f"        a{k} = f4(0)\n" for k in columns)
         + "        for j in range(row.size):\n"
         "            v = row[j]\n"
-        + "".join(f"            a{k} += v * w{k}[j]\n" for k in each)
-        + "".join(f"        out[i, {k}] += a{k}\n" for k in each)
+        + "".join(f"            a{k} += v * w{k}[j]\n" for k in columns)
+        + "".join(f"        out[i, {k}] += a{k}\n" for k in columns)
     )
     return _jit_text("product", source, _FLAGS | {"reassoc"})
 
@@ -176,19 +176,19 @@ def _unequal(n: int) -> Callable[..., None]:
     return _sum_of_terms("A, Bt, w, out", terms, weights)
 
 
-def _sum_of_terms(arguments: str, terms: list[str], first: str = "") -> Callable[..., None]:
+def _sum_of_terms(arguments: str, terms: list[str], prologue: str = "") -> Callable[..., None]:
     """Return a compiled part(arguments), which adds the sum of the terms to each out[i, j].
 
     terms : for each column k of A, an expression of ak = A[i, k] and bk[j] = Bt[k, j].
-    first : statements before the loops.
+    prologue : statements before the loops.
     """
-    each = range(len(terms))
+    columns = range(len(terms))
     source = (
-        f"def part({arguments}):\n{first}"
-        + "".join(f"    b{k} = Bt[{k}]\n" for k in each)
+        f"def part({arguments}):\n{prologue}"
+        + "".join(f"    b{k} = Bt[{k}]\n" for k in columns)
         + "    for i in range(out.shape[0]):\n"
         "        row = out[i]\n"
-        + "".join(f"        a{k} = A[i, {k}]\n" for k in each)
+        + "".join(f"        a{k} = A[i, {k}]\n" for k in columns)
         + "        for j in range(row.size):\n"
         f"            row[j] += {' + '.join(terms)}\n"
     )

@@ -65,15 +65,15 @@ def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: A
     """
     low, high, block, zero = state[0], state[1], state[2], state[3]
     i, b = start // n_blocks, start % n_blocks
-    done = 0
-    while done < DRAWN_CHUNK and i < len(rows):
-        stop = min(done + n_blocks - b, DRAWN_CHUNK)
+    n_done = 0
+    while n_done < DRAWN_CHUNK and i < len(rows):
+        stop = min(n_done + n_blocks - b, DRAWN_CHUNK)
         row = rows[i]
-        for j in range(done, stop):
+        for j in range(n_done, stop):
             low[j] = u4(row)
             high[j] = u4(row >> 32)
-            block[j] = u4(first_block + b + j - done)
-        done, i, b = stop, i + 1, 0
+            block[j] = u4(first_block + b + j - n_done)
+        n_done, i, b = stop, i + 1, 0
     zero[:] = u4(0)
 
 
@@ -127,11 +127,13 @@ def _make_box_muller(jit: Callable[[NumbaFunction], NumbaFunction]) -> NumbaFunc
         return -(f + (p * f * f * f + ln2_low * e - half * f * f) + ln2_high * e)
 
     @jit
-    def box_muller(first: AnyArray, second: AnyArray, z0: AnyArray, z1: AnyArray) -> None:
+    def box_muller(
+        radius_words: AnyArray, angle_words: AnyArray, z0: AnyArray, z1: AnyArray
+    ) -> None:
         for j in range(DRAWN_CHUNK):
-            u = f4(i4(i4(first[j] >> u4(8)) + i4(1))) * unit
+            u = f4(i4(i4(radius_words[j] >> u4(8)) + i4(1))) * unit
             radius = np.sqrt(two * minus_log(u))
-            turn = i4(second[j] >> u4(8))  # in units of 2^-24 of a turn
+            turn = i4(angle_words[j] >> u4(8))  # in units of 2^-24 of a turn
             quarter = i4((turn + i4(1 << 21)) >> i4(22))
             x = f4(i4(turn - i4(quarter << i4(22)))) * quarter_turn
             t = x * x

@@ -97,7 +97,7 @@ class CenterPartition:
         self.p = sum(map(length, blocks))
         self.in_block = [grid.of_column(length(block)) for block in blocks]
         edges = accumulate(map(length, self.in_block), initial=0)
-        self.local = [slice(first, stop) for first, stop in pairwise(edges)]
+        self.local = [slice(start, stop) for start, stop in pairwise(edges)]
 
     @property
     def n(self) -> int:

@@ -64,10 +64,10 @@ class Communicator:
 
     def broadcast_scalars(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Return the numbers of rank 0 on all ranks. Collective."""
-        own = np.asarray(numbers, np.float64)
+        values = np.asarray(numbers, np.float64)
         if self.is_single:
-            return own
-        return self._timed_total(np.zeros_like(own) if self.rank else own)
+            return values
+        return self._timed_total(np.zeros_like(values) if self.rank else values)
 
     def allgather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Return the k numbers of every rank, (size, k). Collective."""
@@ -103,14 +103,14 @@ class Communicator:
         """Return the sum of the counts of all ranks before this one. Collective."""
         return int(self.allgather([count])[: self.rank].sum())
 
-    def _timed_total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _timed_total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return `_total`, and add its time to `waited_s`."""
         start = time.perf_counter()
-        total = self._total(own)
+        total = self._total(values)
         self.waited_s += time.perf_counter() - start
         return total
 
-    def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the sum of the arrays of all ranks, on the host. Collective."""
         raise NotImplementedError
 
@@ -137,19 +137,19 @@ class Collective(Communicator):
     If a rank is lost, a sum on the others raises RankLostError or, occasionally with XGBoost 3.2,
     never returns. The process that starts the ranks must therefore end all of them.
 
-    library : the module `xgboost.collective`
+    library : the module `xgboost.collective`.
     """
 
     def __init__(self, rank: int, size: int, library: Any) -> None:
         self.rank, self.size, self._library = rank, size, library
         self._thread = threading.get_ident()
 
-    def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         library = self._library
         if threading.get_ident() != self._thread:  # there the library would sum over one rank
             raise RuntimeError("only the thread that joined the process group can sum over ranks")
         try:
-            return np.asarray(library.allreduce(own, library.Op.SUM)).reshape(own.shape)
+            return np.asarray(library.allreduce(values, library.Op.SUM)).reshape(values.shape)
         except Exception as error:  # XGBoost's own type, for a lost peer or a timeout
             raise RankLostError(
                 f"another rank has ended or does not respond: {_summary(error)}",
@@ -203,8 +203,8 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
         return ranks
     on_gpu = isinstance(backend, CupyBackend)
     library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
-    own = [on_gpu, library is not None, _device_number(backend) if on_gpu else 0]
-    on_gpus, has_nccl, devices = ranks.allgather(own).T
+    device_number = _device_number(backend) if on_gpu else 0
+    on_gpus, has_nccl, devices = ranks.allgather([on_gpu, library is not None, device_number]).T
     if not on_gpus.all() or len(set(devices)) < ranks.size:
         return ranks
     if not has_nccl.all():
@@ -232,12 +232,12 @@ def _device_number(backend: Any) -> int:
     return zlib.crc32(name.encode())
 
 
-def _warn_without_nccl(missing: list[int], backend: Any) -> None:
-    """Warn that all-reduces copy arrays through the host. missing : ranks without NCCL."""
+def _warn_without_nccl(ranks: list[int], backend: Any) -> None:
+    """Warn that all-reduces copy arrays through the host. ranks : those without NCCL."""
     cuda = backend.xp.cuda.runtime.runtimeGetVersion() // 1000
     warn(
         f"all-reduces between the GPUs copy every array through host memory and TCP: CuPy finds no "
-        f"NCCL on rank {', '.join(map(str, missing))}. Install it there: "
+        f"NCCL on rank {', '.join(map(str, ranks))}. Install it there: "
         f"{install_command(f'gpu-cuda{cuda}')}"
     )
 
@@ -278,20 +278,20 @@ class Nccl(Communicator):
             return a
         contiguous = a if a.flags.c_contiguous else self._backend.xp.ascontiguousarray(a)
         event, stream = self._backend.xp.cuda.Event, self._backend.stream
-        started, ended = event(), event()
-        started.record(stream)
+        start_event, end_event = event(), event()
+        start_event.record(stream)
         self._communicator.allReduce(
             contiguous.data.ptr, contiguous.data.ptr, contiguous.size,
             self._types[contiguous.dtype], self._library.NCCL_SUM, stream.ptr,
         )  # fmt: skip
-        ended.record(stream)
-        self._pending_events.append((started, ended))
+        end_event.record(stream)
+        self._pending_events.append((start_event, end_event))
         if contiguous is not a:
             a[...] = contiguous
         return a
 
-    def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._host._total(own)
+    def _total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._total(values)
 
-    def _timed_total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._host._timed_total(own)
+    def _timed_total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._timed_total(values)

@@ -199,11 +199,11 @@ class Elements(NamedTuple):
 class BatchedProduct(NamedTuple):
     """Products of blocks (r, k) of A, or of transposes of such blocks, in one call.
 
-    r, k : size of the products' left operands
-    first : offset of the first block in each matrix, in elements
-    stride : distance from one block to the next in each matrix, in elements
-    n_products : number of products
-    beta : 1.0 adds to the result, 0.0 overwrites it
+    r, k : size of the products' left operands.
+    first : offset of the first block in each matrix, in elements.
+    stride : distance from one block to the next in each matrix, in elements.
+    n_products : number of products.
+    beta : 1.0 adds to the result, 0.0 overwrites it.
     """
 
     r: int
@@ -240,13 +240,17 @@ def triangle_parts(
         stride = Elements(step * (rows_of_A + 1), step * rows_of_B, step * rows_of_out)
         products.append(BatchedProduct(r, k, first, stride, count, beta))
 
-    rest = n - end  # rows below the last block on the diagonal
-    if rest:
-        add(*((n, rest) if transposed else (rest, n)), end, 0, 0, 1, 0.0)
-    add(side, side, 0, 0, side, 1 << halvings, float(bool(rest) and transposed))
+    n_below = n - end  # rows below the last block on the diagonal
+    if n_below:
+        r, k = (n, n_below) if transposed else (n_below, n)
+        add(r, k, row=end, column=0, step=0, count=1, beta=0.0)
+    # The transposed product of the rows below wrote the whole result; these products add to it.
+    beta = 1.0 if n_below and transposed else 0.0
+    add(side, side, row=0, column=0, step=side, count=1 << halvings, beta=beta)
     for level in range(halvings):
         size = side << level
-        add(size, size, size, 0, 2 * size, 1 << (halvings - level - 1), 1.0)
+        count = 1 << (halvings - level - 1)
+        add(size, size, row=size, column=0, step=2 * size, count=count, beta=1.0)
     return products
 
 

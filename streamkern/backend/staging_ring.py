@@ -104,13 +104,14 @@ class PinnedMemory(HostMemory):
 class _Slot:
     """The device buffer of one batch.
 
-    filled : the copy to the device has ended.
-    free : the steps no longer read the device buffer.
-    host : array of the copy, whose memory must exist until the copy has ended
+    upload_event : recorded at the end of the copy to the device.
+    release_event : recorded after the last step that reads the device buffer.
+    host : array of the copy, whose memory must exist until the copy has ended.
+    device : (n_bytes,) uint8, the device buffer.
     """
 
-    filled: Any
-    free: Any
+    upload_event: Any
+    release_event: Any
     host: Any = None
     device: Any = None
 
@@ -132,20 +133,20 @@ class Ring(Uploader):
         """
         computing, copying = self.transfers.computing, self.transfers.copying
         if self._n_uploads:
-            computing.record(self._slots[(self._n_uploads - 1) % self.depth].free)
+            computing.record(self._slots[(self._n_uploads - 1) % self.depth].release_event)
         if host.nbytes == 0:
             return self.backend.xp.empty(host.shape, host.dtype)
         if host.nbytes > self._slot_bytes:
             self._grow(host.nbytes)
         slot = self._slots[self._n_uploads % self.depth]
         self._n_uploads += 1
-        slot.filled.synchronize()  # before `slot.host` is released
+        slot.upload_event.synchronize()  # before `slot.host` is released
         slot.host = np.ascontiguousarray(host)
         device = slot.device[: host.nbytes].view(host.dtype).reshape(host.shape)
-        copying.wait_event(slot.free)
+        copying.wait_event(slot.release_event)
         self.transfers.send(slot.host, device)
-        copying.record(slot.filled)
-        computing.wait_event(slot.filled)
+        copying.record(slot.upload_event)
+        computing.wait_event(slot.upload_event)
         return device
 
     def _grow(self, nbytes: int) -> None:

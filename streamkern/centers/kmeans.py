@@ -92,11 +92,11 @@ def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> HostArray
 
 
 def kmeans(
-    first: npt.NDArray[Any], batches: Iterable[npt.NDArray[Any]], seed: int, threads: int
+    initial_means: npt.NDArray[Any], batches: Iterable[npt.NDArray[Any]], seed: int, threads: int
 ) -> npt.NDArray[Any]:
     """Return means (p, d) of the rows of `batches` (Sculley 2010, as in scikit-learn).
 
-    first : (p, d) float32 or float64 rows, the initial means.
+    initial_means : (p, d) rows, float32 or float64.
     batches : arrays (m, d) of any m.
 
     Each row moves the mean nearest to it by the fraction 1 / (rows assigned to this mean so far) of
@@ -110,12 +110,12 @@ def kmeans(
     """
     state = int(np.random.default_rng([seed, KMEANS_STAGE]).integers(1 << 32))
     model = on_demand("sklearn.cluster").MiniBatchKMeans(
-        len(first), init=first, n_init=1, batch_size=KMEANS_BATCH, compute_labels=False,
-        random_state=state,
+        len(initial_means), init=initial_means, n_init=1, batch_size=KMEANS_BATCH,
+        compute_labels=False, random_state=state,
     )  # fmt: skip
     with ThreadpoolController().limit(limits=threads, user_api="openmp"):
         # Each initial mean counts as its own first row, so that only copies of means have no row.
-        model.partial_fit(first)
+        model.partial_fit(initial_means)
         for X in batches:
             model.partial_fit(X)
     means: npt.NDArray[Any] = model.cluster_centers_

@@ -66,8 +66,8 @@ def _without_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
         if not n_missing:
             break
         n = min(DRAW_FACTOR * n_missing, source.n_rows)
-        drawn = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=SAMPLE_UNITS)
-        chosen = _one_of_each_origin(source, np.concatenate([chosen, drawn]))[:p]
+        ids = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=SAMPLE_UNITS)
+        chosen = _one_of_each_origin(source, np.concatenate([chosen, ids]))[:p]
     copies = np.setdiff1d(rows, chosen)[: p - len(chosen)]
     rng = np.random.default_rng([seed, COPIES_STAGE])
     return rng.permutation(np.concatenate([chosen, copies]))
@@ -89,11 +89,11 @@ def without_weightless(
         if not len(weightless):
             break
         n = min(DRAW_FACTOR * len(weightless), source.n_rows)
-        drawn = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=SAMPLE_UNITS)
-        new = read_rows(source, drawn[~np.isin(drawn, block.row_ids)], seed)
-        new = new.take(weigh_rows(new.y, new.w, factors) > 0)
-        count = min(len(weightless), len(new.row_ids))
-        block.put(weightless[:count], new.take(slice(count)))
+        ids = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=SAMPLE_UNITS)
+        candidates = read_rows(source, ids[~np.isin(ids, block.row_ids)], seed)
+        candidates = candidates.take(weigh_rows(candidates.y, candidates.w, factors) > 0)
+        count = min(len(weightless), len(candidates.row_ids))
+        block.put(weightless[:count], candidates.take(slice(count)))
     return block
 
 

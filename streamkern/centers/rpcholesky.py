@@ -141,8 +141,9 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
         else:  # then the residual of the first proposal is a rounding error
             u[proposed[0]] = 0
         u[u <= floor] = 0
-    others = np.setdiff1d(np.arange(n), chosen)
-    uniform_rows = rng.permutation(others)[: p - len(chosen)]
+    # Without a residual, the remaining rows are equally good.
+    remaining = np.setdiff1d(np.arange(n), chosen)
+    uniform_rows = rng.permutation(remaining)[: p - len(chosen)]
     rows = np.concatenate([chosen, uniform_rows])
     return Pivots(rows, len(chosen), float(u.sum() / diagonal.sum()))
 
@@ -163,9 +164,10 @@ def _propose(
 ) -> npt.NDArray[np.int64]:
     """Return `block` independent draws with probabilities u / sum(u)."""
     cumulative = np.cumsum(u)
-    drawn = np.searchsorted(cumulative, rng.random(block) * cumulative[-1], side="right")
-    rows: npt.NDArray[np.int64] = np.minimum(drawn, np.flatnonzero(u)[-1])
-    return rows
+    rows = np.searchsorted(cumulative, rng.random(block) * cumulative[-1], side="right")
+    # A product that is rounded up to the sum would be beyond the last row.
+    proposals: npt.NDArray[np.int64] = np.minimum(rows, np.flatnonzero(u)[-1])
+    return proposals
 
 
 def _without_repeats(

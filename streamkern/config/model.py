@@ -22,7 +22,7 @@ from streamkern.config.rules import (
     Rule,
     Table,
 )
-from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
+from streamkern.kernels.builtin import KERNELS, Kernel, builtin_name, get_kernel
 from streamkern.kernels.own import import_kernel_classes
 from streamkern.losses.base import Loss
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES
@@ -39,7 +39,7 @@ METRICS: Final = ("auto", "none", *LEARNED)
 def _checked_kernel(value: object) -> object:
     """Return a kernel with our spelling of its name; ValueError if it cannot be a kernel."""
     if isinstance(value, str):
-        value = "auto" if value.lower() == "auto" else our_name(value)
+        value = "auto" if value.lower() == "auto" else builtin_name(value)
     is_name = isinstance(value, str) and (value in ("auto", *KERNELS) or ":" in value)
     if is_name or isinstance(value, Mapping | Kernel):
         return value

@@ -20,9 +20,9 @@ from streamkern.basics.message import mention
 from streamkern.kernels.categorical import (
     CategoricalFeatures,
     check_categorical,
-    checked_categorical,
+    parse_categorical,
 )
-from streamkern.kernels.parameters import checking_names, positive_parameter, sample_values
+from streamkern.kernels.parameters import check_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -72,7 +72,7 @@ class Kernel:
     weights, rather than functions k(., z) of the RKHS."""
     __array_ufunc__ = None  # so that a NumPy scalar times a kernel calls `__rmul__`
 
-    @checking_names
+    @check_names
     def __init__(
         self, bandwidth: float | str = 1.0, *, metric: npt.ArrayLike | None = None
     ) -> None:
@@ -137,7 +137,7 @@ class Kernel:
         """Return the same kernel with categorical features, pairs (feature, weight)."""
         kernel = copy.copy(self)
         of_distance = self.geometry == "distance" and not self.explicit
-        kernel.categorical = checked_categorical(categorical, self, of_distance=of_distance)
+        kernel.categorical = parse_categorical(categorical, self, of_distance=of_distance)
         return kernel
 
     def _set_metric(self, metric: npt.ArrayLike | None) -> None:
@@ -249,7 +249,7 @@ class _Composite(Kernel):
              "combine them with kernels of the L1 distance only"),
             (any(type(part).columns is not Kernel.columns for part in parts),
              "has a part that defines its own `columns`", "leave that part out"),
-            (not all(_equal(part.metric, metric) for part in parts),
+            (not all(_is_equal(part.metric, metric) for part in parts),
              "has parts of different metrics",
              "give all parts the same metric, or set one for the whole by with_metric"),
         ]  # fmt: skip
@@ -263,7 +263,7 @@ class _Composite(Kernel):
         self._set_metric(metric)
         expressions = [self._expression_of(part) for part in parts]
         if all(expression is not None for expression in expressions):
-            self.expression = self._joined([str(expression) for expression in expressions])
+            self.expression = self._join([str(expression) for expression in expressions])
 
     def _scale(self, part: Kernel) -> float:
         """Return the factor that turns s of the whole kernel into s of this part."""
@@ -281,19 +281,19 @@ class _Composite(Kernel):
 
     def profile(self, sq: Array, xp: Any) -> Array:
         """Return the combined values, with a temporary array for each part."""
-        return self._combined(lambda part: part.profile(sq * self._scale(part), xp))
+        return self._combine_values(lambda part: part.profile(sq * self._scale(part), xp))
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
         """Return the combined values, as `profile` does."""
         if self.geometry != "inner":
             return super().of_products(p, x, z, xp)
-        return self._combined(lambda part: part.of_products(p.copy(), x, z, xp))
+        return self._combine_values(lambda part: part.of_products(p.copy(), x, z, xp))
 
-    def _combined(self, values_of: Callable[[Kernel], Array]) -> Array:
+    def _combine_values(self, values_of: Callable[[Kernel], Array]) -> Array:
         """Return the values of this kernel, given a function for the values of a part."""
         raise NotImplementedError
 
-    def _joined(self, expressions: list[str]) -> str:
+    def _join(self, expressions: list[str]) -> str:
         """Return the expression of this kernel, given the expressions of its parts."""
         raise NotImplementedError
 
@@ -321,7 +321,7 @@ class Sum(_Composite):
             raise ConfigError(f"{mention('weights', weights)} are all 0", "give one above 0")
         super().__init__(parts)
 
-    def _combined(self, values_of: Callable[[Kernel], Array]) -> Array:
+    def _combine_values(self, values_of: Callable[[Kernel], Array]) -> Array:
         total = None
         for weight, part in zip(self.weights, self.parts, strict=True):
             term = values_of(part)
@@ -333,7 +333,7 @@ class Sum(_Composite):
                 total += term
         return total
 
-    def _joined(self, expressions: list[str]) -> str:
+    def _join(self, expressions: list[str]) -> str:
         terms = zip(self.weights, expressions, strict=True)
         return " + ".join(f"{weight!r} * ({expression})" for weight, expression in terms)
 
@@ -355,13 +355,13 @@ class Product(_Composite):
     parts : kernels, all of L1 distances or none.
     """
 
-    def _combined(self, values_of: Callable[[Kernel], Array]) -> Array:
+    def _combine_values(self, values_of: Callable[[Kernel], Array]) -> Array:
         total = values_of(self.parts[0])
         for part in self.parts[1:]:
             total *= values_of(part)
         return total
 
-    def _joined(self, expressions: list[str]) -> str:
+    def _join(self, expressions: list[str]) -> str:
         return " * ".join(f"({expression})" for expression in expressions)
 
     def __repr__(self) -> str:
@@ -369,7 +369,7 @@ class Product(_Composite):
         return text + self._repr_suffix()
 
 
-def _equal(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
+def _is_equal(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 

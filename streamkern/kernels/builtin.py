@@ -19,12 +19,12 @@ from streamkern.basics.user_class import subclasses, undefined_class
 from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, kernel_name
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.parameters import (
-    checking_names,
+    check_names,
     count_parameter,
     positive_parameter,
     sample_values,
 )
-from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.kernels.sparse import for_sparse_rows
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -103,7 +103,7 @@ class Dispersal(Kernel):
     EigenPro packages, exp(-|x - z|^gamma / s), has s = bw^gamma.
     """
 
-    @checking_names
+    @check_names
     def __init__(
         self, bandwidth: float | str = 1.0, gamma: float = 1.0, *,
         metric: npt.ArrayLike | None = None,
@@ -145,7 +145,7 @@ class InnerKernel(Kernel):
 
     geometry = "inner"
 
-    @checking_names
+    @check_names
     def __init__(self, *, metric: npt.ArrayLike | None = None) -> None:
         self._set_metric(metric)
 
@@ -177,7 +177,7 @@ class Polynomial(InnerKernel):
     c0 : 0 or above.
     """
 
-    @checking_names
+    @check_names
     def __init__(
         self, degree: int = 3, gamma: float = 1.0, c0: float = 1.0, *,
         metric: npt.ArrayLike | None = None,
@@ -215,7 +215,7 @@ class ReluNTK(InnerKernel):
     depth : hidden layers, at least 1.
     """
 
-    @checking_names
+    @check_names
     def __init__(self, depth: int = 1, *, metric: npt.ArrayLike | None = None) -> None:
         super().__init__(metric=metric)
         self.depth = count_parameter("depth", depth, 50)
@@ -304,7 +304,7 @@ def get_kernel(
     categorical, sparse = table.pop("categorical", ()), table.pop("sparse", False)
     built = _from_table(table, bandwidth)
     built = built.with_categorical(categorical) if categorical else built
-    built = of_sparse_rows(built) if sparse else built
+    built = for_sparse_rows(built) if sparse else built
     return built if metric is None else built.with_metric(metric)
 
 
@@ -314,7 +314,7 @@ def is_built_in(kernel: Kernel) -> bool:
     return type(kernel) in BUILT_IN.values() and all(map(is_built_in, parts))
 
 
-def our_name(name: str) -> str:
+def builtin_name(name: str) -> str:
     """Return the name of the built-in kernel for a name in any case, or for an alias such as "rbf".
 
     Any other name is returned unchanged.
@@ -331,9 +331,9 @@ def _bandwidth_for(kernel: Kernel | type[Kernel], bandwidth: float | str | Bandw
 
 def _class_of(name: object) -> type[Kernel]:
     """Return the class of a kernel by its name."""
-    built_in = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
+    built_in = BUILT_IN.get(builtin_name(name)) if isinstance(name, str) else None
     user_defined = [
-        cls for cls in own_classes() if name in (kernel_name(cls), class_reference(cls))
+        cls for cls in user_kernel_classes() if name in (kernel_name(cls), class_reference(cls))
     ]
     if built_in is not None or user_defined:
         return built_in or user_defined[-1]  # the last one defined
@@ -343,7 +343,7 @@ def _class_of(name: object) -> type[Kernel]:
     raise ConfigError(f"{mention('kernel', name)} is not known", f"use one of {names}")
 
 
-def own_classes() -> Iterator[type[Kernel]]:
+def user_kernel_classes() -> Iterator[type[Kernel]]:
     """Yield the user-defined kernel classes of this process, the newest last."""
     return subclasses(Kernel)
 
@@ -384,8 +384,10 @@ def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) 
         arguments["parts"] = [_from_table(part, bandwidth) for part in tables]
     if "bandwidth" in allowed and arguments.get("bandwidth", "auto") == "auto":
         arguments["bandwidth"] = _bandwidth_for(kernel_class, bandwidth)
-    kernel, recorded = kernel_class(**arguments), table.get("values")
-    if recorded and not np.allclose(sample_values(kernel), recorded, rtol=1e-4, atol=1e-6):
+    kernel, recorded_values = kernel_class(**arguments), table.get("values")
+    if recorded_values and not np.allclose(
+        sample_values(kernel), recorded_values, rtol=1e-4, atol=1e-6
+    ):
         raise ConfigError(
             f"the class of kernel {name!r} has changed since the model was trained: its values "
             "are different",

@@ -25,7 +25,7 @@ MAX_CATEGORICAL = 4
 """Largest number of categorical features that a run chooses: each adds a pass over every tile."""
 
 
-def checked_categorical(
+def parse_categorical(
     categorical: Any, kernel: object, *, of_distance: bool
 ) -> CategoricalFeatures:
     """Return the pairs (feature, weight) of `categorical` as a tuple of int and float.

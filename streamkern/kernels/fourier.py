@@ -77,7 +77,7 @@ _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = 
 """Kernel -> function (kernel, rng, n) that draws n scales s."""
 
 
-def check_sampled(kernel: Kernel) -> None:
+def check_has_frequencies(kernel: Kernel) -> None:
     """Raise ConfigError unless the frequencies of `kernel` can be drawn."""
     if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
         supported = ", ".join(sorted(kernel_name(cls) for cls in (*_SCALES, LaplaceL1)))
@@ -107,7 +107,7 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
     ConfigError
         n_features is odd, or the frequencies of the kernel cannot be drawn.
     """
-    check_sampled(kernel)
+    check_has_frequencies(kernel)
     if n_features < 2 or n_features % 2:
         raise ConfigError(
             f"{mention('model.n_features', n_features)} must be even, for a cosine and a sine of "

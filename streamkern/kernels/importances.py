@@ -32,12 +32,12 @@ def importances(
     categorical_scales = np.zeros(len(metric))
     for column, weight in categorical:
         categorical_scales[column] = math.sqrt(weight / 2)
-    A = _bounded(np.column_stack([metric, categorical_scales]))
+    A = _divide_by_largest(np.column_stack([metric, categorical_scales]))
     squares = (A**2).sum(axis=1)
     return np.asarray(squares / max(squares.sum(), np.finfo(np.float64).tiny))
 
 
-def _bounded(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _divide_by_largest(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Divide a metric by its largest absolute entry, so that squares do not overflow."""
     return np.asarray(metric / max(np.abs(metric).max(), np.finfo(np.float64).tiny))
 
@@ -47,17 +47,15 @@ def describe_metric(
 ) -> dict[str, Any]:
     """Return a summary of a metric A, M = A A^T, as JSON values.
 
+    The key "kind" is "scales" or "matrix", "features" d, and "directions" the rank of M.
+    "importances" are the features with the largest `importances`, as pairs [name, share], and
+    "spectrum" the largest eigenvalues of M, divided by the sum of all. "first" are, for a matrix,
+    the eigenvectors of the largest eigenvalues, each as its largest entries [name, entry], the
+    first of them positive; it is empty for scales.
+
+    metric : A, (d,) scales or a matrix (d, r).
     names : names of the d features.
-
-    The summary has the keys
-
-    kind : "scales" or "matrix".
-    features : d.
-    directions : the rank of M.
-    importances : the features with the largest `importances`, as pairs [name, share].
-    spectrum : the largest eigenvalues of M, divided by the sum of all.
-    first : for a matrix, the eigenvectors of the largest eigenvalues, each as its largest entries
-        [name, entry], the first of them positive. Empty for scales.
+    categorical : pairs (feature, weight).
     """
     shares = importances(metric, categorical)
     order = np.argsort(-shares, kind="stable")[:MAX_SUMMARY_ENTRIES]
@@ -73,7 +71,7 @@ def describe_metric(
             "spectrum": [float(x) for x in spectrum[:MAX_SUMMARY_ENTRIES]],
             "first": [],
         }
-    U, s, _ = np.linalg.svd(_bounded(metric), full_matrices=False)
+    U, s, _ = np.linalg.svd(_divide_by_largest(metric), full_matrices=False)
     summary["directions"] = int((s > max(metric.shape) * np.finfo(np.float64).eps * s[0]).sum())
     spectrum = s**2 / max((s**2).sum(), np.finfo(np.float64).tiny)
     return summary | {

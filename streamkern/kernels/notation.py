@@ -18,8 +18,8 @@ def kernel_text(kernel: KernelTable) -> str:
     if isinstance(kernel, str):
         return kernel
     if categorical := kernel.get("categorical"):
-        without = {key: value for key, value in kernel.items() if key != "categorical"}
-        return f"{kernel_text(without)} with categorical {categorical_text(categorical)}"
+        table = {key: value for key, value in kernel.items() if key != "categorical"}
+        return f"{kernel_text(table)} with categorical {categorical_text(categorical)}"
     name, parts = _name(kernel), kernel.get("parts", ())
     if name == "sum":
         weights = kernel.get("weights") or [1.0] * len(parts)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from streamkern.basics.user_class import import_user_class, undefined_class
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.builtin import class_reference, own_classes
+from streamkern.kernels.builtin import class_reference, user_kernel_classes
 
 CLASS_KEYS = ("kind", "kernel", "parts", "of")
 """Keys of a table or a description whose values may contain names of classes."""
@@ -68,6 +68,6 @@ def _map_class_names(function: Callable[[str], str], kernel: object) -> object:
 
 def _check_defined(name: str) -> str:
     """Return the name of a class. ConfigError if this process has not defined the class."""
-    if name not in map(class_reference, own_classes()):
+    if name not in map(class_reference, user_kernel_classes()):
         raise undefined_class("kernel", name)
     return name

@@ -66,7 +66,7 @@ def sample_values(kernel: Any) -> list[float]:
         return []
 
 
-def checking_names(
+def check_names(
     init: Callable[Concatenate[Any, _P], None],
 ) -> Callable[Concatenate[Any, _P], None]:
     """Make a kernel's constructor raise a TypeError with advice for unknown parameter names."""

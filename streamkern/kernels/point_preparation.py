@@ -158,11 +158,11 @@ class PointPreparation:
         The coordinates are shifted, and in the metric and units of the bandwidth, or in steps of
         the grid.
         """
-        moved = self._move(X, x)
+        x_is_moved = self._move(X, x)
         factor = self.metric if self.metric is not None else 1 / self.kernel.bandwidth
         # If norms are separate, the left side is a, not -2 a, which may overflow half precision.
         assignments = preparation(
-            self.precision, moved=moved, shifted=self.shift is not None,
+            self.precision, x_is_moved=x_is_moved, shifted=self.shift is not None,
             scaled=self.metric is not None or self.kernel.bandwidth != 1,
             left=out.left is not None, right=out.right is not None, doubled=self.norms_in_columns,
         )  # fmt: skip

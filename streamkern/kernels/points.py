@@ -98,7 +98,7 @@ def with_index(backend: Backend, points: Points) -> Points:
 
 @cache
 def preparation(
-    precision: str, *, moved: bool, shifted: bool, scaled: bool, left: bool, right: bool,
+    precision: str, *, x_is_moved: bool, shifted: bool, scaled: bool, left: bool, right: bool,
     doubled: bool,
 ) -> Assignments:  # fmt: skip
     """Return the assignments that round points and write them to their sides.
@@ -108,13 +108,15 @@ def preparation(
     numbers h and low; the terms of the sides are ordered such that their product is
     h h + h low + low h, without the negligible low low.
 
-    moved : whether x already holds the points. If not, x is computed from X: minus `shift` if
+    x_is_moved : whether x already has the points. If not, x is computed from X: minus `shift` if
         `shifted`, and times `factor` if `scaled`.
     left, right : whether to write this side.
     doubled : whether the left side contains -2 x instead of x.
     """
     difference = "X - shift" if shifted else "X"
-    lines = [] if moved else [f"x = ({difference}) * factor" if scaled else f"x = {difference}"]
+    lines = (
+        [] if x_is_moved else [f"x = ({difference}) * factor" if scaled else f"x = {difference}"]
+    )
     terms = {"left": ["x"], "right": ["x"]}
     if precision == "high":
         lines += ["h = rounded(x)", "low = rounded(x - h)", "x = h + low"]

@@ -63,7 +63,7 @@ class KernelOperator(PointPreparation):
 
     def product(
         self, A: Points, B: Points, W: Array | None = None, *, out: Array | None = None,
-        keep: Array | None = None, same: tuple[Array, Array] | None = None,
+        keep: Array | None = None, equal_pairs: tuple[Array, Array] | None = None,
     ) -> Array:  # fmt: skip
         """Return K(A, B) @ W, and write K(A, B) to `keep` if given. Without W, return `keep`.
 
@@ -72,18 +72,18 @@ class KernelOperator(PointPreparation):
         W : (p, c) or None.
         out : (m, c), overwritten with the result, or None to allocate it.
         keep : (m, p), overwritten with the kernel matrix, or None.
-        same : host index arrays (i, j), i ascending: row i of A is known to equal row j of B.
+        equal_pairs : host index arrays (i, j), i ascending: row i of A equals row j of B.
 
         The cost is 2 m p (d + c) FLOPs. The memory, in addition to `keep`, is one tile per thread,
         and the left sides of the rows that the threads process at the same time.
         """
         is_small = len(A) <= self.backend.threads * self.backend.tile_rows
         with self.with_left(A) if is_small else nullcontext(A) as A:
-            return self._product(A, B, W, out, keep, same)
+            return self._product(A, B, W, out, keep, equal_pairs)
 
     def _product(
         self, A: Points, B: Points, W: Array | None, out: Array | None, keep: Array | None,
-        same: tuple[Array, Array] | None,
+        equal_pairs: tuple[Array, Array] | None,
     ) -> Array:  # fmt: skip
         """Compute the result of `product` in tiles of rows and columns.
 
@@ -94,6 +94,7 @@ class KernelOperator(PointPreparation):
         m, p = len(A), len(B)
         if W is not None and out is None:
             out = backend.xp.empty((m, W.shape[1]), self.dtype)
+        # The tiles: slabs of rows, and groups of columns. A tile kept in place is a whole slab.
         in_place = keep is not None and backend.kept_in_place
         width = p if in_place else backend.tile_width(B.width)
         slabs = tiles(m, backend.tile_rows)
@@ -114,10 +115,11 @@ class KernelOperator(PointPreparation):
                     for cols in groups[g]:
                         right = B if self.kernel.sparse else B[cols]
                         is_first = cols is groups[g][0]
-                        self._tile(left, right, rows, cols, W, total, keep, same, is_first)
+                        self._tile(left, right, rows, cols, W, total, keep, equal_pairs, is_first)
 
             backend.run(piece, [(rows, g) for g in range(len(groups)) for rows in slabs])
 
+        # Several groups are summed at the end; a single one writes the result directly.
         if W is None:
             compute(None)
             return keep
@@ -141,7 +143,7 @@ class KernelOperator(PointPreparation):
 
     def _tile(
         self, A: Points, B: Points, rows: slice, cols: slice, W: Array | None, total: Array | None,
-        keep: Array | None, same: tuple[Array, Array] | None, is_first: bool,
+        keep: Array | None, equal_pairs: tuple[Array, Array] | None, is_first: bool,
     ) -> None:  # fmt: skip
         """Compute one tile of K: total += K @ W[cols], keep[rows, cols] <- K.
 
@@ -170,11 +172,11 @@ class KernelOperator(PointPreparation):
                         A.left[:, :start], B.right[:, :start],
                         [factor * weight for weight in self.categorical_weights], tile,
                     )  # fmt: skip
-            if same is not None:
-                self._mark_same(tile, A, rows, cols, same)
+            if equal_pairs is not None:
+                self._mark_equal(tile, A, rows, cols, equal_pairs)
             W = None if W is None else W[cols]
             backend.finish_tile(
-                self.kernel, tile, norms, self.scale, W, total, keep, first=is_first
+                self.kernel, tile, norms, self.scale, W, total, keep, overwrite=is_first
             )
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
@@ -188,10 +190,10 @@ class KernelOperator(PointPreparation):
         if out is None:
             out = self.backend.xp.empty((len(A), len(A)), self.dtype)
         ids = np.arange(len(A))
-        return self.product(A, A, keep=out, same=(ids, ids))
+        return self.product(A, A, keep=out, equal_pairs=(ids, ids))
 
-    def _mark_same(
-        self, tile: Array, A: Points, rows: slice, cols: slice, same: tuple[Array, Array]
+    def _mark_equal(
+        self, tile: Array, A: Points, rows: slice, cols: slice, equal_pairs: tuple[Array, Array]
     ) -> None:
         """Overwrite the entries of a tile whose rows and columns are known to be equal.
 
@@ -200,7 +202,7 @@ class KernelOperator(PointPreparation):
 
         A : points of the tile's rows.
         """
-        i, j = same
+        i, j = equal_pairs
         start, stop = np.searchsorted(i, (rows.start, rows.stop))
         i, j = i[start:stop], j[start:stop]
         is_inside = (j >= cols.start) & (j < cols.stop)
@@ -214,8 +216,8 @@ class KernelOperator(PointPreparation):
         n, width = len(i), tile.shape[1]
         if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
             # Part of a diagonal, which a slice selects without sending index arrays to the device.
-            first = int(i[0]) * width + int(j[0])
-            tile.reshape(-1)[first : first + n * (width + 1) : width + 1] = value
+            start = int(i[0]) * width + int(j[0])
+            tile.reshape(-1)[start : start + n * (width + 1) : width + 1] = value
         elif n:
             asarray = self.backend.xp.asarray
             tile[asarray(i), asarray(j)] = value

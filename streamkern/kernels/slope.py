@@ -105,18 +105,18 @@ def _derivative_of(node: ast.expr) -> ast.expr:
             return _plus(
                 _over(_derivative_of(left), right), _times(by_right, _derivative_of(right))
             )
-        case ast.Call(ast.Name(name), [argument, *others]):
-            outer = _outer_derivative(name, node, argument, others)
+        case ast.Call(ast.Name(name), [argument, *parameters]):
+            outer = _outer_derivative(name, node, argument, parameters)
             return _times(outer, _derivative_of(argument))
     raise _unknown(node)
 
 
 def _outer_derivative(
-    name: str, call: ast.Call, argument: ast.expr, others: list[ast.expr]
+    name: str, call: ast.Call, argument: ast.expr, parameters: list[ast.expr]
 ) -> ast.expr:
     """Return the derivative of a function call with respect to its first argument.
 
-    others : the other arguments.
+    parameters : the arguments after the first.
     """
     if name == "exp":
         return call
@@ -125,11 +125,11 @@ def _outer_derivative(
     if name == "cos":  # -sin(t) = cos(t + pi / 2); expressions have no sine
         quarter = ast.BinOp(argument, ast.Add(), ast.Constant(1.5707963267948966))
         return ast.Call(ast.Name("cos"), [quarter], [])
-    if name == "pow" and isinstance(others[0], ast.Constant):
-        power = others[0].value
+    if name == "pow" and isinstance(parameters[0], ast.Constant):
+        power = parameters[0].value
         assert isinstance(power, int | float)
-        lower = ast.Call(ast.Name("pow"), [argument, ast.Constant(power - 1.0)], [])
-        return _times(ast.Constant(float(power)), lower)
+        lower_power = ast.Call(ast.Name("pow"), [argument, ast.Constant(power - 1.0)], [])
+        return _times(ast.Constant(float(power)), lower_power)
     raise _unknown(call)
 
 

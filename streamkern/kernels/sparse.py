@@ -8,7 +8,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 
 
-def of_sparse_rows(kernel: Kernel) -> Kernel:
+def for_sparse_rows(kernel: Kernel) -> Kernel:
     """Return a copy of a kernel that takes packed sparse rows, see `store.sparse_rows`.
 
     Raises

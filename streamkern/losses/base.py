@@ -41,7 +41,7 @@ class Loss:
                 size = xp.abs(F.astype("float64") - Y)
                 return (size + xp.log1p(xp.exp(-2 * size)) - np.log(2)).sum(axis=1)
 
-    `checks.check_own_loss` checks it before a run.
+    `checks.check_user_loss` checks it before a run.
     """
 
     name: ClassVar[str]

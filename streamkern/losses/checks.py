@@ -35,7 +35,7 @@ LINE_POINTS: Final = 17
 """Number of points, on a line through an error, at which values are computed."""
 N_LARGER_ERRORS: Final = 40
 """Number of next larger errors from which the rounding error at an error is estimated as well."""
-LARGEST_ROUNDING: Final = 1e-8
+MAX_ROUNDING: Final = 1e-8
 """Largest rounding error of values that is accepted, divided by the largest value."""
 ROUNDING_FACTOR: Final = 30
 """Accepted error of differences of values, as a multiple of the rounding error of the values."""
@@ -48,7 +48,7 @@ _OTHER_FIGURES: Final = (
 _Floats = npt.NDArray[np.float64]
 
 
-def check_own_loss(loss: Loss, n_outputs: int, spread: float = 1.0) -> None:
+def check_user_loss(loss: Loss, n_outputs: int, spread: float = 1.0) -> None:
     """Raise ConfigError with the first rule that a user-defined loss breaks.
 
     spread : standard deviation of the errors, in units of the targets.
@@ -60,7 +60,8 @@ class _LossCheck:
     """The check of one loss at errors (n, c), of all sizes and both signs in every output."""
 
     def __init__(self, loss: Loss, n_outputs: int, spread: float) -> None:
-        self.unfitted = self.loss = loss
+        self.user_loss = loss
+        self.loss = loss  # fitted, and with the parameters of an epoch
         self.spread = spread
         n_sizes = max(MIN_SIZES, min(MAX_SIZES, MAX_NUMBERS // n_outputs))
         sizes = spread * np.logspace(
@@ -74,10 +75,10 @@ class _LossCheck:
     def check(self) -> None:
         """Raise ConfigError with the first rule that is broken."""
         self._check_class()
-        self._check_parameters(self.unfitted)
+        self._check_parameters(self.user_loss)
         scale = np.full(self.errors.shape[1], self.spread)
-        fitted = self._call("fitted", self.unfitted, self.errors.copy(), scale)
-        if type(fitted) is not type(self.unfitted):
+        fitted = self._call("fitted", self.user_loss, self.errors.copy(), scale)
+        if type(fitted) is not type(self.user_loss):
             self._refuse(
                 "fitted must return a loss of the same class", "return self, or a changed copy"
             )
@@ -90,7 +91,7 @@ class _LossCheck:
 
     def _refuse(self, rule: str, remedy: str) -> NoReturn:
         """Raise ConfigError for the loss that the user gave."""
-        raise ConfigError(f"{mention('model.loss', self.unfitted)}: {rule}", remedy)
+        raise ConfigError(f"{mention('model.loss', self.user_loss)}: {rule}", remedy)
 
     def _call(self, name: str, loss: Loss, *arguments: Any) -> Any:
         """Return the value of an attribute of the loss, or the result of a method.
@@ -106,7 +107,7 @@ class _LossCheck:
 
     def _check_class(self) -> None:
         """Check the members that a user-defined class must define, and those that it must not."""
-        loss_class = type(self.unfitted)
+        loss_class = type(self.user_loss)
         for name in ("gradient", "values"):
             if getattr(loss_class, name) is getattr(Loss, name):
                 self._refuse(f"its class has no {name}", f"define {name}, see streamkern.Loss")
@@ -233,6 +234,7 @@ class _LossCheck:
 
     def _check_curvature(self) -> None:
         """Check that the loss is convex and its curvature a bound, on lines in all directions."""
+        # The curvature L: a positive number, or one for each output.
         c = self.errors.shape[1]
         curvature = self._call("curvature", self.loss)
         try:
@@ -244,6 +246,7 @@ class _LossCheck:
                 f"curvature is {curvature!r}",
                 "return a finite number above 0, or one for each output",
             )
+        # Lines from the errors a to points b: other errors, and errors at some distances from a.
         a = self.errors
         size = np.abs(a) + self.spread / MAX_ERROR_RATIO
         second_points = [self.rng.permutation(a), np.roll(a, 1, axis=0)]
@@ -251,7 +254,9 @@ class _LossCheck:
         gradient_a = self._gradient(a)
         for b in second_points:
             gradient_b, d = self._gradient(b), b - a
-            rise, bound = ((gradient_b - gradient_a) * d).sum(axis=1), (L * d * d).sum(axis=1)
+            # The right inequalities of the module docstring, times |b - a|.
+            rise = ((gradient_b - gradient_a) * d).sum(axis=1)
+            bound = (L * d * d).sum(axis=1)
             slack = 1e-9 * ((np.abs(gradient_a) + np.abs(gradient_b)) * np.abs(d)).sum(axis=1)
             if (rise < -slack).any():
                 row = int(np.argmin(rise + slack))
@@ -310,7 +315,7 @@ def _rounding(values: _Floats, size: _Floats) -> _Floats:
 
     It is the largest violation of convexity by the values of a line. Values that are equal on a
     line do not show their rounding error, so the violations of smaller errors and of the next
-    larger ones count as well. Violations above `LARGEST_ROUNDING` are no rounding errors, and are
+    larger ones count as well. Violations above `MAX_ROUNDING` are no rounding errors, and are
     cut off.
 
     values : (LINE_POINTS, n), each column on a line.
@@ -318,7 +323,7 @@ def _rounding(values: _Floats, size: _Floats) -> _Floats:
     """
     order = np.argsort(size)
     violations = np.maximum(-np.diff(values, n=2, axis=0), 0).max(axis=0)[order]
-    violations = np.minimum(violations, LARGEST_ROUNDING * np.abs(values).max())
+    violations = np.minimum(violations, MAX_ROUNDING * np.abs(values).max())
     padded = np.pad(violations, (0, N_LARGER_ERRORS), "edge")
     with_larger = sliding_window_view(padded, N_LARGER_ERRORS + 1).max(axis=1)
     rounding: _Floats = np.empty(len(violations))

@@ -100,14 +100,14 @@ def described_loss(loss: str | Loss) -> str | dict[str, Any]:
     """
     if isinstance(loss, str):
         return loss
-    known = {name: value for name, value in loss.parameters().items() if value is not None}
-    return {"kind": loss.name, **known} if known else loss.name
+    parameters = {name: value for name, value in loss.parameters().items() if value is not None}
+    return {"kind": loss.name, **parameters} if parameters else loss.name
 
 
 def recorded_loss(loss: str | Loss, n_outputs: int) -> str | dict[str, Any]:
     """Return the description of a loss for a setup's metadata.
 
-    That of a user-defined loss contains some values, by which a changed class is recognised.
+    The description of a user-defined loss has some values, by which a changed class is recognised.
     """
     described = described_loss(loss)
     if isinstance(loss, str):
@@ -116,7 +116,7 @@ def recorded_loss(loss: str | Loss, n_outputs: int) -> str | dict[str, Any]:
     return table | {"values": _sample_values(loss, n_outputs)}
 
 
-def recorded_class(recorded: Mapping[str, Any], n_outputs: int) -> type[Loss]:
+def recorded_class(record: Mapping[str, Any], n_outputs: int) -> type[Loss]:
     """Return the class of a user-defined loss from the result of `recorded_loss`.
 
     Raises
@@ -124,10 +124,10 @@ def recorded_class(recorded: Mapping[str, Any], n_outputs: int) -> type[Loss]:
     ConfigError
         This process has not defined the class, or the class has changed.
     """
-    name = recorded["kind"]
+    name = record["kind"]
     loss_class = _defined_class(name)
-    loss = _instance(loss_class, {k: v for k, v in recorded.items() if k not in RESERVED})
-    if not np.allclose(_sample_values(loss, n_outputs), recorded["values"], rtol=1e-4, atol=1e-6):
+    loss = _instance(loss_class, {k: v for k, v in record.items() if k not in RESERVED})
+    if not np.allclose(_sample_values(loss, n_outputs), record["values"], rtol=1e-4, atol=1e-6):
         raise ConfigError(
             f"the class of {mention('model.loss', name)} has changed since the model was trained: "
             "its values are different",

@@ -4,8 +4,8 @@ The package `train` has the training loop, reads the data and measures the time.
 
     init(alpha) -> State
     step(state, batch) -> losses    updates the state with one batch
-    end_epoch(state) -> facts        called after the last batch of every epoch
-    finished(state) -> reason       why further epochs would change nothing, or None
+    end_epoch(state) -> entries     called after the last batch of every epoch; for the log
+    why_finished(state) -> reason   why further epochs would change nothing, or None
     finish(state)                   adds pending parts to the weights at the end of a run
     weights(state) -> (p, c)        the weights to evaluate
 
@@ -57,12 +57,12 @@ class State:
     steps : steps taken so far.
     averaged : number of iterates in the average.
     scale : factor on every step size, below 1 after a back-off.
-    ridge : the ridge that the solver found last.
-    pending : further arrays by name, such as sums over the rows of an epoch, or temporary centers
-        and their weights.
     n_pending : number of temporary centers.
     rows : number of rows summed in this epoch; for solvers without sums, rows of all steps so far.
     passes : number of completed epochs, for solvers that count them; named as in checkpoints.
+    ridge : the ridge that the solver found last.
+    pending : further arrays by name, such as sums over the rows of an epoch, or temporary centers
+        and their weights.
     """
 
     alpha: Array
@@ -80,8 +80,11 @@ class State:
 class Solver:
     """Base class of the solvers.
 
+    op : products with the kernel matrix, on the device of the solver.
     Z : points of the centers, p rows.
+    n_outputs : number c of outputs.
     max_batch : largest number of rows of a batch, over all ranks.
+    average : whether the solver keeps a running average of its iterates.
     ranks : communicator of the ranks, each of which has a part of the rows of a batch. All ranks
         have the same state, unless the centers are partitioned: then a rank's arrays with one row
         per center have only the rows of its centers `Z`.
@@ -111,7 +114,7 @@ class Solver:
         blocks, grid = center_partition.blocks, center_partition.grid
         self.partition = Partition(blocks, grid, ranks, op.backend)
         self.n_outputs, self.max_batch, self.buffer_rows = n_outputs, max_batch, 0
-        self.averaging = average
+        self.keeps_average = average
         xp = op.backend.xp
         self.losses = xp.zeros((LOSS_BUFFER_STEPS, 2, n_outputs))
 
@@ -190,7 +193,7 @@ class Solver:
 
     def weights(self, state: State) -> Array:
         """Return the weights to evaluate: the average if there is one, else the iterate."""
-        return state.average if self.averaging and state.averaged else state.alpha
+        return state.average if self.keeps_average and state.averaged else state.alpha
 
     @staticmethod
     def _weigh(r: Array, w: Array | None) -> Array:
@@ -266,7 +269,7 @@ class Solver:
         (k + 1)^2 / (2 k + 1) times the variance of a plain mean: 9/8, 4/3, 9/5, 16/7 times for
         k = 1/2, 1, 2, 3. Solvers that converge slowly have a larger k, `average_k`.
         """
-        if not self.averaging:
+        if not self.keeps_average:
             return
         state.averaged += 1
         weight = (self.average_k + 1) / (state.averaged + self.average_k)
@@ -306,8 +309,8 @@ class Solver:
                 state.pending[name][...] = 0
         return state
 
-    def back_off(self, state: State, good: Array, factor: float) -> None:
-        """Return to the weights `good`, scale the step size by `factor`, and restart the average.
+    def back_off(self, state: State, good_weights: Array, factor: float) -> None:
+        """Restore `good_weights` (p, c), scale the step size by `factor`, restart the average.
 
         Raises DivergenceError if the solver has no step size.
         """
@@ -317,8 +320,8 @@ class Solver:
                 "to reduce",
                 "check the data for outliers, or give a larger bandwidth or a ridge",
             )
-        state.alpha[...] = good
-        state.average[...] = good
+        state.alpha[...] = good_weights
+        state.average[...] = good_weights
         state.averaged, state.n_pending = 0, 0
         state.scale *= factor
         for a in state.pending.values():

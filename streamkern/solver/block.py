@@ -37,7 +37,7 @@ from streamkern.solver.precondition.block import (
     build_block,
 )
 from streamkern.solver.precondition.samples import Sample
-from streamkern.solver.precondition.step_rule import saved_rules
+from streamkern.solver.precondition.step_rule import rules_from_meta
 
 CALLS, CALLS_OF_BLOCK = 10, 6
 """Approximate overhead of a step, and of each block in it, in calls of a kernel product."""
@@ -52,10 +52,10 @@ class BlockMethod(Method[BlockSizes]):
     reaches_minimum = True
     uses_center_targets = True
     insensitive_to_conditioning = True
-    data_parallel = over_centers = True
-    by_center = ("start", "values", "G.")
+    data_parallel = partitions_centers = True
+    center_array_prefixes = ("start", "values", "G.")
     sharded_arrays = ("H.", "L")
-    made_in_stripes = True
+    computes_in_stripes = True
     min_penalty = MIN_PENALTY
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
@@ -112,14 +112,16 @@ class BlockMethod(Method[BlockSizes]):
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
         per_rank = problem.per_rank
-        several_ranks, partitioned = problem.ranks > 1, problem.center_ranks > 1
+        has_ranks, is_partitioned = problem.ranks > 1, problem.center_ranks > 1
+        # What the setup keeps: the factors of all blocks, the start, and the sketches.
         factor_item = 2 if sizes.half_factors else item
-        add("setup", "block factors H", per_rank(p) + b * several_ranks, b, itemsize=factor_item)
+        add("setup", "block factors H", per_rank(p) + b * has_ranks, b, itemsize=factor_item)
         add("train", "block factors H", per_rank(p), b, itemsize=factor_item)
         in_setup, in_training = problem.setup_centers_per_rank(p), problem.centers_per_rank(p)
         for phase, centers in (("setup", in_setup), ("train", in_training)):
             add(phase, "weights learned from the sample", centers, c, itemsize=item)
             add(phase, "sketches of the leverage", centers, SKETCH, itemsize=item)
+        # The setup's working arrays.
         add("setup", "sample and probe, targets", s + h, problem.prepared_row_bytes + c * item)
         add("setup", "kernel products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of the centers", p, c, itemsize=item)
@@ -129,12 +131,13 @@ class BlockMethod(Method[BlockSizes]):
             q, t = per_rank(p), per_rank(s)
             rows = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "sweeps over the blocks: values, directions", rows, c, itemsize=item)
-        if several_ranks:
+        if has_ranks:
             add("sample", "targets of the centers, being broadcast", p, c + 1, itemsize=item)
         rows = 2 * b + max(b + count_products(buffers, problem, b), 2 * h)
-        if partitioned:
+        if is_partitioned:
             add("setup", "centers of one block", b, problem.prepared_row_bytes)
         add("setup", "factors of one block, probe", rows, b, itemsize=item)
+        # The arrays of a step.
         q, m = problem.centers_per_rank(p), initial_buffer_rows(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, q if sizes.keep else problem.centers_per_rank(b), itemsize=item)
         add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
@@ -155,7 +158,7 @@ class BlockMethod(Method[BlockSizes]):
             add("train", "K(Z, Z) alpha: current, copy, initial", 3 * q, c, itemsize=item)
             if n_blocks == 1:
                 add("train", "factor of K(Z, Z)", per_rank(p), p, itemsize=item)
-        if partitioned:
+        if is_partitioned:
             rows = m + (sizes.batch_size if problem.ranks > problem.center_ranks else 0)
             columns = c + SKETCH * n_blocks
             add("train", "all-reduce buffers of a step", rows, columns, itemsize=item)
@@ -164,7 +167,7 @@ class BlockMethod(Method[BlockSizes]):
             if problem.ridge and n_blocks > 1:
                 add("train", "centers of one block", b, problem.prepared_row_bytes)
 
-    def share(
+    def center_partition(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator
     ) -> CenterPartition:
         """Return the center partition, in which each rank has a part of every block."""
@@ -174,25 +177,29 @@ class BlockMethod(Method[BlockSizes]):
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner, its step rules and, from these, the batch size."""
         op, options, problem, m = work.op, work.options, work.problem, work.sizes.batch_size
+        # The step rules are for independent rows. Rows of a cycle vary less, like a larger batch.
         variance_ratio = finite_population_factor(problem.cycled, m)
         S, probe = (
-            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.center_index)
+            Sample(
+                op.points(rows.X, left=True), rows.Y, rows.root, rows.first_fresh, rows.center_index
+            )
             for rows in samples()
         )
-        S = S.shared(work.ranks)
+        S = S.shard(work.ranks)
         op.backend.release()
         pre = build_block(
             op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
-            noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
-            damping=number_or_none(options.damping), ridge=options.fixed_ridge, seed=work.seed,
-            report=report, halves=options.factor_dtype == "float16",
-            known=work.known, batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
+            noise=work.noise, n_effective_rows=work.n_effective_rows,
+            sweeps=n_sweeps(problem, work.sizes), damping=number_or_none(options.damping),
+            ridge=options.fixed_ridge, seed=work.seed, report=report,
+            half_factors=options.factor_dtype == "float16", center_targets=work.center_targets,
+            batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
         )  # fmt: skip
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)
         if batch < m:
             report("batch", {"planned": m, "batch_size": batch})
-        ridge_from_noise = {} if work.worth is None else {"ridge": pre.ridge}
+        ridge_from_noise = {} if work.n_effective_rows is None else {"ridge": pre.ridge}
         meta = {
             "rules": [asdict(rule) for rule in pre.rules], "mu": pre.mu, "jitter": pre.jitter,
             "jitters": pre.jitters, "start_rows": pre.start_rows, "batch_size": batch,
@@ -204,23 +211,21 @@ class BlockMethod(Method[BlockSizes]):
     def assemble(self, work: Work[BlockSizes], setup: Setup) -> Solver:
         """Return the solver that steps with the preconditioner of `setup`."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
-        share = self.share(problem, work.sizes, work.ranks)
-        arrays = arrays | share.parts(arrays, self.by_center)
-        blocks = share.blocks
+        partition = self.center_partition(problem, work.sizes, work.ranks)
+        arrays = arrays | partition.parts(arrays, self.center_array_prefixes)
+        blocks = partition.blocks
         sketches = [arrays[name] for b in range(len(blocks)) if (name := f"G.{b}") in arrays]
         pre = BlockPreconditioner(
             blocks, [arrays.get(f"H.{b}") for b in range(len(blocks))],
-            saved_rules(meta["rules"], options.step_scale), meta["mu"], meta["jitters"],
+            rules_from_meta(meta["rules"], options.step_scale), meta["mu"], meta["jitters"],
             arrays["start"], meta["start_rows"], sketches or None,
             arrays.get("values"), arrays.get("L"), scales=meta.get("factor_scales"),
-        ).shared(work.ranks)  # fmt: skip
-        shared = work.shared(setup)
+        ).shard(work.ranks)  # fmt: skip
         return BlockSolver(
-            work.op, work.Z.each(share.part), pre, seed=work.seed, ridge=options.fixed_ridge,
-            keep=work.sizes.keep, cycled=problem.cycled,
-            center_partition=share,
+            work.op, work.Z.each(partition.part), pre, seed=work.seed, ridge=options.fixed_ridge,
+            keep=work.sizes.keep, cycled=problem.cycled, center_partition=partition,
             remedy=f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth",
-            **shared,
+            **work.solver_arguments(setup),
         )  # fmt: skip
 
 
@@ -242,8 +247,8 @@ def training_op_counts(
         rows += OpCounts(entries=p * n)
     centers = OpCounts(swept=p * b * steps)
     if problem.finds_ridge and b < p:
-        due = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
-        centers += OpCounts(entries=p * b * steps * due)
+        blocks_per_step = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
+        centers += OpCounts(entries=p * b * steps * blocks_per_step)
     return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
 
 

@@ -69,10 +69,11 @@ class BlockRidge:
         self.partition, self.backend = partition, op.backend
         self.stride, self.count = self._schedule(max_batch)
         self._stripes = [partition.stripe(b) for b in range(len(partition.blocks))]
-        stripes = [own for _, own in self._stripes]
+        stripes = [rows for _, rows in self._stripes]
         self._values, self._alpha = PartViews(stripes), PartViews(stripes)
 
     def _schedule(self, max_batch: int) -> tuple[int, int]:
+        """Return the `ridge_schedule` of batches of up to `max_batch` rows."""
         pre = self.preconditioner
         if not self.ridge or not pre.mu:
             return 1, 1
@@ -124,7 +125,7 @@ class BlockRidge:
     def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""
         values, block = state.pending["ridge_values"], self.preconditioner.blocks[b]
-        with self.partition.replaced(values, block) as out:
+        with self.partition.replace_rows(values, block) as out:
             if self.preconditioner.L is None:
                 self.partition.product(self.op, self.Z, block, state.alpha, out)
             else:
@@ -138,7 +139,7 @@ class BlockRidge:
         ranks, L = self.partition.ranks, self.preconditioner.L
         rows = ranks.triangle(len(out))
         columns, lower = slice(rows.stop), rows.start == 0
-        workspace, gathered = self.backend.workspace, self.partition.gathered
+        workspace, gathered = self.backend.workspace, self.partition.lend_gathered
         if not ranks.is_single:
             out[...] = 0
         with workspace(out.shape, out.dtype) as Lt_alpha, gathered(state.alpha, block) as alpha:
@@ -156,5 +157,6 @@ class BlockRidge:
 
     def _is_due(self, b: int, step: int) -> bool:
         """Return whether this step evaluates block b, by `ridge_schedule`."""
-        n, (evaluation, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
-        return rest == 0 and (b - evaluation * self.count) % n < self.count
+        n, (evaluation, remainder) = len(self.preconditioner.blocks), divmod(step, self.stride)
+        # Evaluation i is of `count` blocks, beginning with block i count modulo n.
+        return remainder == 0 and (b - evaluation * self.count) % n < self.count

@@ -69,16 +69,17 @@ class BlockSizes(Sizes):
 
 def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]:
     """Return candidate sizes, from the best to the smallest."""
-    preferred, *_ = all_batches = preferred_batches(problem, options)
-    best = max(_soonest_and_affordable(problem, preferred))
-    blocks = halvings(number_or_none(options.block_size), best, min(256, problem.p))
+    all_batches = preferred_batches(problem, options)
+    preferred = all_batches[0]
+    largest_block = max(_soonest_and_affordable(problem, preferred))
+    blocks = halvings(number_or_none(options.block_size), largest_block, min(256, problem.p))
     # First smaller batches, down to half of a CPU's batch, then smaller blocks, then still smaller
     # batches. Evaluating K twice in a step is the last resort.
     n_first = 2 + sum(m > auto_batch(problem) for m in all_batches)
     groups = ((True, all_batches[:n_first]), (True, all_batches[n_first:]), (False, all_batches))
-    halves = options.factor_dtype == "float16"
+    half_factors = options.factor_dtype == "float16"
     return [
-        replace(block_sizes(problem, m, b, k, keep, loader), half_factors=halves)
+        replace(block_sizes(problem, m, b, k, keep, loader), half_factors=half_factors)
         for keep, batch_sizes in groups
         for b in blocks
         for k in _sample_blocks(problem, b, preferred)
@@ -111,10 +112,10 @@ def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
     It is the power of two nearest to sqrt(critical h_H), see the module docstring, but no less than
     a CPU's batch, and no more than about a quarter of the centers.
     """
-    least, step_cost = auto_batch(problem), _step_cost(problem, b)
-    best = nearest_power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
-    most = min(problem.costs.max_batch, nearest_power_of_two(problem.p / 4), problem.n_rows)
-    return max(least, min(best, most))
+    step_cost, row_cost = _step_cost(problem, b), _row_cost(problem)  # their ratio is h_H
+    fastest = nearest_power_of_two(math.sqrt(critical * step_cost / row_cost))
+    largest = min(problem.costs.max_batch, nearest_power_of_two(problem.p / 4), problem.n_rows)
+    return max(auto_batch(problem), min(fastest, largest))
 
 
 def measured_batch(problem: ProblemShape, sizes: BlockSizes, critical: float) -> int:
@@ -154,7 +155,7 @@ def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
         block_sizes(problem, m, b, SAMPLE_BLOCKS[-1])
         for b in halvings(None, problem.p, min(256, problem.p))
     ]
-    soonest = min(sizes, key=lambda block: time_until_learned(problem, block))
+    soonest = min(sizes, key=lambda block: time_to_learn(problem, block))
     affordable = (block.block_size for block in sizes if _is_affordable(problem, block))
     return soonest.block_size, next(affordable, 1)
 
@@ -184,8 +185,8 @@ def block_sizes(
 
 def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
     """Return whether the setup takes at most a quarter of the run, or seconds."""
-    most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.setup)
-    return setup_time(problem, sizes) <= most
+    limit = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.setup)
+    return setup_time(problem, sizes) <= limit
 
 
 def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:
@@ -200,7 +201,7 @@ def training_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     return problem.n_rows * problem.epochs * _row_time(problem, sizes)
 
 
-def time_until_learned(problem: ProblemShape, sizes: BlockSizes) -> int:
+def time_to_learn(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Return the time of the setup and of the training until the model is near the exact one."""
     rows = ROWS_TO_LEARN * problem.p**2 // sizes.block_size
     return setup_time(problem, sizes) + rows * _row_time(problem, sizes)
@@ -233,8 +234,8 @@ def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
     if sizes.block_size == problem.p:
         return 0
     sweep_time = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.entry_cost + 2 * problem.c)
-    most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
-    return min(MAX_SETUP_SWEEPS, int(most / sweep_time))
+    time_limit = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
+    return min(MAX_SETUP_SWEEPS, int(time_limit / sweep_time))
 
 
 def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
@@ -257,10 +258,10 @@ def setup_op_counts(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     sample and of the centers.
     """
     p, b, s, h = problem.p, sizes.block_size, problem.per_rank(sizes.n_sample), sizes.n_probe
-    factored = OpCounts(
+    factors = OpCounts(
         kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
     )
     if b == p:
-        return factored
-    swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.per_rank(p))
-    return factored + OpCounts(entries=swept)
+        return factors
+    sweep_entries = (1 + n_sweeps(problem, sizes)) * p * (s + problem.per_rank(p))
+    return factors + OpCounts(entries=sweep_entries)

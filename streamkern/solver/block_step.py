@@ -6,7 +6,7 @@ One step on a fresh batch X (m, d), Y (m, c), with K = K(X, Z) evaluated once:
     r <- w r,                                               w_i = 1 / (1 + eta ell(x_i) / m)
     for b in a random order of the blocks:
         u = eta_b H_b^T H_b (K_b^T r / m + ridge v_b),      v = K(Z, Z) alpha, see `BlockRidge.add`
-        alpha_b -= u;    r -= w (K_b u - own),              own, see below
+        alpha_b -= u;    r -= w (K_b u - e),                e_i = eta_b ell_b(x_i) r_i / m
 
 Each block is updated with the residual that the previous blocks left (Gauss-Seidel). In the
 additive form (Jacobi), blocks whose features are correlated would need shorter steps; here they do
@@ -20,26 +20,23 @@ ell(x) is the leverage of a row, the sum of its leverages ell_b in the blocks. T
 from sketches (`BlockPreconditioner.sketches`). The product K_b [alpha_b, G_b] computes the
 residual and the sketches of a block together.
 
-In K_b u, row i itself causes the part (eta_b / m) ell_b(x_i) r_i. If this part ("own" above) were
-subtracted from r, rows of high leverage would have less influence on the later blocks, and the
-limit would be a differently weighted least-squares solution (docs/explanation/block-step.md). So it
-stays in r. If every epoch draws batches of m of its n rows without replacement, this part and the
-leverages in w are multiplied by (n - m) / (n - 1). This is 0 for a full batch, which has no noise
-and converges to the unweighted least-squares solution.
+In K_b u, row i itself causes the part e_i. If e were subtracted from r, rows of high leverage would
+have less influence on the later blocks, and the limit would be a differently weighted least-squares
+solution (docs/explanation/block-step.md). If every epoch draws batches of m of its n rows without
+replacement, e and the leverages in w are multiplied by (n - m) / (n - 1). This is 0 for a full
+batch, which has no noise and converges to the unweighted least-squares solution.
 
 Sample weights v_i are part of w: w_i = v_i / (1 + eta v_i ell(x_i) / m).
 
 With minibatches the steps converge to least squares with the weights w_i, which tend to 1 as the
-step falls (`FULL_ROWS`). The running average of the iterates removes the noise floor of the
-constant step.
+step falls (`FULL_ROWS`). The running average of the iterates removes the noise of constant steps.
 
 Each rank of a grid (`backend.rank_grid`) has some rows of X and some centers of every block. g and
 u are summed over all ranks, K alpha and K_b u over the ranks with the same rows. So the ranks
 together take the step of a single rank.
 
-Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
-blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a
-ridge.
+Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs; with a ridge at most p b (2 d + 2 c) for several
+blocks, 2 p^2 c for one. Memory p b for H, m p for K(X, Z), and p^2 for one block with a ridge.
 """
 
 from __future__ import annotations
@@ -76,22 +73,22 @@ bias of the weights w. Measured in docs/explanation/block-measured.md, "When the
 """
 BLOCKS_AT_ONCE = 16
 """Blocks whose values are summed in one launch; its arguments are limited to 4 KB on a GPU."""
-MOST_SIZES = 16
+MAX_CACHED_SIZES = 16
 """Number of batch sizes for which views of the buffers are kept."""
-MOVE = Assignments("move", "u = u * eta; alpha = alpha - u")
+MOVE_WEIGHTS = Assignments("move", "u = u * eta; alpha = alpha - u")
 DAMP = Assignments("damp", "w = 1 / (w * share + 1)")
 DAMP_WEIGHTED = Assignments("damp_weighted", "w = weights / (w * share * weights + 1)")
 LEAVE_OWN = Assignments("leave_own", "r = r * (leverage * share * w + 1) - Ku * w")
 
 
 @cache
-def residual(first: int, stop: int, minus_targets: bool) -> Assignments:
-    """Return the assignment that sums the values v_first to v_(stop - 1) of some blocks.
+def residual(start: int, stop: int, minus_targets: bool) -> Assignments:
+    """Return the assignment that sums the values v_start to v_(stop - 1) of some blocks.
 
-    It overwrites r for first = 0, with the sum less Y if `minus_targets`; else it adds to r.
+    For start = 0 it overwrites r with the sum, minus Y if `minus_targets`; else it adds to r.
     """
-    terms = [f"v{b}" for b in range(first, stop)]
-    if first:
+    terms = [f"v{b}" for b in range(start, stop)]
+    if start:
         terms.insert(0, "r")
     elif minus_targets:
         terms[0] += " - Y"
@@ -114,9 +111,11 @@ class _Views:
     r : (m, c) residual.
     Ku : (m, c) K_b u of the current block.
     w : (m,) weights of the rows.
-    leverages, leverage : (n, m) leverages in the n blocks; the same for each block, (m, 1).
-    products, values : for each block K_b [alpha_b, G_b], (m, c + k), and K_b alpha_b, (m, c).
-    sketched : (n, m, k) K_b G_b of all blocks.
+    leverages : (n, m) leverages in the n blocks.
+    leverage : (m, 1) for each block, its row of `leverages`.
+    products : (m, c + k) for each block, K_b [alpha_b, G_b].
+    values : (m, c) for each block, K_b alpha_b, by the names of `residual`.
+    sketch_values : (n, m, k) K_b G_b of all blocks.
     K : (m, b) for each block, or None if it is evaluated twice in a step.
     whole_K : (m, p) kernel matrix of all blocks; None if each block has a matrix of its own.
     """
@@ -129,7 +128,7 @@ class _Views:
     leverage: list[Array]
     products: list[Array]
     values: dict[str, Array]
-    sketched: Array
+    sketch_values: Array
     K: list[Array | None]
     whole_K: Array | None
 
@@ -141,7 +140,9 @@ class BlockSolver(Solver):
 
     Parameters
     ----------
-    remedy, average_k : see `Solver`; average_k None: 0.5 for up to 4 blocks, else 1.
+    preconditioner, seed : the result of `build_block`, and its seed.
+    average_k : see `Solver`; None: 0.5 for up to 4 blocks, else 1.
+    ridge : coefficient of the kernel norm in the loss.
     keep : whether a step keeps all of K(X, Z), max_batch x p; otherwise it evaluates the columns of
         each block twice.
     cycled : see `finite_population_factor`.
@@ -150,14 +151,14 @@ class BlockSolver(Solver):
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
         remedy: str = Solver.remedy, average_k: float | None = None, ridge: float = 0.0,
-        keep: bool = True,
-        cycled: int | None = None, center_partition: CenterPartition | None = None, **shared: Any,
+        keep: bool = True, cycled: int | None = None,
+        center_partition: CenterPartition | None = None, **solver_arguments: Any,
     ) -> None:  # fmt: skip
         if center_partition is None:
-            ranks = shared.get("ranks", SINGLE)
+            ranks = solver_arguments.get("ranks", SINGLE)
             grid = RankGrid(ranks.rank, ranks.size)
             center_partition = CenterPartition(preconditioner.blocks, grid)
-        super().__init__(op, Z, center_partition=center_partition, **shared)
+        super().__init__(op, Z, center_partition=center_partition, **solver_arguments)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.cycled = cycled
         self.ridge_term = BlockRidge(
@@ -169,7 +170,7 @@ class BlockSolver(Solver):
         default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         self.average_k = default_k if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
-        self._Z = [Z[own] for own in self.partition.local]
+        self._Z = [Z[block] for block in self.partition.local]
         widths = [len(Z_b) for Z_b in self._Z]
         self._columns = widths if keep else [max(widths)]
         self._g, self._u = (
@@ -181,12 +182,12 @@ class BlockSolver(Solver):
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
         # [alpha, G], so that one product with the K of a block computes values and sketches.
-        self.augmented: Array = None
+        self.alpha_and_sketches: Array = None
         if sketches:
-            self.augmented = xp.empty((len(Z), c + self.sketch), op.dtype)
-            for own, G in zip(self.partition.local, sketches, strict=True):
-                self.augmented[own, c:] = G
-            self.augmented_alpha = self.augmented[:, :c]
+            self.alpha_and_sketches = xp.empty((len(Z), c + self.sketch), op.dtype)
+            for block, G in zip(self.partition.local, sketches, strict=True):
+                self.alpha_and_sketches[block, c:] = G
+            self.copied_alpha = self.alpha_and_sketches[:, :c]
         self._ensure_buffers()
 
     def _allocate(self, m: int) -> None:
@@ -199,7 +200,7 @@ class BlockSolver(Solver):
         self.parts: Array = None
         if self.keep and self.backend.kept_in_place:  # one launch for all blocks
             self.whole_K = xp.empty((m, len(self.Z)), dtype)
-            self.K = [self.whole_K[:, own] for own in self.partition.local]
+            self.K = [self.whole_K[:, block] for block in self.partition.local]
         else:
             self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.n_coordinates, left=True)
@@ -212,7 +213,7 @@ class BlockSolver(Solver):
     def _views_of(self, m: int) -> _Views:
         """Return the views for m rows. They are cached, as creating them takes time on a GPU."""
         if m not in self._views:
-            if len(self._views) >= MOST_SIZES:
+            if len(self._views) >= MAX_CACHED_SIZES:
                 self._views.clear()
             c, products, blocks = self.n_outputs, self.products[:, :m], range(len(self._Z))
             self._views[m] = _Views(
@@ -232,7 +233,7 @@ class BlockSolver(Solver):
         """
         start = self.preconditioner.start
         state = super().init(start if alpha is None else alpha)
-        if self.averaging and alpha is None and start is not None:
+        if self.keeps_average and alpha is None and start is not None:
             state.average[...] = start
             state.averaged = int(TRUST_RATIO * self.preconditioner.start_rows / self.max_batch)
         if alpha is not None:
@@ -246,11 +247,11 @@ class BlockSolver(Solver):
 
         Checkpoints of earlier versions do not have K(Z, Z) alpha in runs of one block.
         """
-        saved = "ridge_values" in arrays
-        if not saved:
+        has_values = "ridge_values" in arrays
+        if not has_values:
             arrays = arrays | {"ridge_values": np.zeros_like(arrays["alpha"])}
         state = super().restore(arrays, scalars)
-        if not saved:
+        if not has_values:
             self.ridge_term.refresh_all(state)
         return state
 
@@ -259,11 +260,11 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, n, own = len(batch.X), batch.n_global_rows, self.partition.local
+        m, n = len(batch.X), batch.n_global_rows
         self._ensure_buffers(m)
-        self.partition.begin(m, n)
+        self.partition.begin_batch(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
-        order, views = rng.permutation(len(own)), self._views_of(m)
+        order, views = rng.permutation(len(self._Z)), self._views_of(m)
         with self.backend.single_threaded_blas():
             self.op.points(batch.X, out=views.x)
             r = self._residual(state, views, batch.Y)
@@ -287,19 +288,19 @@ class BlockSolver(Solver):
         r : (m, c) weighted residual.
         n : number of rows of the batch on all ranks.
         """
-        g, u, own = self._g[b], self._u[b], self.partition.in_block[b]
-        partitioned = own.stop - own.start < len(g)
-        if partitioned:
+        g, u, rank_part = self._g[b], self._u[b], self.partition.in_block[b]
+        is_partitioned = rank_part.stop - rank_part.start < len(g)
+        if is_partitioned:
             g[...] = 0  # at the centers of other ranks, which the sum over ranks adds
-        self.backend.matmul_t(K_b, r, g[own] if partitioned else g, scale=1 / n)
+        self.backend.matmul_t(K_b, r, g[rank_part] if is_partitioned else g, scale=1 / n)
         if self.ridge:
             self.ridge_term.add(g, state, b)
         self.partition.sum(g)
         u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, u))
-        u = u[own] if partitioned else u
+        u = u[rank_part] if is_partitioned else u
         alpha, eta = self._alpha(state.alpha)[b], self._eta(state, b, n)
         if self.loss is None or not self.loss.limits:
-            self.backend.assign(MOVE, u=u, eta=eta, alpha=alpha)
+            self.backend.assign(MOVE_WEIGHTS, u=u, eta=eta, alpha=alpha)
             return u
         u *= eta
         moves = self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[: len(K_b)]))
@@ -325,9 +326,9 @@ class BlockSolver(Solver):
 
         With weighted rows it decreases, see `FULL_ROWS`, except for a full batch: it has no noise.
         """
-        rule, full = self.preconditioner.rules[b], FULL_ROWS * self.partition.p
-        decreases = rule.damped and state.rows > full and self._variance_ratio(m) > 0
-        decay = math.sqrt(full / state.rows) if decreases else 1.0
+        rule, full_rows = self.preconditioner.rules[b], FULL_ROWS * self.partition.p
+        decreases = rule.damped and state.rows > full_rows and self._variance_ratio(m) > 0
+        decay = math.sqrt(full_rows / state.rows) if decreases else 1.0
         return state.scale * decay * rule.eta(m, self._variance_ratio(m))
 
     def _variance_ratio(self, m: int) -> float:
@@ -338,7 +339,7 @@ class BlockSolver(Solver):
         self, r: Array, state: State, b: int, K_b: Array, u: Array, views: _Views, w: Array | None,
         n: int,
     ) -> None:  # fmt: skip
-        """Subtract w (K_b u - own) from the weighted residual r, see the module docstring.
+        """Subtract w (K_b u - e) from the weighted residual r, see the module docstring.
 
         w : (m, 1) or None.
         """
@@ -355,17 +356,17 @@ class BlockSolver(Solver):
     def _pending(self) -> dict[str, Array]:
         return self.ridge_term.pending(self.n_outputs)
 
-    def back_off(self, state: State, good: Array, factor: float) -> None:
-        """Return to the weights `good` as `Solver.back_off`, and evaluate K(Z, Z) alpha."""
-        super().back_off(state, good, factor)
+    def back_off(self, state: State, good_weights: Array, factor: float) -> None:
+        """Restore `good_weights` as `Solver.back_off`, and evaluate K(Z, Z) alpha."""
+        super().back_off(state, good_weights, factor)
         self.ridge_term.refresh_all(state)
 
     def _residual(self, state: State, views: _Views, Y: Array) -> Array:
         """Return K alpha - Y for the squared error, else K alpha; fill `K` and the leverages."""
         W, r, (m, c) = state.alpha, views.r, views.r.shape
         if self.sketch:
-            W = self.augmented
-            self.augmented_alpha[...] = state.alpha
+            W = self.alpha_and_sketches
+            self.copied_alpha[...] = state.alpha
         if self.whole_K is not None:
             self.op.matrix(views.x, self.Z, out=views.whole_K)
         for b, W_b in enumerate(self._W(W)):
@@ -379,17 +380,17 @@ class BlockSolver(Solver):
         for blocks in self._block_groups:
             assignment = residual(blocks.start, blocks.stop, minus_targets)
             self.backend.assign(assignment, r=r, Y=Y, **views.values)
-        if self.partition.is_replicated:
-            if self.sketch:
-                self.backend.sum_squares(views.sketched, views.leverages, 2, views.sketched)
-            return r
-        if not self.sketch:
-            return self.partition.row_sum(r)
-        parts = self.parts[:m]
-        sketched = parts[:, c:].reshape(m, len(self._Z), self.sketch).transpose(1, 0, 2)
-        parts[:, :c], sketched[...] = r, views.sketched
-        r[...] = self.partition.row_sum(parts)[:, :c]
-        self.backend.sum_squares(sketched, views.leverages, 2, sketched)
+        sketch_values = views.sketch_values
+        if not self.partition.is_replicated:
+            if not self.sketch:
+                return self.partition.row_sum(r)
+            # One sum over the ranks of a row of the grid, for the values and all sketches.
+            parts = self.parts[:m]
+            sketch_values = parts[:, c:].reshape(m, len(self._Z), self.sketch).transpose(1, 0, 2)
+            parts[:, :c], sketch_values[...] = r, views.sketch_values
+            r[...] = self.partition.row_sum(parts)[:, :c]
+        if self.sketch:
+            self.backend.sum_squares(sketch_values, views.leverages, 2, sketch_values)
         return r
 
     def _kernel_matrix(self, x: Points, b: int) -> Array:

@@ -23,7 +23,7 @@ from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_OUT_SLICES, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
 from streamkern.solver.kernel_ridge import PRODUCT_COLUMNS, KernelRidgeSolver
-from streamkern.solver.left_out import LEFT_OUT, add_left_out
+from streamkern.solver.left_out import INVERSE_COLUMNS, add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
@@ -37,7 +37,7 @@ MAX_WIDE_ROWS = 16_384
 products of the refinement, about a hundred for functions without noise, would take most of a
 fit."""
 MIN_ROUNDING = 0.01
-"""Smallest ratio of rounding errors to residuals that is worth the time of float64."""
+"""Smallest ratio of rounding errors to residuals at which float64 is worth its time."""
 DIRECT_TRIALS = 8
 """Approximate number of ridges that a search tries."""
 REFINEMENTS = 3
@@ -65,11 +65,11 @@ class Direct(Method[DirectSizes]):
     name = "direct"
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
-    of_losses = False  # see `newton`
+    minimises_losses = False  # see `newton`
     dense_p_by_p = True
     empty_epochs = 1
     data_parallel = reaches_minimum = True
-    ridge_each = True
+    ridge_per_output = True
     insensitive_to_conditioning = True
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
@@ -141,20 +141,22 @@ class Direct(Method[DirectSizes]):
         if options.ridge == "auto" and self.finds_ridge(problem):
             n_sums = dict.fromkeys((1 + n_parts(problem.p), 2))
         batch_sizes = batch_candidates(problem)
-        return [sizes for n in n_sums for sizes in self._sized(batch_sizes, n_sums=n)]
+        return [sizes for n in n_sums for sizes in self._sizes_for_batches(batch_sizes, n_sums=n)]
 
     def n_epochs(self, problem: ProblemShape) -> int:
         """Return 1 if every epoch has the same rows, else the number of epochs."""
         return 1 if problem.repeats else problem.epochs
 
     def _n_summed_rows(self, problem: ProblemShape) -> int:
+        """Return the number of rows that are added to the sums, over all epochs."""
         return problem.n_rows * self.n_epochs(problem)
 
     def _n_factors(self, problem: ProblemShape) -> int:
         """Return the approximate number of factors; outputs with similar ridges share one."""
-        final = min(problem.c, GROUPS) if problem.several_targets and problem.finds_ridge else 1
+        several_ridges = problem.several_targets and problem.finds_ridge
+        final_factors = min(problem.c, GROUPS) if several_ridges else 1
         searches = problem.finds_ridge and self.finds_ridge(problem)
-        return final + DIRECT_TRIALS * n_parts(problem.p) * searches
+        return final_factors + DIRECT_TRIALS * n_parts(problem.p) * searches
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, none, and of the training, see the modules.
@@ -194,27 +196,43 @@ class Direct(Method[DirectSizes]):
         return MemoryNeeds(sizes.batch_size, c, sums=8 * sizes.n_sums * p**2 + posterior)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
-        """Add the buffers of the sums and of their solution."""
+        """Add the buffers of the equations, of their solution, and of a posterior."""
+        if self.takes_rows(sizes):
+            self._add_kernel_ridge(buffers, problem, sizes)
+        else:
+            self._add_sums(buffers, problem, sizes)
+        self._add_posterior(buffers, problem)
+
+    def _add_kernel_ridge(
+        self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes
+    ) -> None:
+        """Add the buffers of `KernelRidgeSolver`."""
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         panel, slab_rows = min(c, MAX_PANEL_OUTPUTS), min(p, KERNEL_SLAB_ROWS)
-        if self.takes_rows(sizes):
-            add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
-            add("train", "targets of a batch", 2 * m, c, itemsize=item)
-            item = self.factor_dtype(problem).itemsize
-            refined = item < 8
-            add("train", "solutions", (10 if refined else 2) * p, panel, itemsize=8)
-            add("train", "kernel matrix, then its factor", p, p, itemsize=item)
-            if refined:
-                tile = slab_rows * PRODUCT_COLUMNS
-                add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
-            if problem.finds_ridge:
-                columns = 5 * (MAX_COLUMNS + PROBES)
-                add("train", "errors of the candidate ridges", p, columns, itemsize=8)
-            add("train", "kernel matrix slab", slab_rows, p, itemsize=problem.itemsize)
-            if problem.classes:
-                add("train", "leave-one-out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
-            self._add_posterior(buffers, problem)
-            return
+        add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
+        add("train", "targets of a batch", 2 * m, c, itemsize=item)
+        # A factor in float32 needs the vectors of conjugate gradient, and tiles in float64.
+        factor_item = self.factor_dtype(problem).itemsize
+        is_refined = factor_item < 8
+        add("train", "solutions", (10 if is_refined else 2) * p, panel, itemsize=8)
+        add("train", "kernel matrix, then its factor", p, p, itemsize=factor_item)
+        if is_refined:
+            tile = slab_rows * PRODUCT_COLUMNS
+            add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
+        if problem.finds_ridge:
+            columns = 5 * (MAX_COLUMNS + PROBES)
+            add("train", "errors of the candidate ridges", p, columns, itemsize=8)
+        add("train", "kernel matrix slab", slab_rows, p, itemsize=item)
+        if problem.classes:
+            columns = min(p, INVERSE_COLUMNS) + 3 * c
+            add("train", "leave-one-out, to calibrate", p, columns, itemsize=8)
+
+    @staticmethod
+    def _add_sums(buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
+        """Add the buffers of `DirectSolver`."""
+        add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+        panel, slab_rows = min(c, MAX_PANEL_OUTPUTS), min(p, KERNEL_SLAB_ROWS)
+        # Of a step: the kernel values of a batch, and the slices of its held-out rows.
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if item < 8:
@@ -223,19 +241,19 @@ class Direct(Method[DirectSizes]):
             add("train", "held-out rows of a batch", m // HELD_OUT_SLICES + 1, p + c, itemsize=8)
             bits_rows = min(m, BITS_SLAB) + 2
             add("train", "row bits that choose held-out rows", bits_rows, problem.d, itemsize=8)
+        # Of the equations at the end of an epoch.
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
         add("train", "solutions", 4 * p, panel, itemsize=8)
         add("train", "factor of the normal equations", p, p, itemsize=8)
         add("train", "slab of K(Z, Z)", slab_rows, p, itemsize=item)
         add_left_out(buffers, problem)
-        self._add_posterior(buffers, problem)
         if problem.writes_checkpoints:
             phase, rows = problem.host_phase("train"), sizes.n_sums * p
             add(phase, "normal equations, checkpoint copy", rows, p + c, itemsize=8)
 
     @staticmethod
     def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
-        """Add the buffers in which a posterior is computed; its arrays are on the host."""
+        """Add the buffers of a posterior that is being computed; its arrays are on the host."""
         if problem.posterior:
             p = problem.p
             buffers.add("train", "basis of the posterior, being computed", MATRICES * p, p,
@@ -251,7 +269,7 @@ class Direct(Method[DirectSizes]):
 
     def _refines_ridge(self, problem: ProblemShape, noise: Noise) -> bool:
         """Return whether the ridge, estimated from some rows, is refined with all rows."""
-        estimated = noise.tried and noise.exponent < MAX_NOISE_EXPONENT
+        estimated = noise.trials and noise.exponent < MAX_NOISE_EXPONENT
         return bool(problem.finds_ridge and estimated and noise.n_rows < problem.p)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
@@ -271,14 +289,14 @@ class Direct(Method[DirectSizes]):
             return KernelRidgeSolver(
                 work.op, work.Z, ridge=None if refines else work.options.fixed_ridge,
                 first_ridge=work.options.fixed_ridge, ridges=ridges,
-                factor_dtype=setup.meta.get("factor", "float64"), **work.shared(setup),
+                factor_dtype=setup.meta.get("factor", "float64"), **work.solver_arguments(setup),
             )  # fmt: skip
         return DirectSolver(
             work.op, work.Z,
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
             ridge_per_output=problem.several_targets and ridge is None, ridges=ridges,
-            **work.shared(setup),
+            **work.solver_arguments(setup),
         )  # fmt: skip
 
 

@@ -17,9 +17,8 @@ equations without part k. The squared error of their solution alpha on the rows 
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha).
 
-So no second epoch is needed. The noise, n times the ridge, does not depend on the
-number of rows. Therefore, if a ridge is best for n' of the n rows, n' / n times this ridge is used
-for all rows.
+So no second epoch is needed. The noise, n times the ridge, does not depend on n. So if a ridge is
+best for n' of the n rows, n' / n times this ridge is used for all rows.
 
 Why float64: the condition number of G is the square of that of K. Sums in float32 lose every
 direction whose singular value is below sqrt(eps) = 3e-4 of the largest, and have negative
@@ -49,8 +48,13 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.base import State
-from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, middle, on_grid
-from streamkern.solver.left_out import LeftOut, left_out_together, residuals_without
+from streamkern.solver.equations import (
+    KERNEL_SLAB_ROWS,
+    EquationSolver,
+    geometric_mean,
+    round_to_grid,
+)
+from streamkern.solver.left_out import LeftOut, groups_with_centers, residuals_without
 from streamkern.solver.precondition.held_out import (
     geometric_search,
     hash_rows,
@@ -75,8 +79,7 @@ class DirectSolver(EquationSolver):
     Z : the p centers.
     ridge : the ridge; None: it is found on held-out rows, and stored in `State.ridge`.
     n_sums : number of sums: 1 for all rows, plus the number of held-out parts.
-    n_stored : number of rows without augmented copies; the row with number v is a copy of row
-        v mod n_stored.
+    n_stored : number of rows without augmented copies; row v is a copy of row v mod n_stored.
     repeats, keeps_posterior, ridges : see `EquationSolver`.
     ridge_per_output : whether a ridge is found for each output.
     """
@@ -84,20 +87,18 @@ class DirectSolver(EquationSolver):
     def __init__(
         self, op: KernelOperator, Z: Points, *, ridge: float | None = 0.0, n_sums: int = 1,
         n_stored: int = 1, repeats: bool = False, keeps_posterior: bool = False,
-        ridge_per_output: bool = False, ridges: Floats | None = None, **shared: Any,
+        ridges: Floats | None = None, ridge_per_output: bool = False, **solver_arguments: Any,
     ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
-        self.keeps_posterior, self.ridges = keeps_posterior, ridges
-        self.ridge_per_output = ridge_per_output
-        self.ridge, self.repeats = ridge, repeats
+        super().__init__(op, Z, **solver_arguments)
+        self.ridge, self.ridges, self.ridge_per_output = ridge, ridges, ridge_per_output
+        self.repeats, self.keeps_posterior = repeats, keeps_posterior
         self.n_sums, self.n_stored = n_sums, n_stored
-        self.tried = []
+        self.trials = []
         xp, p, c, max_batch = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((max_batch, p), op.dtype)
-        float64 = np.dtype(np.float64)
-        self.K64 = self.K if op.dtype == float64 else xp.empty((max_batch, p), float64)
-        self.Y64 = xp.empty((max_batch, c), float64)
-        self.KtY = xp.empty((p, min(c, MAX_PANEL_OUTPUTS)), float64)
+        self.K64 = self.K if op.dtype == np.float64 else xp.empty((max_batch, p), np.float64)
+        self.Y64 = xp.empty((max_batch, c), np.float64)
+        self.KtY = xp.empty((p, min(c, MAX_PANEL_OUTPUTS)), np.float64)
         self.x = op.empty_points(max_batch, Z.n_coordinates, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
@@ -171,8 +172,9 @@ class DirectSolver(EquationSolver):
         if self.n_sums == 1:
             return
         # Copies of a row have to be in the same part. Without random transforms they are equal.
-        equal = self.repeats
-        origins = hash_rows(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
+        origins = (
+            hash_rows(batch.X, self.backend) if self.repeats else batch.row_ids % self.n_stored
+        )
         part = held_out_parts(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         slice_rows = len(self.K) // HELD_OUT_SLICES + 1
@@ -181,7 +183,7 @@ class DirectSolver(EquationSolver):
             for tile in tiles(len(rows), slice_rows):
                 yield k, self.backend.asarray(rows[tile])
 
-    def left_out(self, state: State, X: Array, Y: Array, w: Array | None) -> LeftOut:
+    def leave_one_out(self, state: State, X: Array, Y: Array, w: Array | None) -> LeftOut:
         """Return the prediction of each row by a fit without the row, its copies and its center.
 
         See `solver.left_out`. Rows of weight 0 are omitted. All outputs have the same ridge. Takes
@@ -194,7 +196,7 @@ class DirectSolver(EquationSolver):
         weighted = xp.flatnonzero(root > 0)
         X, Y, root = X[weighted], Y[weighted].astype(np.float64), root[weighted]
         scale, F = (root / math.sqrt(state.rows))[:, None], xp.empty(Y.shape)
-        groups = left_out_together(*map(to_host, (*self._comparable_points(X), Y)))
+        groups = groups_with_centers(*map(to_host, (*self._comparable_points(X), Y)))
         L = xp.empty((len(self.Z), len(self.Z)))
         self._factor_with(L, state, float(self._ridges(state)[0]))
         alpha = self._weights_from_factor(L, state, xp.arange(Y.shape[1]))
@@ -236,7 +238,7 @@ class DirectSolver(EquationSolver):
         """Find the ridges on held-out rows unless they are set. L : (p, p) buffer."""
         if self.ridge is None:
             ridges = self._best_ridges(state, L)
-            state.ridge = middle(ridges) if self.ridge_per_output else float(ridges[0])
+            state.ridge = geometric_mean(ridges) if self.ridge_per_output else float(ridges[0])
             if self.ridge_per_output:
                 state.pending["ridges"][...] = self.backend.asarray(ridges)
 
@@ -250,11 +252,11 @@ class DirectSolver(EquationSolver):
     def _best_ridges(self, state: State, L: Array) -> Floats:
         """Return the ridge with the lowest error on held-out rows: (1,), or (c,), one per output.
 
-        Sets `tried`: the ridges, with their mean squared errors. L : (p, p) float64 buffer.
+        Sets `trials`: the ridges, with their mean squared errors. L : (p, p) float64 buffer.
         """
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
-        self.tried = []
+        self.trials = []
         n_ridges = self.n_outputs if self.ridge_per_output else 1
         if not parts:  # every row is a center
             return np.full(n_ridges, 10.0**FIRST_RIDGE_EXPONENT)
@@ -263,12 +265,12 @@ class DirectSolver(EquationSolver):
 
         def errors(ridge: float) -> Floats:
             if ridge not in errors_by_ridge:
-                squares = sum(self._error(L, state, ridge, k, totals[k]) for k in parts)
+                squares = sum(self._held_out_error(L, state, ridge, k, totals[k]) for k in parts)
                 errors_by_ridge[ridge] = squares / n
             return errors_by_ridge[ridge]
 
-        # Share of the rows to which the fit without one part is fitted.
-        fitted, ridges = 1 - n / len(parts) / state.rows, np.empty(n_ridges)
+        # A fit without one part has this share of the rows, see the module docstring.
+        fitted_share, ridges = 1 - n / len(parts) / state.rows, np.empty(n_ridges)
         for j in range(n_ridges):
 
             def error(ridge: float, j: int = j) -> float:
@@ -278,13 +280,13 @@ class DirectSolver(EquationSolver):
                 error, FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT
             )
             if not math.isfinite(min(error_by_exponent.values())):
-                raise self._failure(state)
-            ridges[j] = float(10.0 ** parabola_minimum(error_by_exponent) * fitted)
-        tried = [(ridge, float(errors_by_ridge[ridge].sum())) for ridge in sorted(errors_by_ridge)]
-        self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
-        return on_grid(ridges) if self.ridge_per_output else ridges
+                raise self._divergence_error(state)
+            ridges[j] = float(10.0 ** parabola_minimum(error_by_exponent) * fitted_share)
+        trials = [(ridge, float(errors_by_ridge[ridge].sum())) for ridge in sorted(errors_by_ridge)]
+        self.trials = [(ridge, value) for ridge, value in trials if math.isfinite(value)]
+        return round_to_grid(ridges) if self.ridge_per_output else ridges
 
-    def _error(
+    def _held_out_error(
         self, L: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
     ) -> Floats:
         """Return the squared error on part k of the fit without part k: (1,), or (c,), per output.
@@ -295,7 +297,7 @@ class DirectSolver(EquationSolver):
         L : (p, p) float64 buffer. total : row k of `totals`, see `_pending`.
         """
         try:
-            self._factor_with(L, state, ridge, without=k)
+            self._factor_with(L, state, ridge, exclude=k)
             self.backend.mirror_lower(state.pending["G"][k])
             sums = [self._panel_sums(L, state, k, cols) for cols in self._panels()]
         except DivergenceError:
@@ -304,9 +306,8 @@ class DirectSolver(EquationSolver):
             np.concatenate(parts) if self.ridge_per_output else sum(parts)
             for parts in zip(*sums, strict=True)
         )
-        rounding_variance = rounding(self.op, self.Z) ** 2 * float(
-            state.pending["G"][k].diagonal().max()
-        )
+        largest = float(state.pending["G"][k].diagonal().max())
+        rounding_variance = rounding(self.op, self.Z) ** 2 * largest
         error: Floats = total[1:] - 2 * cross + quadratic + rounding_variance * squares
         return error
 
@@ -317,7 +318,7 @@ class DirectSolver(EquationSolver):
         L : the Cholesky factor of the equations without part k.
         """
         xp, axis = self.backend.xp, self._summed_axis
-        alpha = self._weights_from_factor(L, state, xp.arange(cols.start, cols.stop), without=k)
+        alpha = self._weights_from_factor(L, state, xp.arange(cols.start, cols.stop), exclude=k)
         G, B = state.pending["G"][k], state.pending["B"][k][:, cols]
         cross = (alpha * B).sum(axis=axis)
         squares = (alpha**2).sum(axis=axis)
@@ -326,43 +327,43 @@ class DirectSolver(EquationSolver):
         return tuple(np.atleast_1d(self.backend.to_host(a)) for a in sums)
 
     def _factor_with(
-        self, L: Array, state: State, ridge: float, without: int | None = None
+        self, L: Array, state: State, ridge: float, exclude: int | None = None
     ) -> None:
         """Write the Cholesky factor of the equations, without a held-out part, to L (p, p)."""
-        G, n = state.pending["G"], self._rows(state, without)
+        G, n = state.pending["G"], self._rows(state, exclude)
 
         def fill() -> None:
             self.backend.xp.multiply(G[0], 1 / n, out=L)
-            if without is not None:
-                for part in tiles(len(L), KERNEL_SLAB_ROWS):
-                    L[part] -= G[without, part] * (1 / n)
-            self._add_norm(L, ridge)
+            if exclude is not None:
+                for slab in tiles(len(L), KERNEL_SLAB_ROWS):
+                    L[slab] -= G[exclude, slab] * (1 / n)
+            self._add_ridge_term(L, ridge)
 
         # The jitter begins at the variance of the rounding errors of kernel values, or at the limit
         # of float64. Measured in docs/explanation/solver-measured.md.
         self._factor(L, state, ridge, fill, rounding(self.op, self.Z) ** 2)
 
     @staticmethod
-    def _rows(state: State, without: int | None) -> float:
-        """Return the number of rows in the sums, minus the rows of held-out part `without`."""
-        n_left_out = 0 if without is None else float(state.pending["totals"][without, 0])
-        return float(state.rows) - n_left_out
+    def _rows(state: State, exclude: int | None) -> float:
+        """Return the number of rows in the sums, without the rows of a held-out part."""
+        n_excluded = 0 if exclude is None else float(state.pending["totals"][exclude, 0])
+        return float(state.rows) - n_excluded
 
     def _weights_from_factor(
-        self, L: Array, state: State, outputs: Array, without: int | None = None
+        self, L: Array, state: State, outputs: Array, exclude: int | None = None
     ) -> Array:
         """Return the weights (p, k) of k outputs, for all rows or without a held-out part."""
         take, B = self.backend.xp.take, state.pending["B"]
         alpha = take(B[0], outputs, axis=1)
-        if without is not None:
-            alpha -= take(B[without], outputs, axis=1)
-        alpha *= 1 / self._rows(state, without)
+        if exclude is not None:
+            alpha -= take(B[exclude], outputs, axis=1)
+        alpha *= 1 / self._rows(state, exclude)
         return self._substitute(L, state, alpha)
 
-    def _fill_norm(self, R: Array) -> None:
+    def _fill_center_kernel(self, R: Array) -> None:
         """Write K(Z, Z) to R (p, p)."""
         R[...] = 0
-        self._add_norm(R, 1.0)
+        self._add_ridge_term(R, 1.0)
 
     def _sum_rounding(self, state: State) -> float:
         """Return 100 times the rounding error of the sum G, which is at most eps tr(G)."""
@@ -395,6 +396,5 @@ class DirectSolver(EquationSolver):
             beta *= lam[:, None] + 2 * taus
             explained[cols] = backend.to_host(beta.sum(axis=0))
         # A difference below its rounding error is meaningless.
-        least = len(self.Z) * eps(np.float64) * squares[:-1]
-        residuals: Floats = np.maximum(squares[:-1] - explained, least)
-        return residuals, norms, float(squares[-1])
+        rounding_error = len(self.Z) * eps(np.float64) * squares[:-1]
+        return np.maximum(squares[:-1] - explained, rounding_error), norms, float(squares[-1])

@@ -18,16 +18,16 @@ from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import batch_candidates, check_between, n_steps
 from streamkern.solver.base import Solver, initial_buffer_rows
-from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
+from streamkern.solver.eigenpro_step import TEMPORARY_ARRAYS, DelayedProjectionSolver, temporary_ids
 from streamkern.solver.low_rank import (
     MANY_CENTERS,
     LowRank,
     LowRankSizes,
-    computed_preconditioner,
-    measured_batch_size,
+    compute_preconditioner,
+    load_preconditioner,
+    lower_batch_size,
     report_setup,
     sample_bytes,
-    saved_preconditioner,
 )
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
@@ -51,7 +51,7 @@ class ProjectedSizes(LowRankSizes):
 
     period : number of steps from one projection to the next.
     projection : kind of projection, see the module `projection`.
-    projection_epochs : passes over the centers in an iterative projection.
+    projection_epochs : epochs over the centers in an iterative projection.
     projection_nystrom : number of centers in the sample of an iterative projection.
     projection_level : number of damped directions in it; 0: a tenth of the sample.
     projection_batch : centers in a step of it; 0: the critical batch, but at most `batch_size`.
@@ -75,19 +75,27 @@ class EigenPro3(LowRank[ProjectedSizes]):
     """EigenPro 3.0, which projects after every step: its settings, sizes and costs."""
 
     name = "eigenpro3"
-    data_parallel = over_centers = True
-    in_columns = ("projection.L",)
+    data_parallel = partitions_centers = True
+    column_array_prefixes = ("projection.L",)
     sizes = ProjectedSizes
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the period is out of range."""
         super().check(problem, options)
-        p, inner = problem.p, number_or_none(options.projection_nystrom) or INNER_NYSTROM
-        largest_level, of_sample = min(inner, p) - 1, "the centers of its sample less one, "
+        p = problem.p
+        n_nystrom = number_or_none(options.projection_nystrom) or INNER_NYSTROM
+        largest_level = min(n_nystrom, p) - 1
+        largest_level_text = "the centers of its sample less one, "
         for name, value, low, high, bound in (
             ("period", options.period, 1, n_steps(problem), "the steps of the run, "),
             ("solver.projection_nystrom", options.projection_nystrom, 2, p, "n_centers="),
-            ("solver.projection_level", options.projection_level, 1, largest_level, of_sample),
+            (
+                "solver.projection_level",
+                options.projection_level,
+                1,
+                largest_level,
+                largest_level_text,
+            ),
             ("solver.projection_batch", options.projection_batch, 1, p, "n_centers="),
         ):
             check_between(name, value, low, high, bound)
@@ -98,8 +106,10 @@ class EigenPro3(LowRank[ProjectedSizes]):
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[ProjectedSizes]:
         """Return candidate sizes, best first; a projection that needs little memory comes last."""
         s, h, level = self._sample_sizes(problem, options)
-        best = "exact" if problem.p <= MANY_CENTERS else "resident"
-        projections = [best, "inexact"] if options.projection == "auto" else [options.projection]
+        preferred = "exact" if problem.p <= MANY_CENTERS else "resident"
+        projections = (
+            [preferred, "inexact"] if options.projection == "auto" else [options.projection]
+        )
         inner = {
             "projection_epochs": options.projection_epochs,
             "projection_nystrom": number_or_none(options.projection_nystrom) or INNER_NYSTROM,
@@ -110,7 +120,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             sizes
             for projection in projections
             for m in batch_candidates(problem)
-            for sizes in self._sized(
+            for sizes in self._sizes_for_batches(
                 [m], s, h, level=level, period=self._period(problem, options, m),
                 projection=projection, **inner,
             )
@@ -174,7 +184,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         if sizes.projection_batch and not partitioned:
             add("train", "batch of the projection", sizes.projection_batch, c, itemsize=item)
         if partitioned:
-            _count_partitioned(buffers, problem, sizes, n_temporary)
+            _add_partitioned_buffers(buffers, problem, sizes, n_temporary)
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner, the batch size and the projection, all of them on rank 0."""
@@ -183,9 +193,9 @@ class EigenPro3(LowRank[ProjectedSizes]):
             samples()
             _centers_of_projection(work, Z)
             return Setup({}, {})
-        P, arrays = computed_preconditioner(work, samples)
+        P, arrays = compute_preconditioner(work, samples)
         projection_arrays, meta = _compute_projection(work, Z)
-        batch, period = measured_batch_size(work, P.rule), sizes.period
+        batch, period = lower_batch_size(work, P.rule), sizes.period
         if period > 1:
             period = max(1, round(period * sizes.batch_size / batch))
         meta |= report_setup(P, report, batch_size=batch, period=period)
@@ -193,23 +203,25 @@ class EigenPro3(LowRank[ProjectedSizes]):
 
     def assemble(self, work: Work[ProjectedSizes], setup: Setup) -> Solver:
         """Return the solver with the preconditioner and projection of `setup`."""
-        share = self.share(work.problem, work.sizes, work.ranks)
-        Z = work.Z.each(share.part)
+        partition = self.center_partition(work.problem, work.sizes, work.ranks)
+        Z = work.Z.each(partition.part)
         return DelayedProjectionSolver(
-            work.op, Z, saved_preconditioner(work, setup),
-            _assemble_projection(work, setup, Z, share),
+            work.op, Z, load_preconditioner(work, setup),
+            _assemble_projection(work, setup, Z, partition),
             columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
-            center_partition=share, **work.shared(setup),
+            center_partition=partition, **work.solver_arguments(setup),
         )  # fmt: skip
 
-    def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
+    def rows_of(
+        self, name: str, n: int, partition: CenterPartition
+    ) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
 
         Temporary centers are distributed over the columns of the grid; all ranks have `gamma`.
         """
-        if name in TEMPORARY:
-            return np.array(temporary(share.grid, 0, n), np.int64)
-        return None if name == "gamma" else share.ids
+        if name in TEMPORARY_ARRAYS:
+            return np.array(temporary_ids(partition.grid, 0, n), np.int64)
+        return None if name == "gamma" else partition.ids
 
 
 class EigenPro4(EigenPro3):
@@ -221,7 +233,7 @@ class EigenPro4(EigenPro3):
         return number_or_none(options.period) or max(1, round(problem.p / m))
 
 
-def _count_partitioned(
+def _add_partitioned_buffers(
     buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes, n_temporary: int
 ) -> None:
     """Add further buffers, needed if the centers are partitioned over ranks.
@@ -230,35 +242,38 @@ def _count_partitioned(
     """
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     exact, q, m = sizes.projection == "exact", problem.centers_per_rank(p), sizes.batch_size
+    # The setup's arrays: the sample, and the centers of the projection.
     numbers = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
     add("sample", "sample and probe being broadcast", numbers, itemsize=item)
     n_centers = p if exact else inner_centers(p, sizes.projection_nystrom)
     add("setup", "centers that build the projection", n_centers, problem.prepared_row_bytes)
+    # The arrays of a step, among them the temporary centers.
     slab_rows = min(p, -(-RANK_SLAB_BYTES // (c * item)))
     add("train", "sums of a step over ranks", m + slab_rows, c, itemsize=item)
     if not problem.on_device:
         add("train", "values at the centers, copy on rank 0", p, c, itemsize=item)
     if n_temporary:
         row_bytes = problem.prepared_row_bytes + c * item
-        sent = min(RANK_SLAB_BYTES, n_temporary * row_bytes)
-        add("train", "temporary centers being sent to rank 0", sent)
+        slab_bytes = min(RANK_SLAB_BYTES, n_temporary * row_bytes)
+        add("train", "temporary centers being sent to rank 0", slab_bytes)
         if problem.ranks > problem.center_ranks:
             add("train", "batch being added to the temporary centers", m, row_bytes)
+    # The arrays of the projection.
     if exact:
         add("setup", "K(Z, Z)", p, p, itemsize=item)
         add("train", "this rank's part of the factor of K(Z, Z)", q, p, itemsize=item)
         add("train", "solutions of the projection, being exchanged", 2 * q, c, itemsize=item)
         return
-    inner, columns = min(sizes.projection_nystrom, p), problem.center_ranks
+    n_nystrom = min(sizes.projection_nystrom, p)
     if sizes.projection == "resident":
-        rows = problem.rows_per_rank(p) + problem.ranks // columns
+        rows = problem.rows_per_rank(p) + problem.ranks // problem.center_ranks
         add("train", "this rank's part of K(Z, Z)", rows, q, itemsize=item)
     batch = sizes.inner_batch(p)
     n_broadcast = min(p, max(BROADCAST_CENTERS, batch))
     add("train", "centers being broadcast", n_broadcast, problem.prepared_row_bytes)
-    add("train", "K(batch, sample) of the projection", problem.rows_per_rank(batch), min(inner, q),
-        itemsize=item)  # fmt: skip
-    add("train", "batch of the projection", 2 * batch + inner, c, itemsize=item)
+    rows, columns = problem.rows_per_rank(batch), min(n_nystrom, q)
+    add("train", "K(batch, sample) of the projection", rows, columns, itemsize=item)
+    add("train", "batch of the projection", 2 * batch + n_nystrom, c, itemsize=item)
 
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
@@ -289,17 +304,17 @@ def _compute_projection(
 
 
 def _assemble_projection(
-    work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterPartition
+    work: Work[ProjectedSizes], setup: Setup, Z: Points, partition: CenterPartition
 ) -> Projection:
     """Return the projection of a setup."""
     op, arrays, meta = work.op, setup.arrays, setup.meta
-    partition = Partition(share.blocks, share.grid, work.ranks, op.backend)
+    partition = Partition(partition.blocks, partition.grid, work.ranks, op.backend)
     if work.sizes.projection == "exact":
         return ExactProjection(arrays["projection.L"], partition)
     E, D = arrays["projection.E"], arrays["projection.D"]
     rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
     batch, epochs = meta["projection_batch"], work.sizes.projection_epochs
-    if share.is_replicated:
+    if partition.is_replicated:
         P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
         return IterativeProjection(op, Z, P, batch=batch, resident=resident, epochs=epochs)
     return PartitionedProjection(

@@ -39,12 +39,13 @@ from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import Projection
 
-TEMPORARY = ("points", "norms", "delta")
+TEMPORARY_ARRAYS = ("points", "norms", "delta")
 """Names of a checkpoint's arrays with a row for each temporary center."""
 
 
-def temporary(grid: RankGrid, start: int, stop: int) -> range:
-    """Return those indices of temporary centers, from `start` to `stop`, that a column has."""
+def temporary_ids(grid: RankGrid, start: int, stop: int) -> range:
+    """Return the indices from `start` to `stop` of the temporary centers that a column has."""
+    # Column k of C has the indices k, k + C, ...: the first of them that is not below `start`.
     return range(start + (grid.column - start) % grid.columns, stop, grid.columns)
 
 
@@ -53,6 +54,8 @@ class DelayedProjectionSolver(Solver):
 
     Parameters
     ----------
+    op, Z : see `Solver`.
+    preconditioner, projection : the preconditioner of the steps; the projection onto the centers.
     columns : number of columns of a point, see `KernelOperator.columns`.
     period : number of steps from one projection to the next.
 
@@ -61,22 +64,23 @@ class DelayedProjectionSolver(Solver):
     Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
     """
 
-    temporary_center_arrays = TEMPORARY
+    temporary_center_arrays = TEMPORARY_ARRAYS
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner,
-        projection: Projection, *, columns: int, period: int, **shared: Any,
+        projection: Projection, *, columns: int, period: int, **solver_arguments: Any,
     ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
+        super().__init__(op, Z, **solver_arguments)
         self.P, self.projection = preconditioner, projection
         self.columns, self.period = columns, period
         xp, s = op.backend.xp, len(preconditioner.X_s)
-        self.sampled = self.partition.grid.of_column(s)
+        self.sample_part = self.partition.grid.of_column(s)
         self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
         self.correction = xp.empty((s, self.n_outputs), op.dtype)
         self._ensure_buffers()
 
     def _allocate(self, m: int) -> None:
+        """Allocate K(X, Z), the values and the points of a batch of m rows."""
         xp, dtype = self.backend.xp, self.op.dtype
         self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
@@ -84,9 +88,10 @@ class DelayedProjectionSolver(Solver):
         self.x = self.op.empty_points(m, self.Z.n_coordinates, left=True, right=True)
 
     def _pending(self) -> dict[str, Array]:
+        """Return the arrays of the module docstring, all 0; "points" and "norms" are X_tmp."""
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         # The last batch of a period is projected immediately, without becoming temporary centers.
-        capacity = len(temporary(self.partition.grid, 0, (self.period - 1) * self.max_batch))
+        capacity = len(temporary_ids(self.partition.grid, 0, (self.period - 1) * self.max_batch))
         points = self.op.empty_points(capacity, self.Z.n_coordinates, right=True)
         norms = {} if points.norms is None else {"norms": points.norms}
         right = points.right
@@ -105,23 +110,26 @@ class DelayedProjectionSolver(Solver):
     def arrays(self, state: State) -> dict[str, Array]:
         """Return the arrays of a checkpoint; its points can be read by every backend."""
         arrays = super().arrays(state)
-        points, norms = self._temporary(arrays).portable(self.columns)
+        points, norms = self._temporary_points(arrays).portable(self.columns)
         return arrays | {"points": points, "norms": norms}
 
-    def _temporary(self, arrays: Mapping[str, Array]) -> Points:
+    def _temporary_points(self, arrays: Mapping[str, Array]) -> Points:
+        """Return X_tmp as points."""
         return Points(None, arrays["points"], arrays.get("norms"), self.Z.n_coordinates)
 
     def _n_temporary(self, state: State) -> int:
-        return len(temporary(self.partition.grid, 0, state.n_pending))
+        """Return the number of temporary centers of this rank's column of the grid."""
+        return len(temporary_ids(self.partition.grid, 0, state.n_pending))
 
     def rules(self) -> list[StepRule]:
         """Return the single step rule."""
         return [self.P.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
+        """Take one step, and project at the end of a period; return the losses, (2, c)."""
         op, m, n, pending = self.op, len(batch.X), batch.n_global_rows, state.pending
         self._ensure_buffers(m)
-        self.partition.begin(m, n)
+        self.partition.begin_batch(m, n)
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
         # Only the first rank of a row of the grid subtracts Y, as the ranks' results are summed.
@@ -132,7 +140,9 @@ class DelayedProjectionSolver(Solver):
         self._weigh(g, w)
         g *= state.scale * self.P.rule.eta(n) / n
         gamma, h = pending["gamma"], pending["h"]
-        gamma += self.partition.sum(self.P.correction(op, x, g, self.correction, part=self.sampled))
+        gamma += self.partition.sum(
+            self.P.correction(op, x, g, self.correction, part=self.sample_part)
+        )
         h -= self.partition.column_sum(self.backend.matmul_t(self.K[:m], g, self.h))
         if (state.steps + 1) % self.period == 0:
             self._project(state)
@@ -149,14 +159,15 @@ class DelayedProjectionSolver(Solver):
         x, g : (m, ...) this rank's rows, and their step.
         """
         grid, n_before = self.partition.grid, self._n_temporary(state)
-        first = self.partition.rows_before(len(g))
-        ids = temporary(grid, state.n_pending, state.n_pending + n)
-        new = slice(n_before, n_before + len(ids))
-        own_rows = slice(ids.start - state.n_pending, n, grid.columns)
+        batch_start = self.partition.rows_before(len(g))
+        ids = temporary_ids(grid, state.n_pending, state.n_pending + n)
+        target = slice(n_before, n_before + len(ids))
+        column_rows = slice(ids.start - state.n_pending, n, grid.columns)
         for name, part in {"points": x.right, "norms": x.norms, "delta": g}.items():
             if part is not None:
-                self.partition.gather_batch(part, first, n, own_rows, state.pending[name][new])
-        delta = state.pending["delta"][new]
+                out = state.pending[name][target]
+                self.partition.gather_batch(part, batch_start, n, column_rows, out)
+        delta = state.pending["delta"][target]
         self.backend.xp.negative(delta, out=delta)
         state.n_pending += n
 
@@ -165,18 +176,18 @@ class DelayedProjectionSolver(Solver):
         op, m, pending = self.op, len(x), state.pending
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
-            used, sample = slice(0, self._n_temporary(state)), self.sampled
-            temporary_points = self._temporary(pending)[used]
-            f += op.product(x, temporary_points, pending["delta"][used], out=self.part[:m])
+            temporary, sample = slice(0, self._n_temporary(state)), self.sample_part
+            X_tmp, delta = self._temporary_points(pending)[temporary], pending["delta"][temporary]
+            f += op.product(x, X_tmp, delta, out=self.part[:m])
             f += op.product(x, self.P.X_s[sample], pending["gamma"][sample], out=self.part[:m])
         return f
 
     def _project(self, state: State) -> None:
         """Project the temporary part of f onto the span of Z, and add its weights to alpha."""
         h, gamma = state.pending["h"], state.pending["gamma"]
-        own = self.partition.grid.of_row(len(self.Z))
+        row_part = self.partition.grid.of_row(len(self.Z))
         self.h[...] = 0
-        self.op.product(self.Z[own], self.P.X_s, gamma, out=self.h[own])
+        self.op.product(self.Z[row_part], self.P.X_s, gamma, out=self.h[row_part])
         h += self.partition.column_sum(self.h)
         state.alpha += self.partition.column_broadcast(self.projection.solve(h))
         h[...] = 0

@@ -23,8 +23,8 @@ from streamkern.solver.precondition.norm import eps
 
 KERNEL_SLAB_ROWS = 1024
 """Number of rows of a kernel matrix that are evaluated at a time."""
-SINGULAR = 100
-"""Smallest pivot, in units of the jitter, below which the equations count as singular.
+SINGULAR_PIVOT_RATIO = 100
+"""Equations count as singular if their smallest pivot is below this multiple of the jitter.
 
 Measured in docs/explanation/solver-measured.md.
 """
@@ -39,16 +39,17 @@ class EquationSolver(Solver):
     that were computed last, from the `State.averaged` rows that were in the sums at that time.
 
     ridge : the ridge; None: the solver finds it, and stores it in `State.ridge`.
-    tried : the ridges of the last search, with their errors.
     repeats : whether every epoch has the same rows.
     jitter : jitter of the last equations.
+    first_jitter : the jitter of the first attempt to factor them.
     factor_jitter : jitter of their factor, which may be only a preconditioner of the equations.
-    least_jitter : smallest jitter that was tried.
     scale : largest diagonal entry of the last equations, without the ridge.
     factor_dtype : dtype of the factor.
     singular : whether the last equations had no ridge, and only a jitter made them solvable.
+    rounding_dominates : whether rounding errors may dominate the matrix of the last equations.
     keeps_posterior : whether `posterior` will be called.
     ridges : (c,) ridge of each output; replaces `ridge`.
+    trials : the ridges of the last search, with their errors.
     """
 
     name = "direct"
@@ -56,15 +57,15 @@ class EquationSolver(Solver):
     ridge: float | None
     repeats: bool
     jitter = 0.0
-    least_jitter = factor_jitter = 0.0
+    first_jitter = 0.0
+    factor_jitter = 0.0
     scale = 1.0
     factor_dtype: np.dtype[Any] = np.dtype(np.float64)
     singular = False
     rounding_dominates = False
-    """Whether rounding errors may dominate the matrix of the last equations."""
     keeps_posterior = False
     ridges: Floats | None = None
-    tried: Sequence[tuple[float, float]] = ()
+    trials: Sequence[tuple[float, float]] = ()
 
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Solve the equations on rank 0 and broadcast the weights; return the entries for the log.
@@ -79,12 +80,12 @@ class EquationSolver(Solver):
             self.partition.broadcast(a)
         state.ridge = float(self.ranks.broadcast_scalars([state.ridge])[0])
         state.passes += 1
-        facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
+        entries: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
         if self.singular:
-            facts["note"] = self._note()
+            entries["note"] = self._note()
         if self.ridge is None:
-            facts |= {"ridge": state.ridge, "tried": self.tried}
-        return facts
+            entries |= {"ridge": state.ridge, "tried": self.trials}
+        return entries
 
     def _note(self) -> str:
         """Return the warning of singular equations.
@@ -102,11 +103,12 @@ class EquationSolver(Solver):
         """Return a reason after the first epoch if every epoch has the same rows, else None."""
         if not (self.repeats and state.passes):
             return None
-        return f"all {state.rows} rows are in the equations; another epoch would bring the same"
+        return f"all {state.rows} rows are in the equations; another epoch would change nothing"
 
     def weights(self, state: State) -> Array:
-        """Return the weights for all rows so far; solve again if rows were added since.
+        """Return the weights for all rows so far.
 
+        Factors and solves the equations, unless the last weights are of the same rows.
         Raises DivergenceError if the sums are not finite.
         """
         if state.averaged != state.rows:
@@ -131,9 +133,11 @@ class EquationSolver(Solver):
         return L
 
     def _find_ridges(self, state: State, L: Array) -> None:
-        """Find the ridges unless they are set, and store them in `state`.
+        """Find the ridges that are not set, and store them in `state`.
 
-        L : (p, p) buffer; a factor that is left there may be used by `_factor_with`.
+        Solvers that search for a ridge override this method, which does nothing.
+
+        L : (p, p) buffer; `_factor_with` may use a factor that the search leaves there.
         """
 
     def _factor_with(self, L: Array, state: State, ridge: float) -> None:
@@ -153,7 +157,7 @@ class EquationSolver(Solver):
         self.backend.solve_lower(L, alpha)
         self.backend.solve_lower(L, alpha, transposed=True)
         if not bool(self.backend.xp.isfinite(alpha).all()):
-            raise self._failure(state)
+            raise self._divergence_error(state)
         return alpha
 
     def _slabs(self, *, lower: bool = False) -> Iterator[tuple[slice, Array]]:
@@ -167,11 +171,11 @@ class EquationSolver(Solver):
             shape = rows.stop - rows.start, rows.stop if lower else p
             ids = np.arange(rows.start, rows.stop)
             slab = buffer[: shape[0] * shape[1]].reshape(shape)
-            same = ids - rows.start, ids
-            op.product(self.Z[rows], self.Z[: shape[1]], keep=slab, same=same)
+            equal_pairs = ids - rows.start, ids
+            op.product(self.Z[rows], self.Z[: shape[1]], keep=slab, equal_pairs=equal_pairs)
             yield rows, slab
 
-    def _add_norm(self, A: Array, ridge: float) -> None:
+    def _add_ridge_term(self, A: Array, ridge: float) -> None:
         """Add ridge K(Z, Z) to A (p, p), one slab at a time; for explicit features, add ridge I."""
         if not ridge:
             return
@@ -183,7 +187,7 @@ class EquationSolver(Solver):
             term *= ridge
             A[rows] += term
 
-    def _norm_times(self, v: Array) -> Array:
+    def _center_kernel_times(self, v: Array) -> Array:
         """Return K(Z, Z) v, (p, k) float64, or v for explicit features."""
         if self.op.kernel.explicit:
             return v
@@ -197,22 +201,27 @@ class EquationSolver(Solver):
         p = len(self.Z)
         tau = state.rows * self._ridges(state)
         R = self.backend.xp.empty((p, p))
-        self._fill_norm(R)
+        self._fill_center_kernel(R)
         # The smallest jitter above the rounding of kernel values and of the sums.
         scale = float(R.diagonal().max())
         jitter = max(10 * eps(self.op.dtype), self._sum_rounding(state) / (tau.min() * scale))
-        self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
+        self._factor(R, state, 1.0, lambda: self._fill_center_kernel(R), jitter)
         U, lam = diagonalise_pair(self.backend, R, self._whitened_gram(state, R))
         lam_host = self.backend.to_host(lam)
         squares, norms, n = self._fit_statistics(state, U, lam, tau)
         taus, index = np.unique(tau, return_inverse=True)
-        # n minus the effective degrees of freedom gamma of the fit, for each output.
-        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[index]
-        least = eps(np.float64) * squares  # the norms are 0 if all targets are equal
-        prior = np.maximum(norms / np.maximum(n - free, eps(np.float64)), least)
-        return Posterior(self.backend.to_host(U), lam_host, squares / free, prior)
+        # The fit of an output has gamma = sum_i lam_i / (lam_i + tau) effective degrees of freedom,
+        # so n - gamma remain for its residuals.
+        residual_dof = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[index]
+        # MacKay's estimates: the noise variance is the squared residuals divided by n - gamma, and
+        # the prior variance is the squared norm divided by gamma.
+        noise_variance = squares / residual_dof
+        smallest = eps(np.float64) * squares  # the norms are 0 if all targets are equal
+        gamma = np.maximum(n - residual_dof, eps(np.float64))
+        prior_variance = np.maximum(norms / gamma, smallest)
+        return Posterior(self.backend.to_host(U), lam_host, noise_variance, prior_variance)
 
-    def _fill_norm(self, R: Array) -> None:
+    def _fill_center_kernel(self, R: Array) -> None:
         """Write K(Z, Z) to the lower triangle of R (p, p)."""
         raise NotImplementedError
 
@@ -250,53 +259,55 @@ class EquationSolver(Solver):
         return np.full(self.n_outputs, state.ridge if self.ridge is None else self.ridge)
 
     def _factor(
-        self, L: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,
-        have: float = 0.0,
+        self, L: Array, state: State, ridge: float, fill: Callable[[], None],
+        relative_jitter: float, existing_shift: float = 0.0,
     ) -> None:  # fmt: skip
         """Write the lower factor L of A + jitter I, and set `jitter` and `singular`.
 
         Equal centers make the matrix singular, nearly equal ones singular up to rounding. The
-        jitter begins at `relative` times the largest diagonal entry, minus `have`, and is
-        multiplied by 10 until the factorisation succeeds.
+        jitter begins at `relative_jitter` times the largest diagonal entry, minus `existing_shift`,
+        and is multiplied by 10 until the factorisation succeeds.
 
-        ridge : the ridge of the equations; with a ridge they never count as singular.
         L : (p, p), overwritten.
+        state : has the number of rows, for the error message.
+        ridge : the ridge of the equations; with a ridge they never count as singular.
         fill : writes the matrix A to L.
-        relative : smallest jitter, relative to the largest diagonal entry of A.
-        have : multiple of the identity that is a part of A.
+        relative_jitter : smallest jitter, relative to the largest diagonal entry of A.
+        existing_shift : multiple of the identity that is a part of A.
 
         Raises DivergenceError if the matrix is not finite, or has no factor.
         """
         diagonal = self.backend.xp.arange(len(L))
         fill()
-        scale, self.rounding_dominates = float(L.diagonal().max()), relative > 1
+        scale, self.rounding_dominates = float(L.diagonal().max()), relative_jitter > 1
         if self.op.kernel.geometry == "inner" and scale == 0:
             L[diagonal, diagonal] = scale = 1.0  # all rows are 0: any weights predict the mean
-        # `relative` exceeds 1 if all kernel values may be rounding errors: if the rows are distant
-        # and the bandwidth is narrow.
-        self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
-        self.least_jitter, self.scale = least, scale - have
+        # `relative_jitter` exceeds 1 if all kernel values may be rounding errors: if the rows are
+        # distant and the bandwidth is narrow.
+        first_jitter = min(relative_jitter, 1) * scale - existing_shift
+        self.first_jitter = self.jitter = max(first_jitter, 10 * eps(np.float64) * scale)
+        self.scale = scale - existing_shift
         while 0 < self.jitter <= scale < math.inf:
             L[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(L):
                 # A pivot is the squared distance of a center from the span of the centers before
                 # it; the jitter has the size of rounding errors.
-                small_pivot = float(L.diagonal().min()) ** 2 < SINGULAR * self.jitter
+                small_pivot = float(L.diagonal().min()) ** 2 < SINGULAR_PIVOT_RATIO * self.jitter
                 self.factor_jitter = self.jitter
-                self.singular = not ridge and (small_pivot or self.jitter > least)
+                self.singular = not ridge and (small_pivot or self.jitter > self.first_jitter)
                 return
             fill()
             self.jitter *= 10
             if L.dtype == np.float32:  # smaller jitters would be lost in the rounding of float32
-                self.jitter = max(self.jitter, have, 10 * eps(L.dtype) * scale)
-        raise self._failure(state)
+                self.jitter = max(self.jitter, existing_shift, 10 * eps(L.dtype) * scale)
+        raise self._divergence_error(state)
 
     @staticmethod
-    def _failure(state: State) -> DivergenceError:
+    def _divergence_error(state: State) -> DivergenceError:
         """Return the error for equations that have no finite solution."""
         return DivergenceError(
-            f"solver 'direct' cannot solve its normal equations of {state.rows} rows: the kernel "
-            "between centers and rows, or the targets, are zero or not finite",
+            f"solver 'direct' cannot solve its normal equations of {state.rows} rows, because "
+            "kernel values or targets are zero or not finite",
             "give a larger bandwidth, or check the data for outliers",
         )
 
@@ -306,7 +317,7 @@ RIDGES_PER_DECADE = 4
 no effect on the error."""
 
 
-def on_grid(ridges: npt.ArrayLike) -> Floats:
+def round_to_grid(ridges: npt.ArrayLike) -> Floats:
     """Return the ridges (c,), each rounded to the nearest grid step; 0 stays 0."""
     ridges = np.asarray(ridges, np.float64)
     with np.errstate(divide="ignore"):
@@ -321,7 +332,7 @@ def outputs_by_ridge(ridges: Floats) -> Iterator[tuple[float, npt.NDArray[np.int
         yield float(ridge), np.flatnonzero(ridges == ridge)
 
 
-def middle(ridges: Floats) -> float:
+def geometric_mean(ridges: Floats) -> float:
     """Return the geometric mean of the ridges."""
     with np.errstate(divide="ignore"):
         return float(np.exp(np.log(ridges).mean()))

@@ -55,11 +55,11 @@ class Falkon(Method[Sizes]):
 
     name = "falkon"
     sizes = Sizes
-    of_losses = False
+    minimises_losses = False
     reaches_minimum = True
-    same_rows = True
+    needs_same_rows = True
     empty_epochs = 2
-    data_parallel = over_centers = True
+    data_parallel = partitions_centers = True
     sharded_arrays = ("H.0",)
     dense_p_by_p = True
     insensitive_to_conditioning = True
@@ -75,7 +75,7 @@ class Falkon(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batch_candidates(problem))
+        return self._sizes_for_batches(batch_candidates(problem))
 
     def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, see `precondition`, and of the training.
@@ -115,7 +115,7 @@ class Falkon(Method[Sizes]):
         add("train", "slab of H in float64", min(p, CAST_SLAB_ROWS), p, itemsize=8)
         add_left_out(buffers, problem)
         if problem.center_ranks > 1:
-            _count_partitioned(buffers, problem, sizes)
+            _add_partitioned_buffers(buffers, problem, sizes)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute H on rank 0; if the centers are partitioned, all of them are gathered there."""
@@ -132,20 +132,25 @@ class Falkon(Method[Sizes]):
 
     def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver that iterates with H."""
-        ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
-        H = triangle_rows(setup.arrays["H.0"], share.p, work.ranks)
+        ridge, partition = (
+            work.options.fixed_ridge,
+            self.center_partition(work.problem, work.sizes, work.ranks),
+        )
+        H = triangle_rows(setup.arrays["H.0"], partition.p, work.ranks)
         return self.solver(
-            work.op, work.Z.each(share.part), H=H, ridge=ridge,
+            work.op, work.Z.each(partition.part), H=H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
-            center_partition=share, **work.shared(setup),
+            center_partition=partition, **work.solver_arguments(setup),
         )  # fmt: skip
 
-    def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
+    def rows_of(
+        self, name: str, n: int, partition: CenterPartition
+    ) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them."""
-        return None if name in OF_ALL else share.ids
+        return None if name in OF_ALL else partition.ids
 
 
-def _count_partitioned(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
+def _add_partitioned_buffers(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
     """Add further buffers, needed if the centers are partitioned over ranks.
 
     The buffers of the setup are on rank 0, which computes H alone.

@@ -79,9 +79,9 @@ class PreconditionedSolver(Solver):
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, H: Array, ridge: float = 0.0, jitter: float = 0.0,
-        tolerance: float, **shared: Any,
+        tolerance: float, **solver_arguments: Any,
     ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
+        super().__init__(op, Z, **solver_arguments)
         self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
         self.part = op.backend.xp.empty((len(Z), self.n_outputs), op.dtype)
         self._ensure_buffers()
@@ -98,7 +98,7 @@ class PreconditionedSolver(Solver):
         """Add K^T values to `sums`, (p, c). K : (m, p). values : (m, c)."""
         sums += self.backend.matmul_t(K, values, self.part)
 
-    def _norm_times(self, v: Array) -> Array:
+    def _center_kernel_times(self, v: Array) -> Array:
         """Return (K(Z, Z) + jitter I) v, (p, k) float64, with the jitter of the factor in H.
 
         Rounding makes K(Z, Z) indefinite, by about eps, or by more if centers nearly coincide, as
@@ -135,7 +135,7 @@ class PreconditionedSolver(Solver):
         return math.sqrt(max(0.0, *squares))
 
     @staticmethod
-    def _failure(state: State) -> DivergenceError:
+    def _divergence_error(state: State) -> DivergenceError:
         return DivergenceError(
             f"solver 'falkon' has a residual that is not finite after {state.passes} epochs",
             "check the data for outliers, or give a larger bandwidth",
@@ -186,7 +186,7 @@ class FalkonSolver(PreconditionedSolver):
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         self._ensure_buffers(m)
-        self.partition.begin(m, batch.n_global_rows)
+        self.partition.begin_batch(m, batch.n_global_rows)
         K, r, Kv = self.K[:m], self.r[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
@@ -223,7 +223,7 @@ class FalkonSolver(PreconditionedSolver):
         facts = self._accept_weights(state)
         state.rows, state.passes = 0, state.passes + 1
         if not bool(self.backend.xp.isfinite(state.pending["squares"]).all()):
-            raise self._failure(state)
+            raise self._divergence_error(state)
         return {} if self.ranks.rank else facts
 
     def _iterate(self, state: State) -> None:
@@ -263,7 +263,7 @@ class FalkonSolver(PreconditionedSolver):
     def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
         """Add ridge K(Z, Z) v to `sums`."""
         if ridge:
-            sums += ridge * self._norm_times(v)
+            sums += ridge * self._center_kernel_times(v)
 
     def _accept_weights(self, state: State) -> dict[str, Any]:
         """Accept the weights if their residual is near the least; return the entries for the log.

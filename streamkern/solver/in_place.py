@@ -41,9 +41,9 @@ The papers differ in
   batch.
 
 Differences from the papers: the step size is measured (`step_rule`), and the extended
-eigenfunctions of EP1 are made orthonormal, see `build_extended`. Cost per step in addition to plain
-SGD: 2 m s (d + c) FLOPs for EP2; for EP1 2 m n (d + c), as it evaluates K(X, X_m) a second time for
-the correction, and 4 n q c.
+eigenfunctions of EP1 are made orthonormal, see `build_extended_low_rank`. Cost per step in
+addition to plain SGD: 2 m s (d + c) FLOPs for EP2; for EP1 2 m n (d + c), as it evaluates K(X, X_m)
+a second time for the correction, and 4 n q c.
 """
 
 from __future__ import annotations
@@ -72,21 +72,21 @@ from streamkern.solver.low_rank import (
     LowRank,
     LowRankSizes,
     add_probe,
-    computed_preconditioner,
+    compute_preconditioner,
+    load_preconditioner,
     low_rank_sizes,
-    measured_batch_size,
+    lower_batch_size,
     report_setup,
     sample_bytes,
-    saved_preconditioner,
 )
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import (
     PROBE_STAGE,
     LowRankPreconditioner,
-    build_extended,
+    build_extended_low_rank,
     rule_of_gram,
 )
-from streamkern.solver.precondition.step_rule import StepRule, saved_rules
+from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 PAPER_BATCH, PAPER_N_NYSTROM, PAPER_LEVEL = 256, 4800, 160
 """Batch size m, sample size s and level q of EigenPro 1.0 (Ma and Belkin 2017, section 6)."""
@@ -106,7 +106,10 @@ class SGDSolver(Solver):
     needs a ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y. Cost per
     step 2 m n (d + c) FLOPs, and a tile of memory.
 
+    op, Z : see `Solver`; Z has all rows of the training set, in store order.
     rule : step rule, measured on rows of the training set.
+    name : name of the solver, for error messages.
+    ridge : coefficient of the RKHS norm in the loss.
     preconditioner : the preconditioner of EigenPro; None: plain SGD.
     sample : (s,) ascending row numbers of its sample.
     """
@@ -114,9 +117,9 @@ class SGDSolver(Solver):
     def __init__(
         self, op: KernelOperator, Z: Points, rule: StepRule, *, name: str, ridge: float = 0.0,
         preconditioner: LowRankPreconditioner | None = None,
-        sample: npt.NDArray[np.int64] | None = None, **shared: Any,
+        sample: npt.NDArray[np.int64] | None = None, **solver_arguments: Any,
     ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
+        super().__init__(op, Z, **solver_arguments)
         self.name, self.rule, self.ridge, self.P = name, rule, ridge, preconditioner
         if preconditioner is None:
             self.remedy = f"{mention('solver.ridge')} or a larger bandwidth"
@@ -138,7 +141,9 @@ class SGDSolver(Solver):
         m, rows = len(batch.X), batch.row_ids
         x = self.op.points(batch.X, out=self.x[:m])
         # A row and its center are the same point: their distance is exactly zero.
-        g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
+        g = self.op.product(
+            x, self.Z, state.alpha, out=self.f[:m], equal_pairs=(np.arange(m), rows)
+        )
         if self.loss is None:
             g -= batch.Y
         g, w, loss = self._to_residual(state, batch, g, self.squares[:m])
@@ -149,8 +154,10 @@ class SGDSolver(Solver):
             state.alpha *= 1 - eta * self.ridge
         state.alpha[self.backend.xp.asarray(rows)] -= g
         if self.P is not None:
-            same = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
-            state.alpha[self.sample] += self.P.correction(self.op, x, g, self.correction, same=same)
+            equal_pairs = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
+            state.alpha[self.sample] += self.P.correction(
+                self.op, x, g, self.correction, equal_pairs=equal_pairs
+            )
         self._average(state)
         state.rows += m
         return loss
@@ -177,7 +184,7 @@ class SGD(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, with a probe and no sample."""
-        return self._sized(small_batches(problem), n_probe=probe_rows(problem))
+        return self._sizes_for_batches(small_batches(problem), n_probe=probe_rows(problem))
 
     def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, K(probe, probe), and of the training, K(X, Z)."""
@@ -201,7 +208,7 @@ class SGD(Method[Sizes]):
         _, raw_probe = samples()
         probe = op.points(raw_probe.X, right=True)
         K = op.gram(probe)
-        rule = rule_of_gram(op, K, None, raw_probe.root, [work.seed, PROBE_STAGE], checked=True)
+        rule = rule_of_gram(op, K, None, raw_probe.root, [work.seed, PROBE_STAGE], check=True)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)
@@ -211,10 +218,10 @@ class SGD(Method[Sizes]):
 
     def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver with the measured step rule."""
-        rules = saved_rules(setup.meta["rules"], work.options.step_scale)
+        rules = rules_from_meta(setup.meta["rules"], work.options.step_scale)
         return SGDSolver(
             work.op, work.Z, rules[0], name=self.name,
-            ridge=work.options.fixed_ridge, **work.shared(setup),
+            ridge=work.options.fixed_ridge, **work.solver_arguments(setup),
         )  # fmt: skip
 
 
@@ -250,16 +257,16 @@ class EigenPro2(RowCenteredEigenPro):
 
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner and the batch size that it allows."""
-        P, arrays = computed_preconditioner(work, samples)
-        batch_size = measured_batch_size(work, P.rule)
+        P, arrays = compute_preconditioner(work, samples)
+        batch_size = lower_batch_size(work, P.rule)
         return Setup(arrays, report_setup(P, report, batch_size=batch_size))
 
     def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:
         """Return the solver with the preconditioner of `setup`."""
-        P = saved_preconditioner(work, setup)
+        P = load_preconditioner(work, setup)
         return SGDSolver(
             work.op, work.Z, P.rule, name=self.name, preconditioner=P, sample=setup.sample_rows,
-            **work.shared(setup),
+            **work.solver_arguments(setup),
         )  # fmt: skip
 
 
@@ -319,7 +326,7 @@ class EigenPro1(RowCenteredEigenPro):
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
         """Compute the extended eigenfunctions."""
         op, options, (sample, probe) = work.op, work.options, samples()
-        P = build_extended(
+        P = build_extended_low_rank(
             op, work.Z, op.points(sample.X, right=True),
             op.points(probe.X, right=True), level=work.sizes.level,
             tau=1.0 if options.damping == "auto" else options.damping, seed=work.seed,
@@ -330,9 +337,9 @@ class EigenPro1(RowCenteredEigenPro):
 
     def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:
         """Return the solver; the preconditioner has all rows as its sample."""
-        (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
+        (rule,) = rules_from_meta(setup.meta["rules"], work.options.step_scale)
         P = LowRankPreconditioner(work.Z, setup.arrays["E"], setup.arrays["D"], rule)
         return SGDSolver(
             work.op, work.Z, rule, name=self.name, preconditioner=P, sample=np.arange(len(work.Z)),
-            **work.shared(setup),
+            **work.solver_arguments(setup),
         )  # fmt: skip

@@ -21,7 +21,7 @@ that are left out together, with the block (A^-1)_gg of the inverse,
     (W^1/2 (Y - F_without))_g = (A^-1)_gg^-1 beta_g.
 
 Outputs with different ridges need a factor for each ridge. A step reads only the targets of its
-batch, as the rows are the centers.
+batch, because the rows are the centers.
 
 With many rows the factor is computed in float32, in half the memory and less time. It is then the
 preconditioner of a few steps of conjugate gradient in float64 (`refined`), which solve the same
@@ -45,11 +45,11 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, outputs_by_ridge
-from streamkern.solver.left_out import LEFT_OUT, LeftOut, batches_of_groups, groups_of_copies
+from streamkern.solver.left_out import INVERSE_COLUMNS, LeftOut, batches_of_groups, groups_of_copies
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
-from streamkern.solver.ridge_curve import MAX_FACTORS, apply_inverse, better_ridge
+from streamkern.solver.ridge_curve import MAX_FACTORS, apply_inverse, better_tau
 
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
@@ -71,11 +71,13 @@ class KernelRidgeSolver(EquationSolver):
 
     `State.pending` has "Y" and "root", see `_pending`.
 
+    op : products with the kernel matrix.
+    Z : points of the rows, which are the centers.
     ridge : the ridge; None: it is found by `ridge_curve`, and stored in `State.ridge`.
     first_ridge : ridge of the first factor in this search.
     ridges : see `EquationSolver`.
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
-    keeps_factor : whether the factor of the last equations is kept for `left_out`.
+    keeps_factor : whether the factor of the last equations is kept for `leave_one_out`.
     """
 
     keeps_factor = False
@@ -84,9 +86,10 @@ class KernelRidgeSolver(EquationSolver):
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, ridge: float | None, first_ridge: float = 0.0,
-        ridges: Floats | None = None, factor_dtype: npt.DTypeLike = np.float64, **shared: Any,
+        ridges: Floats | None = None, factor_dtype: npt.DTypeLike = np.float64,
+        **solver_arguments: Any,
     ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
+        super().__init__(op, Z, **solver_arguments)
         self.factor_dtype = np.dtype(factor_dtype)
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
         self.first_ridge = first_ridge
@@ -130,12 +133,12 @@ class KernelRidgeSolver(EquationSolver):
         """
         if self.ridge is not None:
             return
-        ridge, tried = self.first_ridge, dict[float, float]()
+        ridge, errors = self.first_ridge, dict[float, float]()
         state.ridge = ridge
         if len(self._groups(state.pending["Y"])) < (1 - MAX_COPIED_SHARE) * len(self.Z):
             return
         for _ in range(MAX_FACTORS):
-            better, at_edge = self._better_ridge(L, state, ridge, tried)
+            better, at_edge = self._better_ridge(L, state, ridge, errors)
             if better is None:
                 break
             ridge = better
@@ -144,10 +147,10 @@ class KernelRidgeSolver(EquationSolver):
                 break
         else:  # No further factor is allowed, so the best ridge so far is used.
             state.ridge = ridge
-        self.tried = tuple(sorted(tried.items()))
+        self.trials = tuple(sorted(errors.items()))
 
     def _better_ridge(
-        self, L: Array, state: State, ridge: float, tried: dict[float, float]
+        self, L: Array, state: State, ridge: float, errors: dict[float, float]
     ) -> tuple[float | None, bool]:
         """Return a ridge with a lower error than `ridge`, or None, by a factor for `ridge`.
 
@@ -155,17 +158,17 @@ class KernelRidgeSolver(EquationSolver):
         Sets `State.ridge` to `ridge` if its error could be measured.
 
         L : (n, n), overwritten by the factor.
-        tried : error of each ridge; the new errors are added.
+        errors : error of each ridge; the new errors are added.
         """
         n, Y, root = state.rows, state.pending["Y"], state.pending["root"]
         self._factor_with(L, state, ridge)
         self._factored_ridge, tau = ridge, n * ridge + self.jitter
         # If rounding required a larger jitter, the effect of smaller ridges cannot be measured.
-        too_small = self.jitter > self.least_jitter
+        too_small = self.jitter > self.first_jitter
         if not too_small:
             state.ridge = ridge
-        best = better_ridge(self.op, L, Y, root > 0, tau, self.scale)
-        tried |= {tau_tried / n: error for tau_tried, error in best.tried.items()}
+        best = better_tau(self.op, L, Y, root > 0, tau, self.scale)
+        errors |= {trial_tau / n: error for trial_tau, error in best.errors.items()}
         if best.tau == tau or (too_small and best.tau < tau):
             return None, False
         return float(best.tau - self.jitter) / n, best.at_edge
@@ -190,9 +193,9 @@ class KernelRidgeSolver(EquationSolver):
 
         If the ridges differ, it can only be a preconditioner.
         """
-        refined = L.dtype != np.float64 and not self.keeps_factor
-        near = max(factored, ridge) <= NEAR_RIDGE * min(factored, ridge)
-        return factored == ridge or (refined and near)
+        is_refined = L.dtype != np.float64 and not self.keeps_factor
+        is_near = max(factored, ridge) <= NEAR_RIDGE * min(factored, ridge)
+        return factored == ridge or (is_refined and is_near)
 
     def _weights_from_factor(self, L: Array, state: State, outputs: Array) -> Array:
         """Return the weights (n, k) of k outputs in float64; refined if L is in float32."""
@@ -201,11 +204,11 @@ class KernelRidgeSolver(EquationSolver):
         if L.dtype == np.float64:
             self._substitute(L, state, alpha)
         else:
-            alpha = self._refined(L, state, alpha, self._ridges(state)[int(outputs[0])])
+            alpha = self._solve_refined(L, state, alpha, self._ridges(state)[int(outputs[0])])
         alpha *= root
         return alpha
 
-    def _refined(self, L: Array, state: State, Y: Array, ridge: float) -> Array:
+    def _solve_refined(self, L: Array, state: State, Y: Array, ridge: float) -> Array:
         """Return (A + jitter I)^-1 Y, (n, k) float64, for Y (n, k).
 
         The jitter of the equations is usually smaller than that of the factor, which has to exceed
@@ -216,11 +219,11 @@ class KernelRidgeSolver(EquationSolver):
         """
         root, precondition = state.pending["root"][:, None], partial(apply_inverse, self.backend, L)
         factor_jitter, rounding_jitter = self.factor_jitter, 10 * eps(L.dtype) * self.scale
-        self.jitter = self.least_jitter
-        if factor_jitter > self.least_jitter:
+        self.jitter = self.first_jitter
+        if factor_jitter > self.first_jitter:
             # The matrix has negative eigenvalues of about the factor's jitter. A tenth of it is
             # usually enough for the float64 equations; the loop below increases it otherwise.
-            self.jitter = max(self.least_jitter, FIRST_JITTER_FACTOR * factor_jitter)
+            self.jitter = max(self.first_jitter, FIRST_JITTER_FACTOR * factor_jitter)
         while True:
             diagonal = state.rows * ridge + self.jitter + (root == 0)
 
@@ -231,7 +234,7 @@ class KernelRidgeSolver(EquationSolver):
             if alpha is not None:
                 return alpha
             if self.jitter > MAX_JITTER_FACTOR * max(factor_jitter, rounding_jitter):
-                raise self._failure(state)
+                raise self._divergence_error(state)
             self.jitter = max(10 * self.jitter, rounding_jitter)
 
     def _kernel_times(self, v: Array) -> Array:
@@ -257,22 +260,22 @@ class KernelRidgeSolver(EquationSolver):
         tile : columns of the slab; and a buffer for the product with the tile, (rows, k).
         """
         xp, (columns, term) = self.backend.xp, tile
-        first = max(columns.start - start, 0)
+        skipped = max(columns.start - start, 0)  # rows of the slab above the diagonal of K
         width = columns.stop - columns.start
-        with self.backend.workspace((len(slab) - first, width), v.dtype) as K:
-            K[...] = slab[first:, columns]
+        with self.backend.workspace((len(slab) - skipped, width), v.dtype) as K:
+            K[...] = slab[skipped:, columns]
             if columns.start >= start:
                 K[:width] = xp.tril(K[:width])
                 product[columns] -= K.diagonal()[:, None] * v[columns]
-            product[columns] += K.T @ v[start + first : start + len(slab)]
-            term[first:] = K @ v[columns]
+            product[columns] += K.T @ v[start + skipped : start + len(slab)]
+            term[skipped:] = K @ v[columns]
 
-    def left_out(self, state: State) -> LeftOut:
+    def leave_one_out(self, state: State) -> LeftOut:
         """Return the prediction of each row by a fit without the row and its copies.
 
         Copies are found by `groups_of_copies`; rows of weight 0 are omitted. Takes n^3 / 3 FLOPs,
-        and as many again for each ridge if the factor was not kept; memory n^2 + `LEFT_OUT` n
-        float64. Releases the kept factor.
+        and as many again for each ridge if the factor was not kept; memory
+        n^2 + `INVERSE_COLUMNS` n float64. Releases the kept factor.
         """
         xp, n = self.backend.xp, len(self.Z)
         root = state.pending["root"][:, None]
@@ -306,9 +309,11 @@ class KernelRidgeSolver(EquationSolver):
     ) -> Array:
         """Return (A^-1)_gg^-1 beta_g for each group g, (n, c), by the lower factor L of A."""
         xp, residuals = self.backend.xp, self.backend.xp.empty_like(beta)
-        for batch in batches_of_groups(groups, LEFT_OUT):
+        for batch in batches_of_groups(groups, INVERSE_COLUMNS):
             rows = np.concatenate(batch)
-            index, below = self.backend.asarray(rows), slice(int(rows.min()), len(L))
+            index = self.backend.asarray(rows)
+            # L^-1 is lower triangular: the columns of these rows are 0 above the first of them.
+            below = slice(int(rows.min()), len(L))
             columns = xp.zeros((len(L) - below.start, len(rows)), L.dtype)
             columns[index - below.start, xp.arange(len(rows))] = 1
             self.backend.solve_lower(L[below, below], columns)
@@ -333,7 +338,7 @@ class KernelRidgeSolver(EquationSolver):
                 solution = np.linalg.solve(inverse[block, block], self.backend.to_host(beta[index]))
                 residuals[index] = self.backend.asarray(solution)
 
-    def _fill_norm(self, R: Array) -> None:
+    def _fill_center_kernel(self, R: Array) -> None:
         """Write K, the matrix of the RKHS norm alpha^T K alpha, to the lower part of R (n, n)."""
         self._fill(R, self.backend.xp.ones(len(R)))
 

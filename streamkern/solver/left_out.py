@@ -9,12 +9,12 @@ than predictions of new rows, and probabilities that are fitted to it would be w
 
 With the rows k_i of K(X, Z), scaled by sqrt(w_i / n), the fit of `direct_step` is A alpha = B / n,
 A = sum_i k_i k_i^T + ridge K(Z, Z) = L L^T. For a group of rows g with the scaled residuals
-r_g = y_g - f_g (of the opposite sign to docs/terms.md),
+r_g = y_g - f_g, target minus prediction on this page only,
 
     V = L^-1 K_g^T,    H = V^T V,
 
 where H is the block of these rows in the matrix that maps targets to fitted values. To leave out
-their center j, the same minimum is constrained by alpha_j = 0, which changes both:
+their center j, minimise subject to alpha_j = 0. With the unit vector e_j, this changes r and H to
 
     r <- r + m alpha_j / |u|^2,    H <- H - m m^T / |u|^2,    u = L^-1 e_j,    m = V^T u.
 
@@ -41,11 +41,11 @@ from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MAX_COPIES, Buffers
 from streamkern.planning.problem import ProblemShape
 
-LEFT_OUT = 256
+INVERSE_COLUMNS = 256
 """Number of columns of an inverse that are computed at a time."""
-LEAST_FREE = 1e-9
-"""Smallest share of a row's value that other rows determine. Without this bound, the prediction of
-a row that only the row itself determines would be a quotient of rounding errors."""
+MIN_FREE_SHARE = 1e-9
+"""Added to 1 - h, the share of a row's value that the other rows determine. Without it, the
+prediction of a row that only the row itself determines would be a quotient of rounding errors."""
 
 
 class LeftOut(NamedTuple):
@@ -62,7 +62,7 @@ class LeftOut(NamedTuple):
     origins: npt.NDArray[np.int64]
 
 
-class Together(NamedTuple):
+class GroupsOfOneSize(NamedTuple):
     """All groups that have k rows and q centers; a group is left out together.
 
     rows : (b, k) indices of the k rows of each of b groups.
@@ -74,14 +74,22 @@ class Together(NamedTuple):
 
 
 def add_left_out(buffers: Buffers, problem: ProblemShape) -> None:
-    """Add the buffers of `DirectSolver.left_out`, including its sums, if it will be called."""
+    """Add the buffers of `DirectSolver.leave_one_out` and of its sums, if it will be called."""
     if not problem.left_out:
         return
     n, p, c = problem.n_rows, problem.p, problem.c
     add = buffers.add
     add("train", "rows for the leave-one-out", n, problem.d + 4 * c, itemsize=8)
+    # The sums G and B, the factor L, and its inverse.
     add("train", "leave-one-out equations, factor and inverse", 3 * p, p + c, itemsize=8)
-    add("train", "columns of rows left out at once", 4 * p + problem.width, LEFT_OUT, itemsize=8)
+    # Kernel values of a slice of rows, V, temporary arrays of their size, and the points.
+    add(
+        "train",
+        "columns of rows left out at once",
+        4 * p + problem.width,
+        INVERSE_COLUMNS,
+        itemsize=8,
+    )
     phase = problem.host_phase("train")
     add(phase, "search for equal rows and centers", 4 * (n + p), problem.width, itemsize=8)
 
@@ -103,8 +111,8 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     """
     order, starts = _runs(X)
     sizes = np.diff(starts, append=len(X))
-    first = np.repeat(order[starts], sizes)
-    equal_targets = np.isclose(Y[order], Y[first]).all(axis=1)
+    run_head = np.repeat(order[starts], sizes)  # the first row of each row's run
+    equal_targets = np.isclose(Y[order], Y[run_head]).all(axis=1)
     all_equal = np.logical_and.reduceat(equal_targets, starts)
     is_group = all_equal & (sizes > 1) & (sizes <= MAX_COPIES)
     single = order[~np.repeat(is_group, sizes)]
@@ -136,9 +144,9 @@ def batches_of_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
         yield batch
 
 
-def left_out_together(
+def groups_with_centers(
     X: npt.NDArray[np.floating], Z: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]
-) -> list[Together]:
+) -> list[GroupsOfOneSize]:
     """Return the groups of `groups_of_copies`, each with the centers that equal its rows.
 
     A center that also equals rows outside the group is not left out with it.
@@ -146,33 +154,34 @@ def left_out_together(
     Parameters
     ----------
     X : (n, d) features.
-    Z : (p, d) centers; (0, d) if the centers are no rows.
+    Z : (p, d) centers; (0, d) if no center is a row.
     Y : (n, c) targets.
     """
     n, by_size = len(X), dict[tuple[int, int], list[tuple[Ints, Ints]]]()
     order, starts = _runs(np.concatenate((X, Z)))
-    # The run of each row and of each center; the number of rows in each run; the centers in the
-    # order of their runs, and the end of each run among them.
+    # The run of each row and of each center.
     run_of = np.empty(len(order), np.int64)
     run_of[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
     n_rows = np.bincount(run_of[:n], minlength=len(starts))
+    # The centers in the order of their runs; the centers of run i end at ends[i].
     centers_by_run = np.argsort(run_of[n:], kind="stable")
     ends = np.cumsum(np.bincount(run_of[n:], minlength=len(starts)))
     for rows in groups_of_copies(X, Y):
         run = run_of[rows[0]]
-        first = ends[run - 1] if run else 0
-        stop = ends[run] if len(rows) == n_rows[run] else first
-        centers = centers_by_run[first:stop]
+        start = ends[run - 1] if run else 0
+        # No center is left out if the run has rows outside the group.
+        stop = ends[run] if len(rows) == n_rows[run] else start
+        centers = centers_by_run[start:stop]
         by_size.setdefault((len(rows), len(centers)), []).append((rows, centers))
     return [
-        Together(*(np.stack(part) for part in zip(*groups, strict=True)))
+        GroupsOfOneSize(*(np.stack(part) for part in zip(*groups, strict=True)))
         for groups in by_size.values()
     ]
 
 
 def residuals_without(
     backend: Backend, L: Array, alpha: Array, columns: Callable[[Array], tuple[Array, Array]],
-    groups: list[Together],
+    groups: list[GroupsOfOneSize],
 ) -> Iterator[tuple[Array, Array]]:  # fmt: skip
     """Yield (rows, residuals): each row is predicted by the fit without its group.
 
@@ -184,7 +193,7 @@ def residuals_without(
     alpha : (p, c) weights of the fit to all rows.
     columns : function of the indices of rows that returns their scaled kernel values, (p, number of
         rows), and their scaled targets, in float64.
-    groups : see `left_out_together`.
+    groups : see `groups_with_centers`.
     """
     xp, c = backend.xp, alpha.shape[1]
     inverse = None
@@ -192,19 +201,21 @@ def residuals_without(
         inverse = backend.inverse_lower(L)
     for rows, centers in groups:
         k, q = rows.shape[1], centers.shape[1]
-        for part in tiles(len(rows), max(LEFT_OUT // (k + q), 1)):
-            batch, b = backend.asarray(rows[part].ravel()), part.stop - part.start
+        for part in tiles(len(rows), max(INVERSE_COLUMNS // (k + q), 1)):
+            batch = backend.asarray(rows[part].ravel())
+            b = part.stop - part.start  # number of groups
             V, Y = columns(batch)
             r = (Y - V.T @ alpha).reshape(b, k, c)
             backend.solve_lower(L, V)
             V = V.reshape(-1, b, k)
             H = xp.einsum("pbi,pbj->bij", V, V)
             if inverse is not None and q:
-                own = backend.asarray(centers[part])
-                u = inverse[:, own].sum(axis=2)
+                group_centers = backend.asarray(centers[part])
+                # u and alpha_j are sums over the equal centers of a group.
+                u = inverse[:, group_centers].sum(axis=2)
                 m = xp.einsum("pb,pbi->bi", u, V)
                 m_over_u = (m / xp.einsum("pb,pb->b", u, u)[:, None])[:, :, None]  # m / |u|^2
-                r += m_over_u * alpha[own].sum(axis=1)[:, None]
+                r += m_over_u * alpha[group_centers].sum(axis=1)[:, None]
                 H -= m_over_u * m[:, None]
-            free = (1 + LEAST_FREE) * xp.eye(k) - H
-            yield batch, xp.linalg.solve(free, r).reshape(b * k, c)
+            I_minus_H = (1 + MIN_FREE_SHARE) * xp.eye(k) - H
+            yield batch, xp.linalg.solve(I_minus_H, r).reshape(b * k, c)

@@ -50,7 +50,7 @@ from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.low_rank import eigen_flops, rule_of_gram, sample_eigenpairs
 from streamkern.solver.precondition.norm import WeightNorm, check_overlap, noise_floor, weight_norm
-from streamkern.solver.precondition.step_rule import StepRule, saved_rules
+from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 TAU = 0.25
 """The default tau of the damping."""
@@ -68,7 +68,8 @@ def build_linear(
     S : sample of s left points; None for level 0.
     probe : h left points, on which the step rule is measured; none of them is in S.
     level : number of directions that EigenPro damps.
-    tau : see the module docstring.
+    tau, ridge : see the module docstring.
+    seed : seed of the start vectors of the eigensolvers.
     root : (h,) square roots of the sample weights of the probe.
 
     Cost 4 s p (d + s) + 2 h p (d + h) FLOPs, and for Nystrom features p^3 + 2 (s + h) p^2 more.
@@ -76,13 +77,15 @@ def build_linear(
     3 s^2 + h^2 + 2 (p + s) p.
     """
     norm = weight_norm(op, Z, noise_floor(op, len(Z)) if ridge else 0.0)
-    damped = None if S is None else _directions(op, norm, Z, S, level, tau, ridge, seed)
-    rule = _measure(op, norm, Z, probe, damped, seed, root)
-    if ridge:  # it adds at most itself to the preconditioned Hessian, as P <= I
+    damped_directions = None if S is None else _directions(op, norm, Z, S, level, tau, ridge, seed)
+    rule = _measure(op, norm, Z, probe, damped_directions, seed, root)
+    if ridge:  # the ridge adds at most itself to the preconditioned Hessian, as P <= I
         lambda_1 = rule.lambda_1 + ridge
         rule = StepRule(rule.leverage + lambda_1, lambda_1)
     H = None if norm.L is None else norm.inverse(op.backend, len(Z), op.dtype)
-    return BlockPreconditioner([slice(0, len(Z))], [H], [rule], 0.0, [norm.jitter], damped=damped)
+    return BlockPreconditioner(
+        [slice(0, len(Z))], [H], [rule], 0.0, [norm.jitter], damped_directions=damped_directions
+    )
 
 
 def _slabs(
@@ -120,19 +123,23 @@ def _directions(
 
 def _measure(
     op: KernelOperator, norm: WeightNorm, Z: Points, probe: Points,
-    damped: tuple[Array, Array] | None, seed: int, root: Array | None,
+    damped_directions: tuple[Array, Array] | None, seed: int, root: Array | None,
 ) -> StepRule:  # fmt: skip
     """Return the step rule: ell = max phi^T P phi, and lambda_1 of Phi P Phi^T / h on the probe."""
     xp, h = op.backend.xp, len(probe)
     G = xp.zeros((h, h), op.dtype)
-    Phi_E = None if damped is None else xp.zeros((h, len(damped[1])), op.dtype)
+    # Phi P Phi^T = Phi Phi^T - (Phi E) D (Phi E)^T.
+    damping = None
+    if damped_directions is not None:
+        E, D = damped_directions
+        damping = xp.zeros((h, len(D)), op.dtype), D
     for columns, Phi in _slabs(op, norm, probe, Z):
         op.backend.add_gram(G, xp.ascontiguousarray(Phi.T), 1.0)
-        if damped is not None and Phi_E is not None:
-            Phi_E += op.backend.matmul(Phi, damped[0][columns], xp.empty_like(Phi_E))
+        if damping is not None:
+            Phi_E = damping[0]
+            Phi_E += op.backend.matmul(Phi, E[columns], xp.empty_like(Phi_E))
     op.backend.mirror_lower(G)
-    damped_gram = None if damped is None else (Phi_E, damped[1])
-    return rule_of_gram(op, G, damped_gram, root, [seed, 5], checked=True)
+    return rule_of_gram(op, G, damping, root, [seed, 5], check=True)
 
 
 class LinearEigenPro(LowRank[LowRankSizes]):
@@ -167,7 +174,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         features.
         """
         n, p, q = problem.n_rows * problem.epochs, problem.p, sizes.level
-        s, h = sizes.n_sample if q else 0, sizes.n_probe
+        s = sizes.n_sample if q else 0
+        h = sizes.n_probe
         setup = OpCounts(
             kept=p * (2 * s + h), products=p * (3 * s * s + h * h),
             eigen=eigen_flops(s, q + 1) if q else 0,
@@ -190,14 +198,14 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         """Add the buffers of `build_linear` and of the steps on its result."""
         add, p, item = buffers.add, problem.p, problem.itemsize
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
-        nystrom = problem.features == "nystrom"
+        is_nystrom = problem.features == "nystrom"
         add("setup", "sample and probe", s + h, problem.prepared_row_bytes)
         # Two copies: one is transposed for the product with itself.
-        columns = p if nystrom else min(p, FEATURE_COLUMNS)
+        columns = p if is_nystrom else min(p, FEATURE_COLUMNS)
         add("setup", "features of the sample", 2 * max(s, h), columns, itemsize=item)
         add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
-        product_rows = count_products(buffers, problem, max(s, h, p if nystrom else 0))
-        if nystrom:
+        product_rows = count_products(buffers, problem, max(s, h, p if is_nystrom else 0))
+        if is_nystrom:
             add("always", "inverse L^-1 of the factor of K(Z, Z)", p, p, itemsize=item)
             add("setup", "factor L of K(Z, Z)", p + product_rows, p, itemsize=item)
         if q:
@@ -219,9 +227,9 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             seed=work.seed, root=root,
         )  # fmt: skip
         arrays = {} if pre.H[0] is None else {"H.0": pre.H[0]}
-        if pre.damped is not None:
-            arrays["E"], arrays["D"] = pre.damped
-            level = len(pre.damped[1])
+        if pre.damped_directions is not None:
+            arrays["E"], arrays["D"] = pre.damped_directions
+            level = len(pre.damped_directions[1])
         (rule,) = pre.rules
         report("linear", asdict(rule) | {"jitter": pre.jitter, "level": level})
         meta = {"rules": [asdict(rule)], "jitter": pre.jitter, "level": level}
@@ -232,14 +240,14 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
         pre = BlockPreconditioner(
             [slice(0, len(work.Z))], [arrays.get("H.0")],
-            saved_rules(meta["rules"], options.step_scale), 0.0, [meta["jitter"]],
-            damped=(arrays["E"], arrays["D"]) if "E" in arrays else None,
+            rules_from_meta(meta["rules"], options.step_scale), 0.0, [meta["jitter"]],
+            damped_directions=(arrays["E"], arrays["D"]) if "E" in arrays else None,
         )  # fmt: skip
         return BlockSolver(
             work.op, work.Z, pre,
             remedy=f"{mention('solver.ridge')} or a larger bandwidth", average_k=Solver.average_k,
             seed=work.seed, ridge=options.fixed_ridge,
-            cycled=problem.n_rows if problem.repeats else None, **work.shared(setup),
+            cycled=problem.n_rows if problem.repeats else None, **work.solver_arguments(setup),
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from streamkern.solver.precondition.low_rank import (
     build_low_rank,
     eigen_flops,
 )
-from streamkern.solver.precondition.step_rule import StepRule, saved_rules
+from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 MANY_CENTERS = 20_000
 """Number of centers above which the sample is large."""
@@ -70,7 +70,7 @@ class LowRank(Method[_S]):
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return candidate sizes, best first: one size of the sample, and decreasing batches."""
         s, h, level = self._sample_sizes(problem, options)
-        return self._sized(self._batches(problem), s, h, level=level)
+        return self._sizes_for_batches(self._batches(problem), s, h, level=level)
 
     def setup_op_counts(self, sizes: _S) -> OpCounts:
         """Return the operations of the sample's eigensystem and of the step rule on the probe."""
@@ -137,7 +137,7 @@ def default_sample_size(p: int) -> int:
     return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 
-def computed_preconditioner(
+def compute_preconditioner(
     work: Work[_S], samples: Samples
 ) -> tuple[LowRankPreconditioner, dict[str, Array]]:
     """Return the preconditioner of EigenPro 2 to 4, and its arrays for the setup."""
@@ -151,15 +151,15 @@ def computed_preconditioner(
     return P, {"sample": sample.X.copy(), "E": P.E, "D": P.D}
 
 
-def saved_preconditioner(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
+def load_preconditioner(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
     """Return the preconditioner of a setup."""
     arrays = setup.arrays
     X_s = work.op.points(arrays["sample"], right=True)
-    (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
+    (rule,) = rules_from_meta(setup.meta["rules"], work.options.step_scale)
     return LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rule)
 
 
-def measured_batch_size(work: Work[_S], rule: StepRule) -> int:
+def lower_batch_size(work: Work[_S], rule: StepRule) -> int:
     """Return the planned batch size, or the critical batch if that is smaller.
 
     Up to the critical batch, the step grows in proportion to the batch; beyond it, hardly.

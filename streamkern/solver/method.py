@@ -51,8 +51,6 @@ from streamkern.solver.ridge_curve import noise_rows
 
 Report = Callable[[str, dict[str, Any]], None]
 _S = TypeVar("_S", bound=Sizes)
-
-
 Samples = Callable[[], tuple[SampleRows, SampleRows]]
 """Function that returns the sample and the probe.
 
@@ -79,13 +77,16 @@ class Setup:
 class Work(Generic[_S]):
     """Arguments of `Method.compute` and `Method.assemble`.
 
+    op : products with the kernel matrix.
     Z : points of the centers; in `compute`, if the centers are partitioned over ranks,
         the centers of this rank's stripe.
+    problem, sizes : sizes of the problem, and of the method's plan for it.
     options : the settings of the solver, with the ridge as a number, unless the method finds it.
-    known : targets of the rows that are centers, if the method uses them.
+    seed : seed of the random draws of the setup and of the steps.
+    center_targets : targets of the rows that are centers, if the method uses them.
     noise : noise of the targets, if the method uses it.
-    worth : effective number of rows of the run, if the noise determines the ridge; else None. A
-        method that estimates the noise again returns the new ridge as `meta["ridge"]`.
+    n_effective_rows : effective number of rows of the run, if the noise determines the ridge; else
+        None. A method that estimates the noise again returns the new ridge as `meta["ridge"]`.
     ranks : communicator of the ranks that share the steps.
     loss : the loss of the outputs; None: the squared error.
     """
@@ -96,9 +97,9 @@ class Work(Generic[_S]):
     sizes: _S
     options: SolverConfig
     seed: int
-    known: CenterTargets | None = None
+    center_targets: CenterTargets | None = None
     noise: Noise = NO_NOISE
-    worth: float | None = None
+    n_effective_rows: float | None = None
     ranks: Communicator = SINGLE
     loss: ScaledLoss | None = None
 
@@ -106,10 +107,10 @@ class Work(Generic[_S]):
     def centers(self) -> Centers:
         """The centers. Each rank has all of them or, if they are partitioned, its stripe."""
         problem, backend = self.problem, self.op.backend
-        partitioned = problem.center_ranks > 1
-        return Centers.of(self.Z, backend, self.ranks, problem.p, partitioned=partitioned)
+        is_partitioned = problem.center_ranks > 1
+        return Centers.of(self.Z, backend, self.ranks, problem.p, is_partitioned=is_partitioned)
 
-    def shared(self, setup: Setup) -> dict[str, Any]:
+    def solver_arguments(self, setup: Setup) -> dict[str, Any]:
         """Return the arguments that every solver receives."""
         return {
             "n_outputs": self.problem.c, "max_batch": setup.meta["batch_size"],
@@ -124,14 +125,14 @@ class Method(Generic[_S]):
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
-    of_squares = True
+    minimises_squares = True
     """Whether the method minimises the squared error."""
-    of_losses = True
+    minimises_losses = True
     """Whether the method minimises other losses."""
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
-    same_rows = False
-    """Whether every epoch must have the same rows in the same batches, with the same random draws.
+    needs_same_rows = False
+    """Whether every epoch has to have the same rows in the same batches, with the same draws.
 
     `Solver.why_finished` ends the run of such a method.
     """
@@ -151,27 +152,23 @@ class Method(Generic[_S]):
     """
     data_parallel = False
     """Whether several ranks can share the rows of a step."""
-    over_centers = False
+    partitions_centers = False
     """Whether the centers can be partitioned over ranks."""
-    by_center: tuple[str, ...] = ()
+    center_array_prefixes: tuple[str, ...] = ()
     """Prefixes of the names of setup arrays with a row for each center.
 
     An array whose name ends in .k has the rows of block k, any other the rows of all centers.
     """
     sharded_arrays: tuple[str, ...] = ()
-    """Prefixes of names of triangular setup arrays; a rank needs only its `Communicator.triangle`.
-    """
-    made_in_stripes = False
-    """Whether all ranks compute the setup, each its stripes of `sharded_arrays`.
-
-    Otherwise rank 0 computes all of them.
-    """
-    in_columns: tuple[str, ...] = ()
+    """Prefixes of triangular setup arrays, of which a rank needs its `Communicator.triangle`."""
+    computes_in_stripes = False
+    """Whether each rank computes its stripes of `sharded_arrays`; otherwise rank 0 computes all."""
+    column_array_prefixes: tuple[str, ...] = ()
     """Prefixes of the names of setup arrays; a rank needs only the rows of its centers.
 
     The centers of a rank are then consecutive.
     """
-    ridge_each = False
+    ridge_per_output = False
     """Whether each of several outputs has its own ridge, if the ridge is chosen automatically."""
     reaches_minimum = False
     """Whether every run ends near the minimum of the squared error with the ridge.
@@ -194,7 +191,7 @@ class Method(Generic[_S]):
                 f"use one rank, or train with {mention('solver', 'block')} or another solver that "
                 "supports several ranks",
             )
-        if center_ranks > 1 and not self.over_centers:
+        if center_ranks > 1 and not self.partitions_centers:
             raise ConfigError(
                 f"{mention('run.center_ranks', center_ranks)} cannot partition the centers of "
                 f"{mention('solver', self.name)}",
@@ -241,7 +238,7 @@ class Method(Generic[_S]):
         """Return candidate sizes for settings without a value, from the best to the smallest."""
         raise NotImplementedError
 
-    def _sized(
+    def _sizes_for_batches(
         self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any
     ) -> list[_S]:
         """Return sizes with each batch size and, for each of these, each size of read-ahead."""
@@ -302,23 +299,24 @@ class Method(Generic[_S]):
         add, n, item = buffers.add, noise_rows(problem), problem.itemsize
         if problem.center_ranks == 1 and not problem.on_device:
             add("noise", "raw centers", problem.p, problem.d * item)
-        row = (problem.d + problem.c) * item
-        prepared = row + problem.prepared_row_bytes
-        add("noise", "rows that estimate the noise", n, prepared)
+        raw_row_bytes = (problem.d + problem.c) * item
+        row_bytes = raw_row_bytes + problem.prepared_row_bytes
+        add("noise", "rows that estimate the noise", n, row_bytes)
         product_rows = count_products(buffers, problem, n, "noise")
-        wide = min(problem.c, MAX_PANEL_OUTPUTS)
-        add("noise", "targets of the noise rows in float64", 4 * n, wide, itemsize=8)
+        columns = min(problem.c, MAX_PANEL_OUTPUTS)
+        add("noise", "targets of the noise rows in float64", 4 * n, columns, itemsize=8)
         if not problem.repeats or problem.hides_copies:
-            read = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
+            # Copies are found by the origins of the rows, and drawn again to be averaged.
+            n_origins = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
             if problem.hides_copies:
-                add("noise", "origins of the rows", 8 * read, itemsize=8)
-            raw = problem.row_bytes + problem.feed_arrays * problem.d * item
-            add("noise", "redrawn copies of the noise rows", n, raw + prepared)
+                add("noise", "origins of the rows", 8 * n_origins, itemsize=8)
+            read_bytes = problem.row_bytes + problem.feed_arrays * problem.d * item
+            add("noise", "redrawn copies of the noise rows", n, read_bytes + row_bytes)
         if problem.features == "fourier":
             add("noise", "random features of the noise rows", n, problem.p, itemsize=item)
         for phase in ("centers", "sample"):
             if problem.finds_bandwidth and (phase == "sample" or problem.selection is not None):
-                add(phase, "rows that estimate the noise", n, row)
+                add(phase, "rows that estimate the noise", n, raw_row_bytes)
         if problem.c > 2 * n:
             add("noise", "products of the noise rows' targets", 4 * n, n, itemsize=8)
         matrices = 3 * n + product_rows
@@ -344,23 +342,27 @@ class Method(Generic[_S]):
         """Return the largest number of epochs whose rows are read."""
         return problem.epochs
 
-    def share(self, problem: ProblemShape, sizes: _S, ranks: Communicator) -> CenterPartition:
+    def center_partition(
+        self, problem: ProblemShape, sizes: _S, ranks: Communicator
+    ) -> CenterPartition:
         """Return the partition of the centers in the steps."""
         grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
         return CenterPartition([slice(0, problem.p)], grid)
 
     def setup_together(self, problem: ProblemShape) -> bool:
         """Return whether all ranks compute the setup; otherwise one process computes it before."""
-        return self.made_in_stripes or problem.center_ranks > 1
+        return self.computes_in_stripes or problem.center_ranks > 1
 
-    def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
+    def rows_of(
+        self, name: str, n: int, partition: CenterPartition
+    ) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
 
         It is called only if the centers are partitioned.
 
         name, n : name and number of rows of the array.
         """
-        return share.ids
+        return partition.ids
 
     # -- the solver ------------------------------------------------------------------------
 

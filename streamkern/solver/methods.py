@@ -22,7 +22,7 @@ from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
 from streamkern.solver.block import BlockMethod
-from streamkern.solver.block_sizes import time_until_learned
+from streamkern.solver.block_sizes import time_to_learn
 from streamkern.solver.direct import Direct
 from streamkern.solver.eigenpro import EigenPro3, EigenPro4
 from streamkern.solver.falkon import Falkon
@@ -52,6 +52,7 @@ def choose_method(
             )
         direct = DIRECT.plan(problem, options, budget_bytes)
         return DIRECT, *direct, "chosen, as only this solver computes a posterior"
+    # Without a reason for the block solver, both are planned, and a plan may not fit the memory.
     why_block = _why_block(problem, options)
     plans = dict[str, tuple[Method[Any], Any, Buffers]]()
     errors = []
@@ -69,7 +70,8 @@ def choose_method(
         return *plans["block"], reason
     if "block" not in plans:
         return *plans["direct"], "chosen, as the samples of the block solver do not fit the memory"
-    block_time = time_until_learned(problem, plans["block"][1])
+    # Both fit: the faster one is chosen.
+    block_time = time_to_learn(problem, plans["block"][1])
     direct_time = DIRECT.time(problem)
     if direct_time <= block_time:
         return *plans["direct"], (
@@ -120,7 +122,11 @@ def find(name: str, features: str, *, squares: bool = True) -> Method[Any]:
     """
     check_solver_features(name, features)
     methods = (BLOCK,) if name == "auto" else METHODS[name]
-    usable = (method for method in methods if (method.of_squares if squares else method.of_losses))
+    usable = (
+        method
+        for method in methods
+        if (method.minimises_squares if squares else method.minimises_losses)
+    )
     return next(method for method in usable if features in method.features)
 
 

@@ -29,8 +29,8 @@ class Newton(Method[DirectSizes]):
     name = "direct"
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
-    of_squares = False
-    same_rows = True
+    minimises_squares = False
+    needs_same_rows = True
     empty_epochs = 2
     dense_p_by_p = True
     insensitive_to_conditioning = True
@@ -43,7 +43,7 @@ class Newton(Method[DirectSizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batch_candidates(problem), n_sums=problem.c)
+        return self._sizes_for_batches(batch_candidates(problem), n_sums=problem.c)
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, none, and of the training, see `newton_step`."""
@@ -83,7 +83,9 @@ class Newton(Method[DirectSizes]):
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
-        return NewtonSolver(work.op, work.Z, ridge=work.options.fixed_ridge, **work.shared(setup))
+        return NewtonSolver(
+            work.op, work.Z, ridge=work.options.fixed_ridge, **work.solver_arguments(setup)
+        )
 
 
 class FalkonNewton(Falkon):
@@ -92,8 +94,8 @@ class FalkonNewton(Falkon):
     The preconditioner H is the same as for squares.
     """
 
-    of_squares, of_losses = False, True
-    data_parallel = over_centers = False
+    minimises_squares, minimises_losses = False, True
+    data_parallel = partitions_centers = False
     solver = FalkonNewtonSolver
     n_vectors = 30
 

@@ -58,14 +58,16 @@ ends.
 class NewtonSolver(SafeguardedNewton, EquationSolver):
     """Newton's method, as in the module docstring.
 
-    Z : points of the centers.
+    op, Z, ridge : see `Solver` and `EquationSolver`; the ridge is set.
     norm_shift : e of the module docstring; 0 for explicit features.
     """
 
     ridge: float
 
-    def __init__(self, op: KernelOperator, Z: Points, *, ridge: float, **shared: Any) -> None:
-        super().__init__(op, Z, **shared)
+    def __init__(
+        self, op: KernelOperator, Z: Points, *, ridge: float, **solver_arguments: Any
+    ) -> None:
+        super().__init__(op, Z, **solver_arguments)
         self.ridge, self.repeats = ridge, True
         self.norm_shift = self._norm_of_rounding()
         xp, p, c, m = op.backend.xp, len(Z), self.n_outputs, self.max_batch
@@ -94,9 +96,8 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
     def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums and return its losses with the weights of the epoch, (2, c)."""
         m, xp, w = len(batch.X), self.backend.xp, batch.w
-        arrays, G, K64, weighted_K = (
-            NewtonArrays.of(state), state.pending["G"], self.K64[:m], self.weighted_K[:m],
-        )  # fmt: skip
+        arrays, G = NewtonArrays.of(state), state.pending["G"]
+        K64, weighted_K = self.K64[:m], self.weighted_K[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             values = self.op.product(
@@ -136,14 +137,14 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
 
         def fill() -> None:
             self.backend.xp.multiply(state.pending["G"][k], 1 / state.rows, out=L)
-            self._add_norm(L, self.ridge)
+            self._add_ridge_term(L, self.ridge)
             L.reshape(-1)[:: len(L) + 1] += self.ridge * self.norm_shift
 
         self._factor(L, state, self.ridge, fill, rounding(self.op, self.Z) ** 2)
 
-    def _norm_times(self, v: Array) -> Array:
+    def _center_kernel_times(self, v: Array) -> Array:
         """Return (K(Z, Z) + e I) v, (p, k) float64."""
-        return super()._norm_times(v) + self.norm_shift * v
+        return super()._center_kernel_times(v) + self.norm_shift * v
 
     def _set_weights(self, state: State) -> None:
         """Set the weights of the next epoch, and its direction v to D."""
@@ -156,17 +157,17 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.
 
-        A run that has stalled is marked, see `LineSearch.stalled`.
+        A run that has stalled is marked, see `LineSearch.is_stalled`.
         """
-        last, same_loss = self._line_search(state), self._is_same_loss(state)
-        facts = super().end_epoch(state)
-        full_step = same_loss and facts["taken"] and last.step_length == 1.0
+        tested_step, same_loss = self._line_search(state), self._is_same_loss(state)
+        entries = super().end_epoch(state)
+        full_step = same_loss and entries["taken"] and tested_step.step_length == 1.0
         if full_step and self._is_last_loss(state):
-            limit = STALLED_DECREMENT * last.first_decrement
-            new = self._line_search(state)
-            if last.decrement <= new.decrement <= limit:
-                self._store_line_search(state, new.as_stalled())
-        return facts
+            limit = STALLED_DECREMENT * tested_step.first_decrement
+            next_step = self._line_search(state)
+            if tested_step.decrement <= next_step.decrement <= limit:
+                self._store_line_search(state, next_step.as_stalled())
+        return entries
 
     def why_finished(self, state: State) -> str | None:
         """Return a reason if the decrement is within the tolerance or stalled, else None."""
@@ -175,7 +176,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         if not self._is_last_loss(state) or step.decrement > largest:
             return None
         decrement = f"a relative decrement of {step.relative_decrement:.1e}"
-        reached = f"{state.passes - 1} steps to {decrement}"
-        if step.stalled:
-            return f"ended after {reached}, which no longer falls"
-        return f"converged in {reached}, tolerance {DECREMENT_TOLERANCE:g}"
+        progress = f"{state.passes - 1} steps to {decrement}"
+        if step.is_stalled:
+            return f"ended after {progress}, which no longer falls"
+        return f"converged in {progress}, tolerance {DECREMENT_TOLERANCE:g}"

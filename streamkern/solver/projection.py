@@ -22,7 +22,12 @@ from streamkern.backend.rank_grid import RankGrid, length
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank, damp
-from streamkern.solver.precondition.partition import BROADCAST_CENTERS, Partition, Same, overlap
+from streamkern.solver.precondition.partition import (
+    BROADCAST_CENTERS,
+    EqualPairs,
+    Partition,
+    overlap,
+)
 from streamkern.solver.precondition.step_rule import StepRule
 
 INNER_NYSTROM, PROBE_ROWS = 2000, 2000
@@ -45,12 +50,13 @@ class ExactProjection:
         self.backend, self.ranks, self.grid = partition.backend, partition.ranks, partition.grid
         columns = self.grid.columns
         self.parts = [RankGrid(k, columns, columns).of_column(partition.p) for k in range(columns)]
-        own = self.parts[self.grid.column]
-        self.L = L if len(L) == length(own) else L[own, : own.stop].copy()
-        self.diagonal = self.L[:, own]
+        own_centers = self.parts[self.grid.column]
+        has_own_rows = len(L) == length(own_centers)
+        self.L = L if has_own_rows else L[own_centers, : own_centers.stop].copy()
+        self.diagonal = self.L[:, own_centers]
 
     def solve(self, h: Array) -> Array:
-        """Return theta, in place. Collective call."""
+        """Overwrite h with theta, and return it. Collective call."""
         for k in range(len(self.parts)):
             self._forward(k, h)
         for k in reversed(range(len(self.parts))):
@@ -104,7 +110,7 @@ class IterativeProjection:
     P : preconditioner whose sample is the first centers.
     batch : number of centers in a batch.
     resident : whether K(Z, Z) is kept.
-    epochs : number of passes over the centers.
+    epochs : number of epochs over the centers.
     """
 
     def __init__(
@@ -116,7 +122,7 @@ class IterativeProjection:
         self._buffers: tuple[Array, Array, Array] | None = None
 
     def solve(self, h: Array) -> Array:
-        """Return theta after `epochs` passes over the centers."""
+        """Return theta after `epochs` epochs over the centers."""
         theta, residuals, correction = self._buffers_for(h)
         theta[...] = 0
         sample = slice(0, len(self.P.X_s))
@@ -129,8 +135,10 @@ class IterativeProjection:
             g *= self.P.rule.eta(m) / m
             theta_batch -= g
             ids = np.arange(rows.start, min(rows.stop, sample.stop))
-            same = (ids, ids - rows.start)
-            theta_sample += self.P.correction(self.op, self.Z[rows], g, correction, same=same)
+            equal_pairs = (ids, ids - rows.start)
+            theta_sample += self.P.correction(
+                self.op, self.Z[rows], g, correction, equal_pairs=equal_pairs
+            )
         return theta
 
     def _buffers_for(self, h: Array) -> tuple[Array, Array, Array]:
@@ -151,8 +159,8 @@ class IterativeProjection:
             self.op.backend.matmul(self.K[rows], theta, out)
             return
         ids = np.arange(rows.start, rows.stop)
-        same = (ids - rows.start, ids)
-        self.op.product(self.Z[rows], self.Z, theta, out=out, same=same)
+        equal_pairs = (ids - rows.start, ids)
+        self.op.product(self.Z[rows], self.Z, theta, out=out, equal_pairs=equal_pairs)
 
 
 class PartitionedProjection:
@@ -160,15 +168,17 @@ class PartitionedProjection:
 
     For a batch of m centers, the ranks of a row of the grid evaluate a part of the rows of
     K(batch, Z), and the ranks of a column the columns of their own centers. The centers of several
-    batches are broadcast at a time; with `resident` only in the first pass. The values at the
+    batches are broadcast at a time; with `resident` only in the first epoch. The values at the
     sample of s centers are columns of K(batch, Z), so the correction evaluates no kernel. A batch
     takes two sums over ranks, of m c and of s c elements, or only the first if the grid has a
     single row and one rank has the whole sample.
 
     Z : points of this rank's centers; the centers of all ranks are in random order.
     E, D, rule : see `LowRankPreconditioner`; its sample is the first centers.
-    batch, epochs : see `IterativeProjection`.
+    partition : the partition of the centers.
+    batch : see `IterativeProjection`.
     resident : whether K(Z, Z) is kept; each rank has p^2 / W of its elements.
+    epochs : see `IterativeProjection`.
     """
 
     def __init__(
@@ -176,20 +186,21 @@ class PartitionedProjection:
         partition: Partition, *, batch: int, resident: bool = False, epochs: int = 1,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.E, self.D, self.rule = op, Z, E, D, rule
-        self.partition, self.grid, self.own = partition, partition.grid, partition.in_block[0]
+        self.partition, self.grid = partition, partition.grid
+        self.own_centers = partition.in_block[0]
         self.backend, self.batch, self.epochs = op.backend, batch, epochs
         # This rank's centers in the sample, as indices in the sample, and their number.
-        self.sampled, in_own = overlap(slice(0, len(E)), self.own)
-        self.n_sampled = in_own.stop
+        self.sample_part, in_own = overlap(slice(0, len(E)), self.own_centers)
+        self.n_own_sample = in_own.stop
         first_column = RankGrid(0, self.grid.columns, self.grid.columns).of_column(partition.p)
         self.one_rank_has_sample = self.grid.rows == 1 and len(E) <= first_column.stop
         batches, n_batches = tiles(partition.p, batch), max(1, BROADCAST_CENTERS // batch)
         self.broadcasts = [batches[part] for part in tiles(len(batches), n_batches)]
         self.K: Array | None = None
-        self.filled = False  # whether K has its values
+        self.K_is_evaluated = False  # whether K has its values
         if resident:
-            evaluated = sum(length(self._part(rows)) for rows in batches)
-            self.K = op.backend.xp.empty((evaluated, len(Z)), op.dtype)
+            n_rows = sum(length(self._part(rows)) for rows in batches)
+            self.K = op.backend.xp.empty((n_rows, len(Z)), op.dtype)
         self.theta: Array | None = None
 
     def _part(self, rows: slice) -> slice:
@@ -197,31 +208,32 @@ class PartitionedProjection:
         return self.grid.of_row(length(rows), rows.start // self.batch)
 
     def solve(self, h: Array) -> Array:
-        """Return theta after `epochs` passes over the centers; `h` is unchanged."""
+        """Return theta after `epochs` epochs over the centers; `h` is unchanged."""
         if self.theta is None or self.theta.shape != h.shape:
             self.theta = self.backend.xp.empty_like(h)
         self.theta[...] = 0
         for _ in range(self.epochs):
-            self._pass(h)
+            self._run_epoch(h)
         return self.theta
 
-    def _pass(self, h: Array) -> None:
+    def _run_epoch(self, h: Array) -> None:
         """Take the steps of all batches."""
         n_evaluated = 0
         for batches in self.broadcasts:
             centers = slice(batches[0].start, batches[-1].stop)
             with (
                 nullcontext()
-                if self.filled
-                else self.partition.gathered_points(self.Z, centers) as x
+                if self.K_is_evaluated
+                else self.partition.lend_gathered_points(self.Z, centers) as x
             ):
                 for rows in batches:
                     n = length(self._part(rows))
                     K_part = None if self.K is None else self.K[n_evaluated : n_evaluated + n]
-                    first = rows.start - centers.start + self._part(rows).start
-                    self._step(rows, None if x is None else x[first : first + n], K_part, h)
+                    start = rows.start - centers.start + self._part(rows).start
+                    x_part = None if x is None else x[start : start + n]
+                    self._step(rows, x_part, K_part, h)
                     n_evaluated += n
-        self.filled = self.K is not None
+        self.K_is_evaluated = self.K is not None
 
     def _step(self, rows: slice, x: Points | None, K_part: Array | None, h: Array) -> None:
         """Take the step of a batch of centers.
@@ -231,8 +243,8 @@ class PartitionedProjection:
         """
         assert self.theta is not None
         m, part, c = length(rows), self._part(rows), h.shape[1]
-        in_batch, in_own = overlap(rows, self.own)
-        workspace, K_shape = self.backend.workspace, (length(part), self.n_sampled)
+        in_batch, in_own = overlap(rows, self.own_centers)
+        workspace, K_shape = self.backend.workspace, (length(part), self.n_own_sample)
         with workspace((m, c), h.dtype) as g, workspace(K_shape, h.dtype) as K_sample:
             g[...] = 0
             if K_part is None:
@@ -240,10 +252,10 @@ class PartitionedProjection:
                 self._evaluate(rows.start + part.start, x, g[part], K_sample)
             else:
                 if x is not None:
-                    same = self._same(rows.start + part.start, len(x))
-                    self.op.product(x, self.Z, keep=K_part, same=same)
+                    equal_pairs = self._equal_pairs(rows.start + part.start, len(x))
+                    self.op.product(x, self.Z, keep=K_part, equal_pairs=equal_pairs)
                 self.backend.matmul(K_part, self.theta, g[part])
-                K_sample = K_part[:, : self.n_sampled]
+                K_sample = K_part[:, : self.n_own_sample]
             if self.grid.row == 0:
                 g[in_batch] -= h[in_own]
             self.partition.sum(g)
@@ -251,46 +263,46 @@ class PartitionedProjection:
             self.theta[in_own] -= g[in_batch]
             self._correct(K_sample, g[part])
 
-    def _evaluate(self, first: int, x: Points, out: Array, K_sample: Array) -> None:
+    def _evaluate(self, start: int, x: Points, out: Array, K_sample: Array) -> None:
         """Write K(x, Z) theta to `out`, and the columns of K(x, Z) in the sample to `K_sample`.
 
-        first : index of the first of the centers x, among all centers.
+        start : index of the first center of x, among all centers.
         """
         assert self.theta is not None
-        n = self.n_sampled
+        n = self.n_own_sample
         self.op.product(
             x, self.Z[:n], self.theta[:n], out=out, keep=K_sample,
-            same=self._same(first, len(x)),
+            equal_pairs=self._equal_pairs(start, len(x)),
         )  # fmt: skip
-        with self.backend.workspace(out.shape, out.dtype) as rest:
+        with self.backend.workspace(out.shape, out.dtype) as values:
             out += self.op.product(
-                x, self.Z[n:], self.theta[n:], out=rest,
-                same=self._same(first, len(x), n),
+                x, self.Z[n:], self.theta[n:], out=values,
+                equal_pairs=self._equal_pairs(start, len(x), n),
             )  # fmt: skip
 
-    def _same(self, first: int, n: int, shift: int = 0) -> Same:
-        """Return the pairs (i, j) where center first + i of all centers is center j of Z[shift:].
+    def _equal_pairs(self, start: int, n: int, shift: int = 0) -> EqualPairs:
+        """Return the pairs (i, j) where center start + i of all centers is center j of Z[shift:].
 
-        n : number of centers from `first` on.
+        n : number of centers from `start` on.
         """
-        i, j = self.partition.same(slice(first, first + n))
+        i, j = self.partition.equal_pairs(slice(start, start + n))
         return i, j - shift
 
     def _correct(self, K_sample: Array, g: Array) -> None:
         """Add E D E^T K(sample, batch) g to theta at the sample."""
-        if self.one_rank_has_sample and not self.n_sampled:
+        if self.one_rank_has_sample and not self.n_own_sample:
             return
         assert self.theta is not None
-        workspace, c, n = self.backend.workspace, g.shape[1], self.n_sampled
+        workspace, c, n = self.backend.workspace, g.shape[1], self.n_own_sample
         with (
             workspace((len(self.E), c), g.dtype) as correction,
             workspace((n, c), g.dtype) as values,
         ):
             self.backend.matmul_t(K_sample, g, values)
-            damp(self.backend, self.E, self.D, values, correction, self.sampled)
+            damp(self.backend, self.E, self.D, values, correction, self.sample_part)
             if not self.one_rank_has_sample:
                 self.partition.sum(correction)
-            self.theta[:n] += correction[self.sampled]
+            self.theta[:n] += correction[self.sample_part]
 
 
 Projection = ExactProjection | IterativeProjection | PartitionedProjection

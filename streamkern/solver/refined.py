@@ -19,7 +19,7 @@ from typing import Any
 
 from streamkern.backend.base import Array
 
-REFINED = 1e-6
+RESIDUAL_TOLERANCE = 1e-6
 """Largest norm of the residual, relative to the right-hand side, of an accepted solution.
 
 The relative error of predictions is no larger at the fitted rows, but may be larger at other rows,
@@ -33,20 +33,20 @@ def conjugate_gradient(
 ) -> Array | None:
     """Return A^-1 B for each column of B (p, c), float64; None if A is not positive definite.
 
-    None is also returned if a residual exceeds `REFINED` after `MAX_REFINEMENTS` steps.
+    None is also returned if a residual exceeds `RESIDUAL_TOLERANCE` after `MAX_REFINEMENTS` steps.
 
     times : function that returns A v, float64, for v (p, c).
     precondition : function that returns approximately A^-1 v; the columns of v have norm 1.
     """
 
-    def preconditioned(R: Array) -> Array:
+    def apply_preconditioner(R: Array) -> Array:
         norms = xp.sqrt((R**2).sum(axis=0))
         norms[norms == 0] = 1.0
         return precondition(R / norms) * norms
 
     X, R = xp.zeros_like(B), B.copy()
-    tolerances = REFINED * xp.sqrt((B**2).sum(axis=0))
-    P = Z = preconditioned(R)
+    tolerances = RESIDUAL_TOLERANCE * xp.sqrt((B**2).sum(axis=0))
+    P = Z = apply_preconditioner(R)
     product = (R * Z).sum(axis=0)
     for _ in range(MAX_REFINEMENTS):
         active = xp.sqrt((R**2).sum(axis=0)) > tolerances
@@ -60,7 +60,7 @@ def conjugate_gradient(
         X += step * P
         R_before = R
         R = R - step * AP
-        Z = preconditioned(R)
+        Z = apply_preconditioner(R)
         change = (Z * (R - R_before)).sum(axis=0)
         beta = xp.where(active, change / xp.where(active, product, 1), 0)
         P = Z + beta * P

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,19 +76,20 @@ def noise_rows(problem: ProblemShape) -> int:
 
 
 def noise_of_more_rows(
-    op: KernelOperator, Z: Points | None, rows: SampleRows, near: Noise
+    op: KernelOperator, Z: Points | None, rows: SampleRows, few_rows_noise: Noise
 ) -> Noise:
-    """Return the noise estimated from `rows`, or `near` if it cannot be improved.
+    """Return the noise estimated from `rows`, or `few_rows_noise` if it cannot be improved.
 
-    This is the case if `near` is not an estimate or is the largest noise, if every output has its
-    own noise, and if equal rows were merged.
+    It cannot be improved if it is not an estimate or is the largest noise, if every output has its
+    own noise, or if equal rows were merged.
 
     Z, rows : as in `find_noise`.
-    near : the noise estimated from some of the rows.
+    few_rows_noise : the noise estimated from some of the rows.
     """
-    is_estimate = near.tried and near.exponent < MAX_NOISE_EXPONENT and near.variance > 0
-    if not is_estimate or near.each or rows.repeats is not None:
-        return near
+    noise = few_rows_noise
+    is_estimate = noise.trials and noise.exponent < MAX_NOISE_EXPONENT and noise.variance > 0
+    if not is_estimate or noise.per_output or rows.repeats is not None:
+        return noise
     backend, xp = op.backend, op.backend.xp
     with backend.single_threaded_blas():
         K = weighted_gram(op, Z, rows.X, rows.root)
@@ -96,53 +97,55 @@ def noise_of_more_rows(
         if rows.root is not None:
             Y *= rows.root[:, None]
         scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
-        tau, tried, counted = near.variance, dict[float, float](), xp.ones(len(K), bool)
+        tau, errors, has_weight = noise.variance, dict[float, float](), xp.ones(len(K), bool)
         for _ in range(MAX_FACTORS):
             L = K.copy()
             L[diagonal, diagonal] += tau
             if not backend.cholesky(L):
                 break
-            best = better_ridge(op, L, Y, counted, tau, scale)
-            tried |= best.tried
+            best = better_tau(op, L, Y, has_weight, tau, scale)
+            errors |= best.errors
             tau = best.tau
             if not best.at_edge:
                 break
-    if not tried:
-        return near
+    if not errors:
+        return noise
     exponent = round(math.log10(tau / scale))
-    tried_in_order = sorted(tried.items())
-    return replace(near, variance=tau, n_rows=len(K), exponent=exponent, tried=tried_in_order)
+    return replace(
+        noise, variance=tau, n_rows=len(K), exponent=exponent, trials=sorted(errors.items())
+    )
 
 
-class BetterRidge(NamedTuple):
+class BetterTau(NamedTuple):
     """The tau with the least error among several values near the tau of a factor.
 
     at_edge : whether it is the smallest or largest of them, so that a value beyond may be better.
-    tried : error V of each value.
+    errors : error V of each value.
     """
 
     tau: float
     at_edge: bool
-    tried: dict[float, float]
+    errors: dict[float, float]
 
 
-def better_ridge(
-    op: KernelOperator, L: Array, Y: Array, counted: Array, tau: float, scale: float
-) -> BetterRidge:
+def better_tau(
+    op: KernelOperator, L: Array, Y: Array, has_weight: Array, tau: float, scale: float
+) -> BetterTau:
     """Return the tau' with the least error near tau.
 
     L : (n, n) lower factor of K + tau I.
-    Y, counted : as in `errors_of_ridges`.
+    Y, has_weight, tau : as in `errors_of_taus`.
     scale : size of the kernel values.
     """
-    taus = ridges_near(tau, least_ridge(op, len(L), scale))
+    taus = taus_near(tau, smallest_tau(op, len(L), scale))
     invert = partial(apply_inverse, op.backend, L)
-    errors = errors_of_ridges(op.backend, invert, Y, counted, tau, taus)
-    best = largest_good(taus, errors)
-    # Values below `least_ridge` are not tried: the smallest value is then no edge.
-    ends_at_least = len(taus) < 2 * REACH + 1
-    at_edge = bool(best == taus[-1] or (best == taus[0] and not ends_at_least))
-    return BetterRidge(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
+    errors = errors_of_taus(op.backend, invert, Y, has_weight, tau, taus)
+    best = largest_near_optimal(taus, errors)
+    # Values below `smallest_tau` are left out. The lowest value is then no edge, as no lower value
+    # may be used.
+    starts_at_smallest = len(taus) < 2 * REACH + 1
+    at_edge = bool(best == taus[-1] or (best == taus[0] and not starts_at_smallest))
+    return BetterTau(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
 
 
 def apply_inverse(backend: Backend, L: Array, v: Array) -> Array:
@@ -153,7 +156,7 @@ def apply_inverse(backend: Backend, L: Array, v: Array) -> Array:
     return solved.astype(np.float64, copy=False)
 
 
-def least_ridge(op: KernelOperator, n: int, scale: float) -> float:
+def smallest_tau(op: KernelOperator, n: int, scale: float) -> float:
     """Return the smallest tau whose error is not distorted by rounding.
 
     n : number of rows.
@@ -162,26 +165,26 @@ def least_ridge(op: KernelOperator, n: int, scale: float) -> float:
     return noise_floor(op, n) / 2 * scale
 
 
-def ridges_near(tau: float, least: float) -> Floats:
-    """Return values around tau, ascending, none below `least` unless that is above tau."""
+def taus_near(tau: float, smallest: float) -> Floats:
+    """Return values around tau, ascending, none below `smallest` or, if tau is lower, below tau."""
     taus = tau * 10.0 ** (np.arange(-REACH, REACH + 1) / STEPS_PER_DECADE)
-    return taus[taus >= min(least, tau)]
+    return taus[taus >= min(smallest, tau)]
 
 
-def largest_good(taus: Floats, errors: Floats) -> float:
+def largest_near_optimal(taus: Floats, errors: Floats) -> float:
     """Return the largest tau with about the least error. taus, errors : (k,)."""
     return float(taus[np.flatnonzero(errors <= (1 + RIDGE_TIE) * errors.min())[-1]])
 
 
-def errors_of_ridges(
-    backend: Backend, invert: Callable[[Array], Array], Y: Array, counted: Array, tau: float,
+def errors_of_taus(
+    backend: Backend, invert: Callable[[Array], Array], Y: Array, has_weight: Array, tau: float,
     taus: Floats,
 ) -> Floats:  # fmt: skip
     """Return the error V of each tau', (k,).
 
     invert : function that returns A^-1 v, (n, j) for v (n, j), with A = K + tau I.
     Y : (n, c) targets, multiplied by the square roots of the sample weights.
-    counted : (n,) whether a row has a weight above 0.
+    has_weight : (n,) whether a row has a weight above 0.
     taus : (k,) values of tau'.
     """
     xp, rng = backend.xp, np.random.default_rng(PROBE_SEED)
@@ -189,7 +192,7 @@ def errors_of_ridges(
     if c > MAX_COLUMNS:
         signs = rng.choice([-1.0, 1.0], (c, MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
         Y = Y @ backend.asarray(signs)
-    probes = backend.asarray(rng.choice([-1.0, 1.0], (n, PROBES))) * counted[:, None]
+    probes = backend.asarray(rng.choice([-1.0, 1.0], (n, PROBES))) * has_weight[:, None]
     B = xp.concatenate([Y, probes], axis=1)
     squared_norms = backend.to_host((B**2).sum(axis=0))[:, None]
     nodes, weights = _quadratures(backend, invert, B)
@@ -197,11 +200,12 @@ def errors_of_ridges(
     s = np.minimum(nodes, 1 / tau)[:, None]  # (columns, 1, steps)
     inverse = s / (1 + (taus - tau)[:, None] * s)  # eigenvalues of A'^-1, (columns, k, steps)
     # b^T A'^-1 b and b^T A'^-2 b for each column b of B.
-    once, twice = (
+    inverse_forms, squared_inverse_forms = (
         squared_norms * (weights[:, None] * inverse**power).sum(axis=-1) for power in (1, 2)
     )
-    traces, squares = once[-PROBES:].mean(axis=0), twice[:-PROBES].sum(axis=0)
-    return np.asarray(float(counted.sum()) * squares / traces**2)
+    traces = inverse_forms[-PROBES:].mean(axis=0)
+    squares = squared_inverse_forms[:-PROBES].sum(axis=0)
+    return np.asarray(float(has_weight.sum()) * squares / traces**2)
 
 
 def _quadratures(
@@ -211,7 +215,7 @@ def _quadratures(
     xp, columns = backend.xp, B.shape[1]
     T = np.zeros((columns, QUADRATURE, QUADRATURE))
     q_before, beta = xp.zeros_like(B), np.zeros(columns)
-    q = _normalised(xp, B, xp.sqrt((B**2).sum(axis=0)))
+    q = _normalise_columns(xp, B, xp.sqrt((B**2).sum(axis=0)))
     for k in range(QUADRATURE):
         w = invert(q) - backend.asarray(beta) * q_before
         alpha = (q * w).sum(axis=0)
@@ -220,11 +224,11 @@ def _quadratures(
         T[:, k, k], beta = backend.to_host(alpha), backend.to_host(norms)
         if k + 1 < QUADRATURE:
             T[:, k, k + 1] = T[:, k + 1, k] = beta
-        q_before, q = q, _normalised(xp, w, norms)
+        q_before, q = q, _normalise_columns(xp, w, norms)
     nodes, vectors = np.linalg.eigh(T)
     return np.maximum(nodes, 0), vectors[:, 0] ** 2
 
 
-def _normalised(xp: Array, w: Array, norms: Array) -> Array:
+def _normalise_columns(xp: Any, w: Array, norms: Array) -> Array:
     """Return w divided by the norms of its columns; columns of norm 0 stay 0."""
     return w / xp.where(norms > 0, norms, 1.0)

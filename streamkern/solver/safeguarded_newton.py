@@ -46,7 +46,7 @@ class LineSearch(NamedTuple):
     """The step that led to the weights of the epoch.
 
     decrement : a, minus the slope of the objective along D at the start of the step. A solver that
-        has stalled stores -a, because checkpoints have no other place for this fact.
+        has stalled stores -a as the mark, because checkpoints have no other place for it.
     step_length : s.
     first_decrement : a of the first step of the run.
     """
@@ -56,8 +56,8 @@ class LineSearch(NamedTuple):
     first_decrement: float
 
     @property
-    def stalled(self) -> bool:
-        """Return whether the run is marked as stalled."""
+    def is_stalled(self) -> bool:
+        """True if the run is marked as stalled."""
         return self.decrement < 0
 
     @property
@@ -104,13 +104,14 @@ class SafeguardedNewton(Solver):
     """Base class of solvers by Newton steps, as in the module docstring.
 
     `State.alpha` has the weights of the epoch, `State.average` the last that passed the test. A
-    subclass has a second base class, which defines `jitter`, `_norm_times` and `_failure`.
+    subclass has a second base class, which defines `jitter`, `_center_kernel_times` and
+    `_divergence_error`.
     """
 
     ridge: float
     jitter: float
-    _norm_times: Callable[[Array], Array]
-    _failure: Callable[[State], DivergenceError]
+    _center_kernel_times: Callable[[Array], Array]
+    _divergence_error: Callable[[State], DivergenceError]
 
     def init(self, alpha: Array | None = None) -> State:
         """Return the state of the zero function, or of the weights `alpha`."""
@@ -178,34 +179,34 @@ class SafeguardedNewton(Solver):
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.
 
-        Of the returned entries, "taken" says whether the step passed the test, and "decrement",
-        "length" describe the next step.
+        The entry "taken" says whether the step passed the test; "decrement" and "length" describe
+        the next step, and "jitter" the equations of its direction.
 
         Raises DivergenceError if the sums are not finite.
         """
         arrays, c = NewtonArrays.of(state), self.n_outputs
         both = arrays.weights_and_direction.astype(np.float64)
-        penalty = self.ridge * self._norm_times(both)
+        penalty = self.ridge * self._center_kernel_times(both)
         g = arrays.gradient / state.rows + penalty[:, :c]
         b = float((g * arrays.direction).sum())
         B = self._majorant_curvature(state, both, penalty)
         if not (math.isfinite(b) and math.isfinite(B)):
-            raise self._failure(state)
+            raise self._divergence_error(state)
         a, s, first_decrement = self._line_search(state)
-        passed = not self._is_same_loss(state) or _descends(a, b, s, B)
-        if passed:
+        passes_test = not self._is_same_loss(state) or _descends(a, b, s, B)
+        if passes_test:
             arrays.start_weights[...] = both[:, :c]
             state.average[...] = arrays.weights_and_direction[:, :c]
             a, s = self._set_direction(state, g, both, penalty), 1.0
             first_decrement = first_decrement or a
         else:
-            s = _shorter(a, b, s, B)
+            s = _shortened_length(a, b, s, B)
         self._store_line_search(state, LineSearch(a, s, first_decrement))
         self._set_weights(state)
         for name in self.sums_of_rows(state):
             state.pending[name][...] = 0
         state.rows, state.passes = 0, state.passes + 1
-        return {"taken": passed, "decrement": a, "length": s, "jitter": self.jitter}
+        return {"taken": passes_test, "decrement": a, "length": s, "jitter": self.jitter}
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
         """Return B of the step that is tested; here for the direction v.
@@ -251,13 +252,13 @@ class SafeguardedNewton(Solver):
         """Return the last weights that passed the test."""
         return state.average
 
-    def back_off(self, state: State, good: Array, factor: float) -> None:
+    def back_off(self, state: State, good_weights: Array, factor: float) -> None:
         """Change nothing, as the end of the epoch shortens a step that is too long.
 
         Raises DivergenceError if the gradient is not finite.
         """
         if not bool(self.backend.xp.isfinite(NewtonArrays.of(state).gradient).all()):
-            raise self._failure(state)
+            raise self._divergence_error(state)
 
 
 def _descends(a: float, b: float, s: float, B: float) -> bool:
@@ -265,6 +266,6 @@ def _descends(a: float, b: float, s: float, B: float) -> bool:
     return b <= 0 or s * B <= a * (1 + 1e-6) or b * s < (a + b) ** 2 / (2 * B)
 
 
-def _shorter(a: float, b: float, s: float, B: float) -> float:
+def _shortened_length(a: float, b: float, s: float, B: float) -> float:
     """Return the new length of a step whose length s was too long, see the module docstring."""
     return max(a / B, s * a / (a + b))

@@ -285,7 +285,7 @@ class EnvironmentChanges:
     """
 
     def __init__(self, run: ResolvedRun) -> None:
-        grid = run.method.share(run.problem, run.sizes, run.inputs.ranks).grid
+        grid = run.method.center_partition(run.problem, run.sizes, run.inputs.ranks).grid
         self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
         self._backend, self._recorded_environment = run.backend, dict[str, Any]()
 

@@ -87,9 +87,9 @@ def test_cholesky_factors_part_of_array(dtype: npt.DTypeLike) -> None:
 def test_cholesky_fails_on_indefinite_or_non_finite_matrix(dtype: npt.DTypeLike) -> None:
     A = positive(0, 30, dtype)
     for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan), (29, 29, np.inf)):
-        bad = A.copy()
-        bad[i, j] = value
-        assert not Backend(1).cholesky(bad)
+        invalid = A.copy()
+        invalid[i, j] = value
+        assert not Backend(1).cholesky(invalid)
     assert not Backend(1).cholesky(np.zeros((3, 3), dtype))
 
 
@@ -187,21 +187,23 @@ def test_products_equal_numpy(m: int, k: int, c: int, threads: int, dtype: npt.D
 @pytest.mark.parametrize("c", [1, 2, 5])
 def test_product_of_one_row_has_same_bits_as_in_a_batch(c: int, dtype: npt.DTypeLike) -> None:
     tile, W = rows(1, 20, 300).astype(dtype), rows(2, 300, c).astype(dtype)
-    together, alone = np.zeros((2, 20, c), dtype)
+    batch_product, row_products = np.zeros((2, 20, c), dtype)
     backend = Backend(1)
-    backend.add_product(tile, W, together)
+    backend.add_product(tile, W, batch_product)
     for i in range(20):
-        backend.add_product(tile[i : i + 1], W, alone[i : i + 1])
+        backend.add_product(tile[i : i + 1], W, row_products[i : i + 1])
     # Bit for bit on some processors. On Intel's OpenBLAS adds up the last of few rows otherwise.
     terms = np.abs(tile).astype(np.float64) @ np.abs(W)
-    assert (np.abs(alone - together) <= 2 * np.finfo(dtype).eps * terms).all()
-    close_to(together, tile.astype(np.float64) @ W)
+    assert (np.abs(row_products - batch_product) <= 2 * np.finfo(dtype).eps * terms).all()
+    close_to(batch_product, tile.astype(np.float64) @ W)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dense_algebra_allocates_no_large_array(dtype: npt.DTypeLike) -> None:
-    """Check that less than a tenth of the matrix is allocated; a wrong memory order would copy all
-    of it."""
+    """Check that less than a tenth of a matrix is allocated.
+
+    A wrong memory order would copy all of it.
+    """
     b, c = 400, 3
     backend = Backend(1)
     A, L = positive(0, b, dtype), positive(0, b, dtype)
@@ -232,13 +234,13 @@ def test_dense_algebra_allocates_no_large_array(dtype: npt.DTypeLike) -> None:
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (60, 7), (60, 60), (200, 7)])
 def test_top_eigenpairs_are_in_descending_order(n: int, k: int, dtype: npt.DTypeLike) -> None:
     A = positive(3, n, dtype)
-    before = A.copy()
+    original = A.copy()
     lam, E = Backend(1).top_eigh(A, k)
     truth = np.linalg.eigvalsh(A.astype(np.float64))[::-1]
     close_to(lam, truth[:k])
     close_to(A @ E, E.astype(np.float64) * lam, 10)
     close_to((E.T @ E).astype(dtype), np.eye(k), 10)
-    np.testing.assert_array_equal(A, before)
+    np.testing.assert_array_equal(A, original)
 
 
 # --- threads ------------------------------------------------------------------------------------
@@ -262,39 +264,38 @@ def test_products_have_same_bits_for_any_number_of_threads(lower: bool) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_run_calls_every_item_once(threads: int) -> None:
-    seen: list[int] = []
+    items_run: list[int] = []
     with Backend(threads) as backend:
-        backend.run(seen.append, range(100))
-        backend.run(seen.append, [])
-        backend.run(seen.append, (i for i in [100]))
-    assert sorted(seen) == list(range(101))
+        backend.run(items_run.append, range(100))
+        backend.run(items_run.append, [])
+        backend.run(items_run.append, (i for i in [100]))
+    assert sorted(items_run) == list(range(101))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_run_raises_error_and_starts_no_further_items(threads: int) -> None:
-    seen: list[int] = []
+    items_run: list[int] = []
 
     def fail_at_5(i: int) -> None:
-        seen.append(i)
+        items_run.append(i)
         if i == 5:
             raise ValueError("tile 5")
 
     with Backend(threads) as backend:
         with pytest.raises(ValueError, match="tile 5"):
             backend.run(fail_at_5, range(10_000))
-        assert len(seen) < 10_000
-        n_seen = len(seen)
-        backend.run(seen.append, [0])  # and can be used again
-        assert len(seen) == n_seen + 1
+        assert len(items_run) < 10_000
+        n_seen = len(items_run)
+        backend.run(items_run.append, [0])  # and can be used again
+        assert len(items_run) == n_seen + 1
 
 
 def test_run_ignores_underflow_settings_of_caller() -> None:
-    """Check that a tile does not depend on the thread that computes it, which may be the
-    caller's."""
-    backend, out, both = Backend(threads=2), np.full(2, 1e-300), threading.Barrier(2)
+    """Check that results do not depend on the thread, which may be the caller's."""
+    backend, out, barrier = Backend(threads=2), np.full(2, 1e-300), threading.Barrier(2)
 
     def underflow(k: int) -> None:
-        both.wait(timeout=60)
+        barrier.wait(timeout=60)
         out[k : k + 1] *= 1e-300
 
     try:
@@ -307,22 +308,22 @@ def test_run_ignores_underflow_settings_of_caller() -> None:
 
 def test_run_raises_after_all_threads_have_stopped() -> None:
     """Check that the caller may free the output as soon as `run` has raised."""
-    started, failing, finished = threading.Event(), threading.Event(), threading.Event()
+    has_started, has_failed, has_finished = threading.Event(), threading.Event(), threading.Event()
 
     def work(i: int) -> None:
         if i == 0:
-            started.wait()
-            failing.set()
+            has_started.wait()
+            has_failed.set()
             raise ValueError("first")
-        started.set()
-        failing.wait()
+        has_started.set()
+        has_failed.wait()
         threading.Event().wait(0.05)  # still at work while the other has failed
-        finished.set()
+        has_finished.set()
 
     with Backend(2) as backend:
         with pytest.raises(ValueError, match="first"):
             backend.run(work, [0, 1])
-        assert finished.is_set()
+        assert has_finished.is_set()
 
 
 def test_close_ends_threads_and_backend_can_be_reused() -> None:
@@ -335,9 +336,9 @@ def test_close_ends_threads_and_backend_can_be_reused() -> None:
     backend.close()
     backend.close()
     assert not ours()
-    seen: list[int] = []
-    backend.run(seen.append, range(3))
-    assert seen == [0, 1, 2]
+    items_run: list[int] = []
+    backend.run(items_run.append, range(3))
+    assert items_run == [0, 1, 2]
 
 
 # --- names --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
-from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.kernels.sparse import for_sparse_rows
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
@@ -105,7 +105,7 @@ def test_sparse_kernel_products_on_gpu_equal_cpu(name: str, precision: str, gpu:
     )
     W, results = rows(2, 90, 3), []
     for backend in (Backend(1), gpu):
-        op = KernelOperator(of_sparse_rows(get_kernel(name, 2.0)), backend, precision)
+        op = KernelOperator(for_sparse_rows(get_kernel(name, 2.0)), backend, precision)
         A, B = (backend.asarray(pack_rows(k).reshape(k.shape[0], -1)) for k in (X, Z))
         keep = backend.xp.empty((130, 90), op.dtype)
         left, right = op.points(A, left=True), op.points(B, right=True)
@@ -122,7 +122,7 @@ def test_kernel_products_on_gpu_equal_cpu(name: str, precision: str, gpu: Backen
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
     if precision == "integer":
         A, B = (GRID.offset + GRID.step * np.rint(40 * X) for X in (A, B))
-    same = (np.array([0, 5, 129]), np.array([7, 7, 89]))
+    equal_pairs = (np.array([0, 5, 129]), np.array([7, 7, 89]))
     results = []
     for backend in (Backend(1), gpu):
         backend.tile_rows, backend.tile_cols = 64, 32
@@ -130,14 +130,18 @@ def test_kernel_products_on_gpu_equal_cpu(name: str, precision: str, gpu: Backen
         op = KernelOperator(kernel, backend, precision, rows(3, 9), grid)
         keep = backend.xp.empty((130, 90), op.dtype)
         out = op.product(
-            both(op, A), both(op, B), backend.asarray(W, op.dtype), keep=keep, same=same
+            both(op, A),
+            both(op, B),
+            backend.asarray(W, op.dtype),
+            keep=keep,
+            equal_pairs=equal_pairs,
         )
         gram = op.gram(both(op, A))
         results.append([backend.to_host(a) for a in (out, keep, gram)])
     for cpu, device in zip(*results, strict=True):
         close(device, cpu, TOLERANCE[precision])
     np.testing.assert_array_equal(results[1][2].diagonal(), 1.0)
-    np.testing.assert_array_equal(results[1][1][same], 1.0)
+    np.testing.assert_array_equal(results[1][1][equal_pairs], 1.0)
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
@@ -214,19 +218,18 @@ def test_dense_algebra_on_gpu_equals_cpu(dtype: Any, gpu: Backend) -> None:
 def test_blocked_cholesky_equals_reference(
     dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check blocks that do not divide the size, and a matrix with arbitrary values above its
-    diagonal."""
+    """Check sizes that blocks do not divide, and arbitrary values above the diagonal."""
     monkeypatch.setattr("streamkern.backend.device_algebra.CHOLESKY_BLOCK", 16)
     R = rows(0, 60, 120)
     A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
-    given = gpu.asarray(np.tril(A) + np.triu(np.full_like(A, 7), 1))
-    assert gpu.cholesky(given)
+    matrix = gpu.asarray(np.tril(A) + np.triu(np.full_like(A, 7), 1))
+    assert gpu.cholesky(matrix)
     L = np.linalg.cholesky(A.astype(np.float64))
     tolerance = 1e-4 if dtype == np.float32 else 1e-11
-    close(gpu.to_host(given), L, tolerance)
-    np.testing.assert_array_equal(np.triu(gpu.to_host(given), 1), 0.0)
+    close(gpu.to_host(matrix), L, tolerance)
+    np.testing.assert_array_equal(np.triu(gpu.to_host(matrix), 1), 0.0)
     inverse = gpu.xp.eye(60, dtype=dtype)
-    gpu.solve_lower_triangular(given, inverse)
+    gpu.solve_lower_triangular(matrix, inverse)
     close(gpu.to_host(inverse), np.linalg.inv(L), tolerance)
     indefinite = gpu.asarray(np.diag(np.r_[np.ones(40), -1, np.ones(19)]).astype(dtype))
     assert not gpu.cholesky(indefinite)
@@ -256,16 +259,18 @@ def test_uploads_keep_their_order(gpu: Backend) -> None:
 
 @pytest.mark.parametrize("n", [1, 4, 30])
 def test_random_draws_on_gpu_equal_cpu(n: int, gpu: Backend) -> None:
-    """Compare words bit by bit, also for row numbers above 2^32 and in a second call; compare
-    normals up to rounding."""
+    """Compare words bit by bit, and normals up to rounding.
+
+    Some row numbers are above 2^32, and some draws are from a second call.
+    """
     ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
-    drawn = []
+    draws = []
     for xp, fills in ((np, None), (gpu.xp, gpu.fills)):
         rng = RowRandom(xp, 3, 1, 7, xp.asarray(ids), fills=fills)
-        drawn.append([gpu.to_host(a) for a in (rng._words(n), rng.normal((n,)), rng.uniform((n,)))])
-    np.testing.assert_array_equal(drawn[1][0], drawn[0][0])
-    np.testing.assert_allclose(drawn[1][1], drawn[0][1], rtol=0, atol=2e-6)
-    np.testing.assert_array_equal(drawn[1][2], drawn[0][2])
+        draws.append([gpu.to_host(a) for a in (rng._words(n), rng.normal((n,)), rng.uniform((n,)))])
+    np.testing.assert_array_equal(draws[1][0], draws[0][0])
+    np.testing.assert_allclose(draws[1][1], draws[0][1], rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(draws[1][2], draws[0][2])
 
 
 @pytest.mark.parametrize("shape", [(8, 4), (30,), (1,)])
@@ -276,13 +281,14 @@ def test_noise_is_added_with_the_bits_of_two_operations(
     monkeypatch.setattr("streamkern.basics.randomness.DEVICE_TILE", 16)
     ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
     X = gpu.asarray(100 * rows(0, 6, int(np.prod(shape))).reshape(6, *shape), np.float32)
-    rng, other = (
+    rng, reference_rng = (
         RowRandom(gpu.xp, 3, 1, 7, gpu.asarray(ids), fills=fills)
         for fills in (gpu.fills, gpu.fills._replace(noise=None))
     )
-    first = [rng.normal((1,)), rng.noisy(X, 0.3), rng.normal((2,))]
-    then = [other.normal((1,)), other.normal(shape) * np.float32(0.3) + X, other.normal((2,))]
-    for a, b in zip(first, then, strict=True):
+    draws = [rng.normal((1,)), rng.noisy(X, 0.3), rng.normal((2,))]
+    noisy = reference_rng.normal((1,)), reference_rng.normal(shape) * np.float32(0.3) + X
+    expected = [*noisy, reference_rng.normal((2,))]
+    for a, b in zip(draws, expected, strict=True):
         np.testing.assert_array_equal(gpu.to_host(a), gpu.to_host(b))
 
 
@@ -347,8 +353,7 @@ def test_setups_on_gpu_equal_cpu(name: str, gpu: Backend) -> None:
 def test_gpu_batch_is_critical_batch_and_survives_resume(
     gpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that the planned batch is lowered to the critical batch of the setup, and that a
-    resumed run has the same bits."""
+    """Check that the setup lowers the planned batch, and that a resumed run has the same bits."""
     monkeypatch.setattr("streamkern.planning.sizes.MIN_BATCH", 4)
     monkeypatch.setattr("streamkern.planning.sizes.MAX_BATCH", 8)
     options = {
@@ -372,8 +377,7 @@ def test_gpu_batch_is_critical_batch_and_survives_resume(
 
 
 def test_rounded_noise_selects_integer_precision(gpu: Backend) -> None:
-    """Check that "auto" chooses "integer" on a GPU, and that its draws equal those of a CPU with
-    the same precision."""
+    """Check that "auto" chooses "integer" on a GPU, with the draws of a CPU."""
     source = augmented(RandomFlip(), GaussianNoise(9.0, round=True))
     values = []
     for device, precision in (("cpu", "integer"), ("gpu", "auto")):
@@ -398,30 +402,31 @@ def test_run_keeps_its_stream_while_another_backend_is_used(method: str, gpu: Ba
     held_out = array_source()
     config = settings(**METHODS[method] | {"run.device": "gpu", "data.epochs": 3})
     plain = finished(config, source=stream(), test=held_out)
-    other = sk.KernelRegressor(n_centers=20, device="gpu").fit(arrays()[0], arrays()[0][:, :1])
+    X = arrays()[0]
+    other_model = sk.KernelRegressor(n_centers=20, device="gpu").fit(X, X[:, :1])
     answers: list[Array] = []
-    before = gpu.xp.cuda.get_current_stream()
+    stream_before = gpu.xp.cuda.get_current_stream()
 
     def predict(record: dict[str, Any]) -> None:
-        answers.append(other.predict(arrays()[0][:5]))
+        answers.append(other_model.predict(arrays()[0][:5]))
 
-    beside = finished(config, source=stream(), test=held_out, on_evaluation=predict)
+    with_predictions = finished(config, source=stream(), test=held_out, on_evaluation=predict)
     assert answers
     assert all(np.array_equal(a, answers[0]) for a in answers)
-    weights = [r.model.backend.to_host(r.model.weights) for r in (plain, beside)]
+    weights = [r.model.backend.to_host(r.model.weights) for r in (plain, with_predictions)]
     np.testing.assert_array_equal(*weights)
-    assert gpu.xp.cuda.get_current_stream() is before
+    assert gpu.xp.cuda.get_current_stream() is stream_before
 
 
 def test_model_predicts_on_another_thread(gpu: Backend) -> None:
     """Check predictions on another thread, whose current stream is the default stream."""
     model = finished(settings(**{"run.device": "gpu"}), source=stream()).model
     X = arrays()[0][:7]
-    here, there = model.values(X), list[Array]()
-    thread = threading.Thread(target=lambda: there.append(model.values(X)))
+    expected, results = model.values(X), list[Array]()
+    thread = threading.Thread(target=lambda: results.append(model.values(X)))
     thread.start()
     thread.join()
-    np.testing.assert_array_equal(here, there[0])
+    np.testing.assert_array_equal(expected, results[0])
 
 
 # -- what is found out before a device is used -----------------------------------------------------
@@ -444,8 +449,7 @@ def _fails(*args: Any) -> Any:
 def test_probe_detects_missing_cuda_library(
     library: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that the probe calls what a run calls, and that "auto" falls back to the CPU with a
-    message."""
+    """Check that the probe makes the calls of a run, and that "auto" falls back to the CPU."""
     if library == "cublas":
         monkeypatch.setattr(numpy_cublas, "gemmEx", _fails)
     elif library == "cusolver":
@@ -475,8 +479,7 @@ def test_probe_detects_wrong_products(cupy: Any, monkeypatch: pytest.MonkeyPatch
 
 @needs_compiler
 def test_probe_detects_rounded_operands(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that rounded operands are refused, whatever allows them; here our own calls round to 10
-    bits, as TF32 does."""
+    """Check that products whose operands have 10 bits, as with TF32, are refused."""
     plain = RowMajor.gemm
     usable = gpu_problem() is None
 
@@ -516,8 +519,8 @@ def test_half_precision_points_are_padded_with_zeros(gpu: Backend) -> None:
         points = op.points(X, out=room)
         assert points.width == width
         for side in (points.left, points.right):
-            used = gpu.to_host(side)[:, op.columns(9) :]
-            np.testing.assert_array_equal(used, np.zeros_like(used))
+            padding = gpu.to_host(side)[:, op.columns(9) :]
+            np.testing.assert_array_equal(padding, np.zeros_like(padding))
 
 
 @pytest.mark.parametrize("precision", ["exact", "high", "fast", "integer"])
@@ -528,32 +531,30 @@ def test_right_operands_can_serve_as_left_operands(gpu: Backend, precision: str)
     )
     A, Z = (gpu.asarray(rows(seed, 40, 9).astype(np.float32)) for seed in (0, 1))
     points = op.points(Z, right=True)
-    given = op.matrix(op.points(A, left=True), points)
-    same = op.matrix(op.points(A, right=True), points)
-    np.testing.assert_array_equal(gpu.to_host(same), gpu.to_host(given))
+    from_left = op.matrix(op.points(A, left=True), points)
+    from_right = op.matrix(op.points(A, right=True), points)
+    np.testing.assert_array_equal(gpu.to_host(from_right), gpu.to_host(from_left))
 
 
 @needs_compiler
 @pytest.mark.parametrize("precision", ["high", "fast", "integer"])
 def test_agop_of_padded_points_equals_cpu(gpu: Backend, precision: str) -> None:
-    """Compare the average gradient outer product with the CPU's; 9 coordinates have 16 or 32
-    columns."""
+    """Compare the average gradient outer product of points that are padded to 16 or 32 columns."""
     X, Z, w = rows(0, 40, 9), rows(1, 30, 9), rows(2, 30, 2)
-    found = []
+    results = []
     for backend, mode in ((gpu, precision), (Backend(1), "float64")):
         grid = GRID if mode == "integer" else None
         op = KernelOperator(Laplace(9.0), backend, mode, None, grid)
-        given = (backend.asarray(a, op.dtype) for a in (X, Z, w))
-        x, z, alpha = given
+        arrays = (backend.asarray(a, op.dtype) for a in (X, Z, w))
+        x, z, alpha = arrays
         total = GradientSum(op, op.points(z, right=True), alpha)
         total.add(x)
-        found.append(total.mean())
-    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=0.02 * np.abs(found[1]).max())
+        results.append(total.mean())
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=0.02 * np.abs(results[1]).max())
 
 
 def test_broken_cupy_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that CuPy counts as missing only if its module does not exist, and not if its import
-    fails."""
+    """Check that CuPy counts as missing only if its module does not exist."""
 
     class Broken:
         def find_spec(self, name: str, *args: Any) -> None:
@@ -568,8 +569,7 @@ def test_broken_cupy_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch)
 
 @needs_compiler
 def test_full_device_memory_error_names_settings_to_lower(cupy: Any) -> None:
-    """Check that the error names the settings to lower, for any allocation, and that other errors
-    pass unchanged."""
+    """Check the message for any allocation, and that other errors pass unchanged."""
     with get_backend("gpu") as backend:
         with (
             pytest.raises(
@@ -647,12 +647,11 @@ def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resume_with_different_libraries_is_reported(
     case: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that the libraries that compute, and their settings, are recorded, because bits depend
-    on them."""
+    """Check that the libraries are recorded, because bits depend on them."""
     for name in CUBLAS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with get_backend("gpu") as backend:
-        before = backend.describe()
+        description = backend.describe()
         if case == "cublas":
             monkeypatch.setattr(numpy_cublas, "getVersion", lambda handle: 130100)
         elif case == "driver":
@@ -660,11 +659,11 @@ def test_resume_with_different_libraries_is_reported(
         elif case == "nvrtc":
             cupy.cuda.nvrtc.getVersion = lambda: (13, 1)
         elif case in CUBLAS_VARIABLES:  # a run that was recorded without it is no different
-            assert case not in before
+            assert case not in description
             monkeypatch.setenv(case, ":4096:8")
         else:
             cupy.cuda.cusolver._getVersion = lambda: (12, 1, 0)
-        changed = backend_changes(before, backend.describe())
+        changed = backend_changes(description, backend.describe())
     assert len(changed) == 1
     assert changed[0].startswith(f"{case}: was ")
 
@@ -684,8 +683,7 @@ def test_pool_memory_is_freed_before_free_memory_is_read(
 
 @needs_compiler
 def test_mirror_needs_few_kernel_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that there is one launch for each pair of large blocks, where the CPU copies blocks
-    that fit its cache."""
+    """Check that there is one launch for each pair of large blocks."""
     launches, assign = [0], fake_cupy.Array.__setitem__
 
     def counted(self: Any, key: Any, value: Any) -> None:
@@ -702,13 +700,15 @@ def test_mirror_needs_few_kernel_launches(cupy: Any, monkeypatch: pytest.MonkeyP
 
 
 @needs_compiler
-@pytest.mark.parametrize(("own", "waits"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(("reads_host_memory", "waits"), [(0, 0), (1, 1)])
 def test_upload_waits_for_device_that_reads_host_memory(
-    own: int, waits: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
+    reads_host_memory: int, waits: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that the copy has ended before the caller may free the array; a driver that stages has
-    read it already."""
-    monkeypatch.setitem(fake_cupy.Device.attributes, "PageableMemoryAccess", own)
+    """Check that the copy has ended before the caller may free the array.
+
+    A driver that copies by its own buffer has read the array already.
+    """
+    monkeypatch.setitem(fake_cupy.Device.attributes, "PageableMemoryAccess", reads_host_memory)
     with get_backend("gpu") as backend:
         waited: list[int] = []
         monkeypatch.setattr(backend, "synchronize", lambda: waited.append(1))
@@ -721,36 +721,35 @@ def test_switch_interval_is_short_during_device_steps(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the switch interval is restored at the end."""
-    before, seen = sys.getswitchinterval(), list[float]()
+    default_interval, intervals = sys.getswitchinterval(), list[float]()
     monkeypatch.setattr(
         "streamkern.solver.block_step.BlockSolver._average",
-        lambda *of: seen.append(sys.getswitchinterval()),
+        lambda *of: intervals.append(sys.getswitchinterval()),
     )
-    for device, most in (("gpu", 5e-4), ("cpu", before)):
+    for device, expected in (("gpu", 5e-4), ("cpu", default_interval)):
         finished(settings(**METHODS["block"] | {"run.device": device}), source=stream())
-        assert {round(each, 9) for each in seen} == {most}
-        assert sys.getswitchinterval() == before
-        seen.clear()
+        assert {round(interval, 9) for interval in intervals} == {expected}
+        assert sys.getswitchinterval() == default_interval
+        intervals.clear()
 
 
 @needs_compiler
 def test_cupy_compiles_with_precompiled_headers(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that an environment variable of the user has priority."""
-    for given, found in (("0", "0"), (None, "1")):
-        if given is None:
+    for value, expected in (("0", "0"), (None, "1")):
+        if value is None:
             monkeypatch.delenv("CUPY_NVRTC_USE_PCH")
         else:
-            monkeypatch.setenv("CUPY_NVRTC_USE_PCH", given)
+            monkeypatch.setenv("CUPY_NVRTC_USE_PCH", value)
         with get_backend("gpu"):
-            assert os.environ["CUPY_NVRTC_USE_PCH"] == found
+            assert os.environ["CUPY_NVRTC_USE_PCH"] == expected
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_triangles_are_multiplied_blockwise(
     dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare with NumPy, for operands with contiguous columns and blocks that do not divide the
-    size."""
+    """Compare with NumPy, for operands with contiguous columns and any size."""
     monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BLOCK", 16)
     row_bytes = 60 * np.dtype(dtype).itemsize
     monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BYTES", 16 * row_bytes)
@@ -763,8 +762,8 @@ def test_triangles_are_multiplied_blockwise(
             multiply(gpu.asarray(L), gpu.asarray(B.T).T, out, lower=lower)
             close(gpu.to_host(out), (L.T if transposed else L) @ B, tolerance)
     factor = (np.eye(60) + L / 60).astype(dtype)
-    inverse, given = gpu.xp.eye(60, dtype=dtype), gpu.asarray(factor)
-    gpu.solve_lower_triangular(given, inverse)
+    inverse, triangle = gpu.xp.eye(60, dtype=dtype), gpu.asarray(factor)
+    gpu.solve_lower_triangular(triangle, inverse)
     close(gpu.to_host(inverse), np.linalg.inv(factor.astype(np.float64)), tolerance)
     C = gpu.xp.ones((60, 60), dtype)
     gpu.add_gram(C, gpu.asarray(L), 0.5, lower=True)
@@ -778,20 +777,19 @@ PART = 4096  # bytes, where a p x p array has 14 400
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("method", "most"),
+    ("method", "max_bytes"),
     [
         *((method, PART) for method in ("block", "block, ridge", "falkon")),
         ("direct", 8 * 60 * (60 + 3)),  # its equations, which it solves on the host
     ],
 )
 def test_setup_and_checkpoints_transfer_in_parts(
-    method: str, most: int, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, max_bytes: int, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that no p x p array is on the host, at the first start, at a resume, and for
-    predictions."""
+    """Check a first start, a resume and predictions, in which no p x p array is on the host."""
     largest = 0
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1024, PART))
-    asnumpy, put = cupy.asnumpy, fake_cupy.Array.set
+    asnumpy, set_array = cupy.asnumpy, fake_cupy.Array.set
 
     def seen(a: Any) -> Array:
         nonlocal largest
@@ -801,7 +799,7 @@ def test_setup_and_checkpoints_transfer_in_parts(
     def sent(self: Any, host: Array, stream: Any = None) -> None:
         nonlocal largest
         largest = max(largest, host.nbytes)
-        put(self, host, stream)
+        set_array(self, host, stream)
 
     options = METHODS[method] | {"run.device": "gpu"}
     plain = finished(settings(**options), source=stream())
@@ -813,5 +811,5 @@ def test_setup_and_checkpoints_transfer_in_parts(
     result = finished(config, source=stream())
     with load_model(tmp_path, device="gpu").backend:
         pass
-    assert largest <= most
+    assert largest <= max_bytes
     np.testing.assert_array_equal(result.model.backend.to_host(result.model.weights), weights)

@@ -18,29 +18,29 @@ def test_workspaces_in_use_never_overlap() -> None:
     rng, workspaces = np.random.default_rng(0), Workspaces()
     for _ in range(50):
         with ExitStack() as blocks:
-            held: list[np.ndarray] = []
+            arrays_in_use: list[np.ndarray] = []
             for k in range(int(rng.integers(1, 6))):
                 shape = tuple(int(n) for n in rng.integers(0, 40, rng.integers(1, 4)))
                 array = blocks.enter_context(workspaces.lend(np, shape, DTYPES[k % 4]))
                 assert (array.shape, array.dtype) == (shape, np.dtype(DTYPES[k % 4]))
                 assert array.flags.c_contiguous
-                assert not any(np.shares_memory(array, other) for other in held)
-                held.append(array)
+                assert not any(np.shares_memory(array, used) for used in arrays_in_use)
+                arrays_in_use.append(array)
 
 
-def counting() -> tuple[Any, list[int]]:
+def counting_namespace() -> tuple[Any, list[int]]:
     """Return NumPy with functions that record their allocations."""
-    taken: list[int] = []
+    allocations: list[int] = []
 
     def empty(n_bytes: int, dtype: Any) -> np.ndarray:
-        taken.append(n_bytes)
+        allocations.append(n_bytes)
         return np.empty(n_bytes, dtype)
 
-    return SimpleNamespace(empty=empty), taken
+    return SimpleNamespace(empty=empty), allocations
 
 
 def test_repeated_step_allocates_nothing() -> None:
-    xp, taken = counting()
+    xp, allocations = counting_namespace()
     workspaces = Workspaces()
 
     def step(rows: int) -> None:
@@ -56,11 +56,11 @@ def test_repeated_step_allocates_nothing() -> None:
 
     for _ in range(3):
         step(100)
-    before = list(taken)
+    allocations_before = list(allocations)
     for rows in (100, 100, 37, 100):
         step(rows)
-    assert taken == before
-    assert sum(taken[-3:]) < 2 * (8 * 8 * 2 * 4 + 100 * 60 * 4 + 100 * 2 * 8)
+    assert allocations == allocations_before
+    assert sum(allocations[-3:]) < 2 * (8 * 8 * 2 * 4 + 100 * 60 * 4 + 100 * 2 * 8)
 
 
 def in_threads(use: Callable[[], None], n: int) -> None:
@@ -72,7 +72,7 @@ def in_threads(use: Callable[[], None], n: int) -> None:
 
 
 def test_workspaces_are_per_thread_and_released_on_error() -> None:
-    xp, taken = counting()
+    xp, allocations = counting_namespace()
     workspaces = Workspaces()
 
     def use() -> None:
@@ -83,12 +83,12 @@ def test_workspaces_are_per_thread_and_released_on_error() -> None:
 
     in_threads(use, 2)
     use()
-    assert taken == [20, 20, 20]
+    assert allocations == [20, 20, 20]
 
 
 def test_threads_share_workspaces_of_one_stream() -> None:
     """Check that there are as many buffers as were in use at once, for any number of threads."""
-    xp, taken = counting()
+    xp, allocations = counting_namespace()
     workspaces = SharedWorkspaces()
 
     def use() -> None:
@@ -96,6 +96,6 @@ def test_threads_share_workspaces_of_one_stream() -> None:
             pass
 
     in_threads(use, 3)
-    assert taken == [20]
+    assert allocations == [20]
     with workspaces.lend(xp, (9,), np.uint8) as a, workspaces.lend(xp, (9,), np.uint8) as b:
         assert not np.shares_memory(a, b)

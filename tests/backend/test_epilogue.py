@@ -52,8 +52,8 @@ def epilogue(name: str, dtype: Any, products: Any, *norms: Any, scale: float = 1
 def problem(dtype: Any, r: int, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return products and norms; a few distances are negative."""
     rng = np.random.default_rng(0)
-    found = rng.normal(size=(r, t)), rng.uniform(1, 9, r), rng.uniform(1, 9, t)
-    product, rows, cols = (a.astype(dtype) for a in found)
+    tile_and_norms = rng.normal(size=(r, t)), rng.uniform(1, 9, r), rng.uniform(1, 9, t)
+    product, rows, cols = (a.astype(dtype) for a in tile_and_norms)
     return product, rows, cols
 
 
@@ -62,8 +62,10 @@ def problem(dtype: Any, r: int, t: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", RADIAL)
 def test_epilogue_is_the_kernel_to_ten_ulp(name: str, dtype: Any, columns: int) -> None:
-    """Check against the profile in float64 of distances that are rounded in the same places. The
-    rounding of an exponent -t, here up to about 5, changes its exponential by t / 2 ulp."""
+    """Check against the profile in float64 of distances that are rounded in the same places.
+
+    The rounding of an exponent -t, here up to about 5, changes its exponential by t / 2 ulp.
+    """
     product, rows, cols = problem(dtype, 40, columns)
     value = epilogue(name, dtype, product, rows, cols, scale=0.7)
     s = ((rows[:, None] + cols) - dtype(2) * product) * dtype(0.7)
@@ -76,8 +78,7 @@ def test_epilogue_is_the_kernel_to_ten_ulp(name: str, dtype: Any, columns: int) 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_epilogue_of_products_is_the_kernel(name: str, dtype: Any) -> None:
-    """Check up to a few roundings of the largest term, because sums and powers have another order
-    than NumPy's."""
+    """Check up to a few roundings of the largest term, as NumPy sums in another order."""
     rng, kernel = np.random.default_rng(0), OTHERS[name]
     A, B = rng.normal(size=(40, 6)).astype(dtype), rng.normal(size=(50, 6)).astype(dtype)
     p, x, z = A @ B.T, (A * A).sum(axis=1), (B * B).sum(axis=1)
@@ -98,7 +99,7 @@ def test_epilogue_keeps_nan_and_takes_marked_rows_for_the_same(name: str) -> Non
 @needs_compiler
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    ("width", "first", "columns"),
+    ("width", "offset", "columns"),
     [
         (1300, 0, 1300),  # several blocks of columns
         (1300, 4, 1290),  # aligned rows, the last columns one by one
@@ -107,7 +108,7 @@ def test_epilogue_keeps_nan_and_takes_marked_rows_for_the_same(name: str) -> Non
         (7, 4, 1),  # a single column
     ],
 )
-def test_every_layout_has_the_same_bits(dtype: Any, width: int, first: int, columns: int) -> None:
+def test_every_layout_has_the_same_bits(dtype: Any, width: int, offset: int, columns: int) -> None:
     """Check also that the entries beside a tile stay as they are."""
     products, rows, cols = problem(dtype, 9, columns)
     expected = np.concatenate(
@@ -117,11 +118,11 @@ def test_every_layout_has_the_same_bits(dtype: Any, width: int, first: int, colu
     start = -memory.ctypes.data % 16 // memory.itemsize  # NumPy aligns to 16 bytes; be sure
     matrix = memory[start : start + 9 * width].reshape(9, width)
     matrix[...] = 7
-    tile = matrix[:, first : first + columns]
+    tile = matrix[:, offset : offset + columns]
     tile[...] = products
     launched("laplace", tile, rows, cols)
     np.testing.assert_array_equal(tile, expected)
-    matrix[:, first : first + columns] = 7
+    matrix[:, offset : offset + columns] = 7
     assert np.all(matrix == 7)
 
 
@@ -130,8 +131,7 @@ def test_every_layout_has_the_same_bits(dtype: Any, width: int, first: int, colu
 def test_a_launch_of_few_blocks_reaches_every_row(
     shape: tuple[int, int], max_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check more rows than blocks are allowed along them, and rows of more blocks than the largest
-    number, which then are as many as the columns require."""
+    """Check more rows than blocks along them, and rows of more blocks than the largest number."""
     monkeypatch.setattr(module, "MAX_BLOCKS", max_blocks)
     products, rows, cols = problem(np.float32, *shape)
     with counted() as launches:

@@ -35,18 +35,18 @@ class Passing:
 
 
 @pytest.fixture
-def collecting_at_every_step() -> Iterator[None]:
-    before = gc.get_threshold()
+def collect_at_every_step() -> Iterator[None]:
+    thresholds = gc.get_threshold()
     Passing.wanted = True
     Passing()
     gc.set_threshold(1)
     yield
-    gc.set_threshold(*before)
+    gc.set_threshold(*thresholds)
     Passing.wanted = False
 
 
-def beside(work: Callable[[], Any], other: Callable[[], Any]) -> list[BaseException]:
-    """Return the errors of `work`, while a thread runs `other` in every garbage collection."""
+def run_together(work: Callable[[], Any], other_work: Callable[[], Any]) -> list[BaseException]:
+    """Return the errors of `work`, while a thread runs `other_work` in every garbage collection."""
     failed: list[BaseException] = []
     over = threading.Event()
 
@@ -54,7 +54,7 @@ def beside(work: Callable[[], Any], other: Callable[[], Any]) -> list[BaseExcept
         while not over.is_set():
             if Passing.turn.wait(0.01):
                 try:
-                    other()
+                    other_work()
                 except BaseException as error:
                     failed.append(error)
                 Passing.turn.clear()
@@ -72,9 +72,8 @@ def beside(work: Callable[[], Any], other: Callable[[], Any]) -> list[BaseExcept
     return failed
 
 
-def test_two_threads_can_parse_expressions_at_once(collecting_at_every_step: None) -> None:
-    """Check that two threads can parse at once, although CPython counts the depth of the syntax
-    trees of all threads together."""
+def test_two_threads_can_parse_expressions_at_once(collect_at_every_step: None) -> None:
+    """Check two threads, because CPython counts the depth of syntax trees of all threads."""
     fresh = iter(range(10**6))
 
     def deep(levels: int) -> None:
@@ -88,24 +87,24 @@ def test_two_threads_can_parse_expressions_at_once(collecting_at_every_step: Non
         for _ in range(3):
             deep(0)
 
-    assert beside(here, lambda: deep(9)) == []
+    assert run_together(here, lambda: deep(9)) == []
 
 
 def test_once_computes_value_once_for_concurrent_callers() -> None:
-    made, together = list[int](), threading.Barrier(4)
+    computed_values, barrier = list[int](), threading.Barrier(4)
 
     @once
     def value(key: int) -> object:
-        made.append(key)
+        computed_values.append(key)
         return object()
 
     def ask(_: int) -> object:
-        together.wait()
+        barrier.wait()
         return value(3)
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(ask, range(4)))) == 1
-    assert made == [3]
+    assert computed_values == [3]
     assert value(4) is not value(3)
 
 
@@ -150,17 +149,17 @@ extern "C" __global__ void drawn(
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("what", sorted(BODIES))
-def test_draws_compile_and_compute_in_float(what: str, architecture: str) -> None:
-    T = "unsigned int" if what == "words" else "float"
-    text = DRAWN.format(text=DRAWS_CUDA, body=BODIES[what], T=T)
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_draws_compile_and_compute_in_float(name: str, architecture: str) -> None:
+    T = "unsigned int" if name == "words" else "float"
+    text = DRAWN.format(text=DRAWS_CUDA, body=BODIES[name], T=T)
     code, log = host_cuda.compile_for(architecture, text)
     assert b"drawn" in code
     assert "0 bytes stack frame, 0 bytes spill stores" in log
     ptx = host_cuda.ptx_for(architecture, text)
     assert ".f64" not in ptx
     # The noise is multiplied and added in two roundings.
-    assert ("mul.rn.f32" in ptx and "add.rn.f32" in ptx) == (what == "noise")
+    assert ("mul.rn.f32" in ptx and "add.rn.f32" in ptx) == (name == "noise")
 
 
 @needs_nvrtc

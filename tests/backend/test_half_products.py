@@ -51,8 +51,8 @@ def test_the_other_operand_keeps_22_bits(backend: Backend, lower: bool, transpos
 
 def test_a_number_that_is_not_finite_is_seen(backend: Backend) -> None:
     X = np.ones((B, 1), np.float32)
-    for bad in (np.nan, np.inf):
-        X[3] = bad
+    for invalid in (np.nan, np.inf):
+        X[3] = invalid
         out = backend.xp.empty((B, 1), np.float32)
         with np.errstate(invalid="ignore"):
             half_product(

@@ -26,8 +26,7 @@ def positive(n: int, dtype: npt.DTypeLike) -> Array:
 
 @pytest.mark.parametrize("work", ["potrf", "trsm", "syevr"])
 def test_lapack_releases_interpreter_lock(work: str) -> None:
-    """Check that another thread works during a routine; if the routine held the interpreter, it
-    would end first."""
+    """Check that another thread works during a routine."""
     A = positive(1500, np.float64)
     L = np.linalg.cholesky(A)
     calls: dict[str, Callable[[], Any]] = {
@@ -35,22 +34,22 @@ def test_lapack_releases_interpreter_lock(work: str) -> None:
         "trsm": lambda: lapack.trsm(L, A),
         "syevr": lambda: lapack.syevr(A, 100),
     }
-    under_way, seen = threading.Event(), 0
+    under_way, n_checks = threading.Event(), 0
 
     def watch() -> None:
-        nonlocal seen
+        nonlocal n_checks
         while under_way.is_set():
             time.sleep(0.001)
-            seen += 1
+            n_checks += 1
 
     under_way.set()
-    other = threading.Thread(target=watch)
-    other.start()
-    start_time = seen
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start_time = n_checks
     calls[work]()
-    ended = seen
+    ended = n_checks
     under_way.clear()
-    other.join()
+    watcher.join()
     assert ended - start_time > 3
 
 
@@ -80,18 +79,18 @@ def blas_threads() -> set[int]:
 
 def test_last_thread_restores_blas_limit_of_first() -> None:
     """Check that no thread keeps the limit that threadpoolctl gives it."""
-    blas, seen = lapack.blas_libraries(), list[set[int]]()
+    blas, limits = lapack.blas_libraries(), list[set[int]]()
     turns = threading.Barrier(2, timeout=60)
 
     def first() -> None:
         with lapack.one_thread(blas):
-            seen.append(blas_threads())
+            limits.append(blas_threads())
             turns.wait()
             turns.wait()
         turns.wait()
         turns.wait()
         with threadpool_limits(3, user_api="blas"):
-            seen.append(blas_threads())
+            limits.append(blas_threads())
 
     with threadpool_limits(2, user_api="blas"):
         thread = threading.Thread(target=first)
@@ -100,11 +99,11 @@ def test_last_thread_restores_blas_limit_of_first() -> None:
         with lapack.one_thread(blas):
             turns.wait()
             turns.wait()
-            seen.append(blas_threads())
-        seen.append(blas_threads())
+            limits.append(blas_threads())
+        limits.append(blas_threads())
         turns.wait()
         thread.join()
-        assert seen == [{1}, {1}, {2}, {3}]
+        assert limits == [{1}, {1}, {2}, {3}]
         with lapack.one_thread(blas), lapack.one_thread(blas):
             assert blas_threads() == {1}
         assert blas_threads() == {2}

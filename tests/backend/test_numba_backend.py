@@ -145,8 +145,8 @@ def test_compiled_results_do_not_depend_on_threads() -> None:
         with CompiledBackend(threads) as backend:
             op = operator("laplace", 2.0, "exact", backend=backend, tile=(16, 32))
             results.append(op.product(both(op, A), both(op, B), W))
-    for other in results[1:]:
-        np.testing.assert_array_equal(results[0], other)
+    for result in results[1:]:
+        np.testing.assert_array_equal(results[0], result)
 
 
 # --- own kernels ---
@@ -186,8 +186,12 @@ def test_accelerator_is_chosen_and_recorded() -> None:
 
 @needs_numba
 def test_auto_accelerator_skips_small_problems() -> None:
-    little, much = WORTH_COMPILING - 1, WORTH_COMPILING
-    chosen = (("auto", little, "none"), ("auto", much, "numba"), ("numba", little, "numba"))
+    small_work, large_work = WORTH_COMPILING - 1, WORTH_COMPILING
+    chosen = (
+        ("auto", small_work, "none"),
+        ("auto", large_work, "numba"),
+        ("numba", small_work, "numba"),
+    )
     for accelerator, values, name in chosen:
         with get_backend("cpu", 1, accelerator, values) as backend:
             assert str(backend.describe()["accelerator"]).partition(" ")[0] == name

@@ -24,8 +24,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compilers() -> list[Any]:
-    """Yield the compiler of Numba, or one that leaves the loops to Python, so that the arithmetic
-    is checked in either case."""
+    """Yield Numba's compiler, or one that leaves the loops to Python, to check the arithmetic."""
     if importlib.util.find_spec("numba") is None:
         return [as_python]
     from streamkern.backend.numba_backend import jit
@@ -50,8 +49,8 @@ def exact_normals(pairs: np.ndarray) -> np.ndarray:
     radius = np.sqrt(-2 * np.log(u))
     # An eighth of a turn at a time: cos of a rounded 2πv is far off near its zeros.
     quarter = np.round(4 * v)
-    rest = (4 * v - quarter) * (np.pi / 2)
-    cosine, sine = np.cos(rest), np.sin(rest)
+    angle = (4 * v - quarter) * (np.pi / 2)
+    cosine, sine = np.cos(angle), np.sin(angle)
     turn = quarter.astype(int) % 4
     a = np.choose(turn, [cosine, -sine, -cosine, sine])
     b = np.choose(turn, [sine, cosine, -sine, -cosine])
@@ -98,18 +97,19 @@ def test_row_has_same_bits_at_any_position(drawn: Fillers, n: int) -> None:
     full = RowRandom(np, 1, 0, 2, rows, fills=drawn).normal((n,))
     assert full.shape == (70, n)
     for part in (slice(0, 1), slice(3, 70), slice(69, 70), slice(None, None, -1)):
-        alone = RowRandom(np, 1, 0, 2, rows[part], fills=drawn).normal((n,))
-        np.testing.assert_array_equal(alone, full[part])
+        part_normals = RowRandom(np, 1, 0, 2, rows[part], fills=drawn).normal((n,))
+        np.testing.assert_array_equal(part_normals, full[part])
 
 
 def test_threads_do_not_change_random_draws(drawn: Fillers) -> None:
     rows = np.arange(9)
-    alone = RowRandom(np, 1, 2, 3, rows, fills=drawn)
+    single_thread = RowRandom(np, 1, 2, 3, rows, fills=drawn)
     with Backend(threads=2) as backend:
         shared = RowRandom(np, 1, 2, 3, rows, fills=drawn, run=backend.run)
         for draw in ("normal", "uniform"):
-            np.testing.assert_array_equal(getattr(alone, draw)((7,)), getattr(shared, draw)((7,)))
-    np.testing.assert_array_equal(alone.integers(0, 9), shared.integers(0, 9))
+            expected = getattr(single_thread, draw)((7,))
+            np.testing.assert_array_equal(expected, getattr(shared, draw)((7,)))
+    np.testing.assert_array_equal(single_thread.integers(0, 9), shared.integers(0, 9))
 
 
 def test_float64_draws_use_numpy(drawn: Fillers) -> None:

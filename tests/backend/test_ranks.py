@@ -49,8 +49,8 @@ def summed(ranks: Communicator) -> list[Any]:
         totals.append(a)
     message = ranks.broadcast_bytes(b"" if ranks.rank else bytes(range(256)))
     agreed = ranks.agree(True), ranks.agree(ranks.rank != 0)
-    first = ranks.broadcast_scalars([ranks.rank + 5.0, 0.1, np.nan if ranks.rank else 1.0])
-    return [*totals, first, ranks.exclusive_scan(ranks.rank + 1), message, agreed]
+    broadcast = ranks.broadcast_scalars([ranks.rank + 5.0, 0.1, np.nan if ranks.rank else 1.0])
+    return [*totals, broadcast, ranks.exclusive_scan(ranks.rank + 1), message, agreed]
 
 
 def check_sums(results: list[list[Any]]) -> None:
@@ -75,14 +75,14 @@ def test_broadcast_of_long_bytes_is_split(monkeypatch: pytest.MonkeyPatch) -> No
     """Check broadcasts of any length."""
     monkeypatch.setattr("streamkern.backend.ranks.RANK_SLAB_BYTES", 7)
     message = np.random.default_rng(0).bytes(100)
-    received = on_threads(
+    texts = on_threads(
         3,
         lambda ranks: (
             ranks.broadcast_bytes(b"" if ranks.rank else message),
             ranks.broadcast_bytes(b""),
         ),
     )
-    assert received == [(message, b"")] * 3
+    assert texts == [(message, b"")] * 3
 
 
 def summed_elsewhere(ranks: Communicator) -> str:
@@ -101,19 +101,23 @@ def one_rank(rank: int, tracker: dict[str, Any], work: Callable[..., Any], answe
         answers.put((rank, str(error)))
 
 
-def in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
-    """Return what each rank's work returned, or said; None of those that were killed, as those
-    are that are not done after `PATIENCE_S`."""
+def run_in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
+    """Return the result of each rank's process, or the text of its `RankLostError`.
+
+    Processes that have not ended after `PATIENCE_S` are killed, and their result is None.
+    """
     tracker = pytest.importorskip("xgboost.tracker").RabitTracker(
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
     tracker.start()
     answers = FORKS.Queue()
     arguments = [(rank, tracker.worker_args(), work, answers) for rank in range(size)]
-    processes = [FORKS.Process(target=one_rank, args=each) for each in arguments]
+    processes = [
+        FORKS.Process(target=one_rank, args=rank_arguments) for rank_arguments in arguments
+    ]
     for process in processes:
         process.start()
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     ends = time.monotonic() + PATIENCE_S
     while any(process.is_alive() for process in processes) or not answers.empty():
         if time.monotonic() > ends:
@@ -121,10 +125,10 @@ def in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
                 process.kill()
         with contextlib.suppress(queue.Empty):
             rank, answer = answers.get(timeout=0.1)
-            found[rank] = answer
-    with contextlib.suppress(Exception):  # a rank that was killed is one that it waits for
+            results[rank] = answer
+    with contextlib.suppress(Exception):  # it fails if a rank was killed
         tracker.free()
-    return [found.get(rank) for rank in range(size)]
+    return [results.get(rank) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -136,13 +140,12 @@ def test_allreduce_of_threads_adds_up(size: int) -> None:
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("size", [2, 3])
 def test_allreduce_of_processes_adds_up(size: int) -> None:
-    check_sums(in_processes(size, summed))
+    check_sums(run_in_processes(size, summed))
 
 
 def test_allreduce_refuses_thread_that_has_not_joined() -> None:
-    """Check that a thread that has not joined is refused; the library would treat it as a rank that
-    is alone."""
-    message = in_processes(2, summed_elsewhere)
+    """Check the error; the library would sum over this thread alone."""
+    message = run_in_processes(2, summed_elsewhere)
     assert all(text.startswith("RuntimeError: only the thread that joined") for text in message)
 
 
@@ -161,17 +164,18 @@ def kill_midway(ranks: Communicator) -> None:
 
 
 def test_allreduce_fails_when_a_rank_has_exited() -> None:
-    """Check that all other ranks see at once that a rank has ended. In one of about thirty tries
-    XGBoost 3.2 leaves one rank waiting, because its loop has ended when the sum gives it work.
-    Drivers therefore end all ranks."""
-    tries = (in_processes(3, kill_midway) for _ in range(3))
+    """Check that the other ranks notice at once.
+
+    In one of about thirty tries XGBoost 3.2 leaves one rank waiting, because its loop has ended
+    when the sum gives it work. So the launcher of a run ends all ranks.
+    """
+    tries = (run_in_processes(3, kill_midway) for _ in range(3))
     assert ["seen", None, "seen"] in tries
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_stripes_cover_all_rows(n: int, size: int) -> None:
-    """Check that stripes cover all rows in order; those of a triangle have equal areas, up to whole
-    rows."""
+    """Check stripes of rows, and of triangles, whose areas are equal up to whole rows."""
     for way in ("stripe", "triangle"):
         rows: list[slice] = []
         for rank in range(size):
@@ -207,17 +211,17 @@ class StandIn:
         assert (op, stream, source) == (0, 99, target)
         dtype = np.dtype(TYPES[kind])
         memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(target)
-        here = np.frombuffer(memory, dtype)
-        here[:] = self.ranks._total(here)
+        array = np.frombuffer(memory, dtype)
+        array[:] = self.ranks._total(array)
 
 
 def library() -> Any:
-    found = ModuleType("cupy.cuda.nccl")
-    vars(found).update(
+    module = ModuleType("cupy.cuda.nccl")
+    vars(module).update(
         available=True, NCCL_UINT8=1, NCCL_FLOAT32=7, NCCL_FLOAT64=8, NCCL_SUM=0,
         NcclCommunicator=StandIn, get_unique_id=lambda: IDENTITY,
     )  # fmt: skip
-    return found
+    return module
 
 
 @pytest.fixture
@@ -249,61 +253,61 @@ def test_half_precision_broadcast_stays_on_devices(
     def work(ranks: Communicator) -> Any:
         backend = devices(ranks.rank)
         with backend.active():
-            between = on_devices(ranks, backend)
-            own = backend.asarray(rows if ranks.rank == 1 else np.zeros_like(rows))
+            device_ranks = on_devices(ranks, backend)
+            array = backend.asarray(rows if ranks.rank == 1 else np.zeros_like(rows))
             waited = ranks.waited_s
-            gather_rows(own, between, backend)
+            gather_rows(array, device_ranks, backend)
             assert ranks.waited_s == waited, "the host has no part in it"
-            return backend.to_host(own)
+            return backend.to_host(array)
 
-    for found in on_threads(3, work):
-        np.testing.assert_array_equal(found, rows)
+    for result in on_threads(3, work):
+        np.testing.assert_array_equal(result, rows)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_device_allreduce_equals_host_allreduce(devices: Any, dtype: Any) -> None:
     """Check equal bits on all ranks, also for a view with gaps and for arrays on the host."""
     rng = np.random.default_rng(0)
-    given = rng.normal(size=(3, 4, 6)).astype(dtype)
+    arrays = rng.normal(size=(3, 4, 6)).astype(dtype)
 
     def work(ranks: Communicator) -> Any:
         backend = devices(ranks.rank)
         with backend.active():
-            between = on_devices(ranks, backend)
-            assert isinstance(between, Nccl)
-            a = backend.asarray(given[ranks.rank])
-            wide = backend.asarray(given[ranks.rank])
-            found = between.sum(a, backend)
-            assert found is a
-            between.sum(wide[:, ::2], backend)
-            between.sum(a[:0], backend)
-            on_host = between.sum(given[ranks.rank].copy(), Backend(1))
-            assert between.exclusive_scan(2) == 2 * ranks.rank
-            assert between.waited_s >= 1.0  # of two sums of half a second
+            device_ranks = on_devices(ranks, backend)
+            assert isinstance(device_ranks, Nccl)
+            a = backend.asarray(arrays[ranks.rank])
+            wide = backend.asarray(arrays[ranks.rank])
+            device_total = device_ranks.sum(a, backend)
+            assert device_total is a
+            device_ranks.sum(wide[:, ::2], backend)
+            device_ranks.sum(a[:0], backend)
+            on_host = device_ranks.sum(arrays[ranks.rank].copy(), Backend(1))
+            assert device_ranks.exclusive_scan(2) == 2 * ranks.rank
+            assert device_ranks.waited_s >= 1.0  # of two sums of half a second
             return backend.to_host(a), backend.to_host(wide), on_host
 
-    total = given[0] + given[1] + given[2]
+    total = arrays[0] + arrays[1] + arrays[2]
     for rank, (a, wide, on_host) in enumerate(on_threads(3, work)):
         np.testing.assert_array_equal(a, total)
         np.testing.assert_array_equal(wide[:, ::2], total[:, ::2])
-        np.testing.assert_array_equal(wide[:, 1::2], given[rank][:, 1::2])
+        np.testing.assert_array_equal(wide[:, 1::2], arrays[rank][:, 1::2])
         np.testing.assert_array_equal(on_host, total)
 
 
 def test_allreduce_falls_back_to_host(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check two ranks on one device, a rank on the CPU, a missing NCCL, and a single rank."""
-    made = [lambda rank: devices(0), lambda rank: devices(rank) if rank else Backend(1)]
-    for make in made:
-        found = on_threads(2, lambda ranks, make=make: on_devices(ranks, make(ranks.rank)))
-        assert [type(each) for each in found] == [Threads, Threads]
+    makers = [lambda rank: devices(0), lambda rank: devices(rank) if rank else Backend(1)]
+    for make in makers:
+        communicators = on_threads(2, lambda ranks, make=make: on_devices(ranks, make(ranks.rank)))
+        assert [type(communicator) for communicator in communicators] == [Threads, Threads]
     assert on_devices(SINGLE, devices(0)) is SINGLE
-    for without in (SimpleNamespace(available=False), None):
-        monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", without)
-        with pytest.warns(UserWarning, match="finds no NCCL on rank 0, 1") as given:
-            found = on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
-        assert [type(each) for each in found] == [Threads, Threads]
-        assert len(given) == 1, "rank 0 alone warns"
-        assert "gpu-cuda13" in str(given[0].message)
+    for missing_library in (SimpleNamespace(available=False), None):
+        monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", missing_library)
+        with pytest.warns(UserWarning, match="finds no NCCL on rank 0, 1") as warning:
+            communicators = on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
+        assert [type(communicator) for communicator in communicators] == [Threads, Threads]
+        assert len(warning) == 1, "rank 0 alone warns"
+        assert "gpu-cuda13" in str(warning[0].message)
 
 
 def test_equal_host_names_of_two_machines_are_distinguished(
@@ -312,8 +316,8 @@ def test_equal_host_names_of_two_machines_are_distinguished(
     """Check containers with the same host name, each with a GPU at the same index."""
     boots = iter("abc")
     monkeypatch.setattr("streamkern.backend.ranks.boot_id", lambda: next(boots))
-    found = on_threads(3, lambda ranks: on_devices(ranks, devices(0)))
-    assert [type(each) for each in found] == [Nccl] * 3
+    communicators = on_threads(3, lambda ranks: on_devices(ranks, devices(0)))
+    assert [type(communicator) for communicator in communicators] == [Nccl] * 3
 
 
 def test_gpu_extras_install_nccl() -> None:
@@ -322,7 +326,8 @@ def test_gpu_extras_install_nccl() -> None:
         "optional-dependencies"
     ]
     for cuda in ("12", "13"):
-        assert any(each.startswith(f"nvidia-nccl-cu{cuda}>=") for each in extras[f"gpu-cuda{cuda}"])
+        requirements = extras[f"gpu-cuda{cuda}"]
+        assert any(text.startswith(f"nvidia-nccl-cu{cuda}>=") for text in requirements)
 
 
 def test_nccl_start_failure_gives_warning(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,9 +336,9 @@ def test_nccl_start_failure_gives_warning(devices: Any, monkeypatch: pytest.Monk
     def fails(size: int, identity: bytes, rank: int) -> None:
         raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
 
-    broken = library()
-    broken.NcclCommunicator = fails
-    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", broken)
+    broken_library = library()
+    broken_library.NcclCommunicator = fails
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", broken_library)
     with pytest.raises(BackendError, match=r"rank . of 2: NCCL_ERROR_SYSTEM_ERROR; set NCCL"):
         on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
 
@@ -343,8 +348,8 @@ class OneOfMany(Communicator):
 
     is_single = False
 
-    def _total(self, own: Any) -> Any:
-        return own
+    def _total(self, values: Any) -> Any:
+        return values
 
 
 @pytest.mark.gpu
@@ -355,16 +360,16 @@ def test_nccl_allreduces_on_one_device() -> None:
         pytest.skip("needs NCCL")
     backend = CupyBackend(0)
     with backend, backend.active():
-        between = on_devices(OneOfMany(), backend)
-        assert isinstance(between, Nccl)
+        device_ranks = on_devices(OneOfMany(), backend)
+        assert isinstance(device_ranks, Nccl)
         rows = backend.asarray(np.ones((3, 5), np.float16))
-        gather_rows(rows, between, backend)
+        gather_rows(rows, device_ranks, backend)
         assert bool((rows == 1).all())
         for dtype in (np.float32, np.float64):
-            given = np.random.default_rng(0).normal(size=(40, 6)).astype(dtype)
-            a = backend.asarray(given)
-            between.sum(a, backend)
-            between.sum(a[:, ::2], backend)
-            np.testing.assert_array_equal(backend.to_host(a), given)
+            array = np.random.default_rng(0).normal(size=(40, 6)).astype(dtype)
+            a = backend.asarray(array)
+            device_ranks.sum(a, backend)
+            device_ranks.sum(a[:, ::2], backend)
+            np.testing.assert_array_equal(backend.to_host(a), array)
         backend.synchronize()
-        assert between.waited_s > 0
+        assert device_ranks.waited_s > 0

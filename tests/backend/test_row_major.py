@@ -152,13 +152,13 @@ def test_triangular_solves_equal_reference(
 ) -> None:
     dtype, tolerance = precision
     L, B = lower(0, b, dtype, gap), matrix(1, b, k, dtype, gap)
-    before, full = np.array(B), np.tril(L).astype(np.float64)
+    original, full = np.array(B), np.tril(L).astype(np.float64)
     blas.solve_lower(L, B, transposed=transposed)
-    close((full.T if transposed else full) @ B, before, tolerance)
+    close((full.T if transposed else full) @ B, original, tolerance)
     B = matrix(2, k, b, dtype, gap)
-    before = np.array(B)
+    original = np.array(B)
     blas.solve_lower(L, B, right=True)
-    close(B @ full.T, before, tolerance)
+    close(B @ full.T, original, tolerance)
 
 
 @given(SIZES, st.integers(0, 6), GAPS, PRECISIONS)
@@ -167,10 +167,10 @@ def test_add_gram_writes_lower_triangle(
 ) -> None:
     dtype, tolerance = precision
     C, W = matrix(0, b, b, dtype, gap), matrix(1, k, b, dtype, gap)
-    before, truth = np.array(C), C + 0.3 * (W.T @ W)
+    original, truth = np.array(C), C + 0.3 * (W.T @ W)
     blas.add_gram(C, W, 0.3)
     close(np.tril(C), np.tril(truth), tolerance)
-    np.testing.assert_array_equal(np.triu(C, 1), np.triu(before, 1))
+    np.testing.assert_array_equal(np.triu(C, 1), np.triu(original, 1))
 
 
 def test_non_contiguous_rows_are_refused(blas: RowMajor) -> None:
@@ -191,9 +191,9 @@ def test_operands_may_have_contiguous_columns(transposed: bool, blas: RowMajor) 
     blas.gemm(A.T, addressed(np.ascontiguousarray(B.T)) if transposed else B, out,
               transposed=transposed)  # fmt: skip
     np.testing.assert_allclose(out, A.T @ B, rtol=1e-14)
-    both = matrix(3, 4, 4, np.float64)
-    blas.gemm(A, A if transposed else A.T, both, transposed=transposed)
-    np.testing.assert_allclose(both, A @ A.T, rtol=1e-14)
+    operands = matrix(3, 4, 4, np.float64)
+    blas.gemm(A, A if transposed else A.T, operands, transposed=transposed)
+    np.testing.assert_allclose(operands, A @ A.T, rtol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_a_launch_more_saves_64_mb_of_zeros(
     block = _block_rows(A)
     parts = triangle_parts(n, block, n, 10, 10, False)
     n_bytes, finer = (
-        A.itemsize * sum(part.r * part.k * part.n_products for part in found)
-        for found in (parts, triangle_parts(n, block // 2, n, 10, 10, False))
+        A.itemsize * sum(part.r * part.k * part.n_products for part in products)
+        for products in (parts, triangle_parts(n, block // 2, n, 10, 10, False))
     )
     assert len(parts) == launches
     assert n_bytes / A.itemsize / n**2 == pytest.approx(share, rel=1e-3)

@@ -56,17 +56,19 @@ def test_kmeans_centers_equal_means_in_metric(name: str) -> None:
         work = CenterWork(P, SEED, kernel, backend, "float32", None, stream)
         Z, fields = KMeans().refine(X[:P], replace(plan, rows=N), work)
     assert fields == {"rows": P + N}
-    middle = X[:P].mean(axis=0, dtype=np.float64)
+    origin = X[:P].mean(axis=0, dtype=np.float64)
     state = int(np.random.default_rng([SEED, KMEANS_STAGE]).integers(1 << 32))
-    first, *moved = ((rows - middle) @ A for rows in (X[:P], *batches))
-    model = MiniBatchKMeans(P, init=first, n_init=1, batch_size=KMEANS_BATCH, random_state=state)
-    for rows in (first, *moved):
+    initial_means, *transformed = ((rows - origin) @ A for rows in (X[:P], *batches))
+    model = MiniBatchKMeans(
+        P, init=initial_means, n_init=1, batch_size=KMEANS_BATCH, random_state=state
+    )
+    for rows in (initial_means, *transformed):
         model.partial_fit(rows)
     # Of float32: a few rounding errors of values up to 50.
-    np.testing.assert_allclose((Z - middle) @ A, model.cluster_centers_, atol=1e-3)
+    np.testing.assert_allclose((Z - origin) @ A, model.cluster_centers_, atol=1e-3)
     # The way from the middle has no part that the metric does not see.
     np.testing.assert_allclose(
-        (Z - middle) @ A @ np.linalg.pinv(A, rcond=1e-6), Z - middle, atol=1e-3
+        (Z - origin) @ A @ np.linalg.pinv(A, rcond=1e-6), Z - origin, atol=1e-3
     )
 
 
@@ -109,5 +111,5 @@ print((peak() - before) / A.nbytes)
 
 def test_inverse_metric_uses_planned_memory() -> None:
     one_thread = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    taken = float(subprocess.check_output([sys.executable, "-c", INVERSE], env=one_thread))
-    assert 0.85 * 9 < taken < 1.05 * 9
+    used_bytes = float(subprocess.check_output([sys.executable, "-c", INVERSE], env=one_thread))
+    assert 0.85 * 9 < used_bytes < 1.05 * 9

@@ -33,8 +33,8 @@ def test_random_centers_are_distinct_rows(p: int, seed: int) -> None:
     X, y = arrays()
     np.testing.assert_array_equal(block.X, X[block.row_ids])
     np.testing.assert_array_equal(block.y, y[block.row_ids])
-    again = random_rows.random_centers(source, p, seed)
-    np.testing.assert_array_equal(again.row_ids, block.row_ids)
+    second_draw = random_rows.random_centers(source, p, seed)
+    np.testing.assert_array_equal(second_draw.row_ids, block.row_ids)
 
 
 def test_random_centers_cover_a_sorted_store() -> None:
@@ -170,8 +170,7 @@ def test_identical_centers_have_bandwidth_one() -> None:
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2"])
 def test_sorted_store_has_same_bandwidth_as_shuffled_store(solver: str, tmp_path: Path) -> None:
-    """Check EigenPro 2, which keeps the order of the store: its first 1000 rows may be of one
-    class."""
+    """Check EigenPro 2, which keeps the order of a store that is sorted by class."""
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], 1500)
     X = (rng.standard_normal((3000, 3)) + 40 * y[:, None]).astype(np.float32)

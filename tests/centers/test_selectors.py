@@ -92,9 +92,9 @@ def test_balanced_selector_gives_exact_counts(
     assert len(np.unique(block.row_ids)) == len(block.row_ids) == p
     np.testing.assert_array_equal(block.X[:, 0], block.row_ids)
     np.testing.assert_array_equal(block.y, y[block.row_ids])
-    found, there = np.bincount(block.y, minlength=c), np.bincount(y, minlength=c)
+    counts, available = np.bincount(block.y, minlength=c), np.bincount(y, minlength=c)
     # A class with less than another by more than one has no more to give.
-    assert (found[found < found.max() - 1] == there[found < found.max() - 1]).all()
+    assert (counts[counts < counts.max() - 1] == available[counts < counts.max() - 1]).all()
     assert looked_at <= n
 
 
@@ -131,21 +131,20 @@ def test_balanced_selector_reads_units_until_classes_are_full(
 def test_balanced_selector_reads_labels_of_store_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check also that the choice equals that of an array with the same units, and of a mixture of
-    two."""
+    """Check also the choice from an array with the same units, and from a mixture."""
     X, y = arrays(600, 1)
     ingest(X, tmp_path / "s.zarr", y=y, shuffle=False, chunk_mb=0.001)
     source = ZarrSource(tmp_path / "s.zarr")
     rows = int(source.unit_bounds(0)[1])
     full = ArraySource(X, y, classes=source.classes, unit_rows=rows)
     expected = balanced.Balanced().rows(full, 30, 3)
-    read: list[int] = []
+    units_read: list[int] = []
     plain = source.store.read_chunk
-    monkeypatch.setattr(source.store, "read_chunk", lambda i: read.append(i) or plain(i))
-    found = balanced.Balanced().rows(source, 30, 3)
-    np.testing.assert_array_equal(found[0].row_ids, expected[0].row_ids)
-    np.testing.assert_array_equal(found[0].X, expected[0].X)
-    assert len(read) <= 30
+    monkeypatch.setattr(source.store, "read_chunk", lambda i: units_read.append(i) or plain(i))
+    chosen_rows = balanced.Balanced().rows(source, 30, 3)
+    np.testing.assert_array_equal(chosen_rows[0].row_ids, expected[0].row_ids)
+    np.testing.assert_array_equal(chosen_rows[0].X, expected[0].X)
+    assert len(units_read) <= 30
     two = MixtureSource([source, full])
     block, _ = balanced.Balanced().rows(two, 31, 0)
     np.testing.assert_array_equal(block.X, np.concatenate([X, X])[block.row_ids])
@@ -190,9 +189,9 @@ def distortion(X: Array, Z: Array) -> float:
 def test_kmeans_moves_empty_clusters() -> None:
     """Start from one outlier and 19 copies of one row, with 5 clusters."""
     X = clusters(20_000, 5, seed=1)
-    first = np.repeat(X[:1], 20, axis=0)
-    first[0] = 1000
-    Z = kmeans(first, (X[i : i + 500] for i in range(0, 20_000, 500)), 0, 1)
+    initial_means = np.repeat(X[:1], 20, axis=0)
+    initial_means[0] = 1000
+    Z = kmeans(initial_means, (X[i : i + 500] for i in range(0, 20_000, 500)), 0, 1)
     assert np.abs(Z).max() < 100
     assert len(np.unique(Z, axis=0)) == 20
     assert distortion(X, Z) < 4
@@ -201,10 +200,10 @@ def test_kmeans_moves_empty_clusters() -> None:
 def chosen(run: ResolvedRun) -> tuple[choose_centers.ChosenCenters, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    found = choose_centers.choose_centers(run, dtype, lambda *event: events.append(event))
+    centers = choose_centers.choose_centers(run, dtype, lambda *event: events.append(event))
     events = [event for event in events if event[0] != "setup"]  # what it is at
     assert [name for name, _ in events] == ["centers"]
-    return found, events[0][1]
+    return centers, events[0][1]
 
 
 def test_kmeans_uses_scaled_rows_without_augmentation() -> None:
@@ -225,8 +224,10 @@ def test_kmeans_uses_scaled_rows_without_augmentation() -> None:
 
 @pytest.mark.parametrize("method", ["kmeans", "rpcholesky"])
 def test_bandwidth_comes_from_rows_for_every_selector(method: str) -> None:
-    """Check that the bandwidth comes from rows: means are nearer to each other than rows are, and
-    pivots farther apart."""
+    """Check selectors whose centers have other distances than the rows.
+
+    Means are nearer to each other than rows are, and pivots farther apart.
+    """
     source = ArraySource(*arrays(4000), classes=runs.CLASSES)
     overrides = {"model.centers": method, "model.bandwidth": "auto", "model.n_centers": 100}
     width = chosen(opened(source, **overrides))[0].kernel.bandwidth
@@ -282,8 +283,10 @@ def test_rpcholesky_with_block_of_one_equals_simple_algorithm(
 def test_blocked_rpcholesky_leaves_as_little_trace_as_single_pivots(
     precision: str, backend: Backend
 ) -> None:
-    """Compare the mean remaining trace over seeds with that of single pivots, with the bound of
-    Theorem 3.1 of Chen et al., and with random rows."""
+    """Compare the mean remaining trace with that of single pivots, a bound, and random rows.
+
+    The bound is Theorem 3.1 of Chen et al.
+    """
     X = clusters(400, 10, seed=3).astype(np.float32 if precision == "exact" else np.float64)
     op = KernelOperator(Laplace(8.0), backend, precision)
     K, p = ref.laplace(np.float64(X), np.float64(X), 8.0), 40
@@ -303,13 +306,12 @@ def test_blocked_rpcholesky_leaves_as_little_trace_as_single_pivots(
 
 
 def test_rpcholesky_completes_choice_at_numerical_rank(backend: Backend) -> None:
-    """Check rows that are nearly equal for the kernel: rounding ends the draws, and other rows
-    complete the choice."""
+    """Check rows that are nearly equal for the kernel, where rounding ends the draws."""
     X = clusters(300, 3).astype(np.float32)
-    found = rpcholesky(KernelOperator(Laplace(1e7), backend), X, 100, 0)
-    assert found.n_drawn < 100
-    assert len(np.unique(found.rows)) == 100
-    assert found.residual == pytest.approx(0, abs=1e-5)
+    pivots = rpcholesky(KernelOperator(Laplace(1e7), backend), X, 100, 0)
+    assert pivots.n_drawn < 100
+    assert len(np.unique(pivots.rows)) == 100
+    assert pivots.residual == pytest.approx(0, abs=1e-5)
 
 
 def test_duplicate_rows_are_never_chosen_twice() -> None:
@@ -358,10 +360,10 @@ def test_selectors_accept_any_source_and_number_of_threads(method: str, name: st
     np.testing.assert_array_equal(one.model.weights, two.model.weights)
     assert sorted(one.order) == list(range(30))
     run = opened(source, **settings)
-    stored = all_rows(run.data.base, 0)
-    rows, _ = choose_centers.transform_rows(run, stored, one.Z.dtype)
-    held = {row.tobytes() for row in rows}
-    assert (method == "kmeans") != ({row.tobytes() for row in one.Z} <= held)
+    all_stored = all_rows(run.data.base, 0)
+    rows, _ = choose_centers.transform_rows(run, all_stored, one.Z.dtype)
+    stored_rows = {row.tobytes() for row in rows}
+    assert (method == "kmeans") != ({row.tobytes() for row in one.Z} <= stored_rows)
 
 
 def test_integer_precision_keeps_pivots_on_grid() -> None:

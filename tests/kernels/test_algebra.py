@@ -121,8 +121,7 @@ def metrics(d: int) -> st.SearchStrategy[Array | None]:
 def test_combined_kernel_equals_combination_of_parts(
     kind: type[Backend], precision: str, examples: int
 ) -> None:
-    """Compare with the parts on tiles smaller than the matrix, with a shift, for points that are
-    not scaled."""
+    """Compare with the parts on small tiles, with a shift, for points that are not scaled."""
     if kind is CompiledBackend and numba_problem() is not None:
         pytest.skip("Numba is not installed")
 
@@ -152,11 +151,11 @@ def test_combined_kernel_equals_combination_of_parts(
 def test_kernel_roundtrips_through_description(kernel: Kernel, metric: Array | None) -> None:
     kernel = kernel.with_metric(metric)
     described = json.loads(json.dumps(kernel.describe()))
-    again = get_kernel(described, metric=metric)
-    assert again.describe() == kernel.describe() == described
-    assert repr(again) == repr(kernel)
-    assert (again.geometry, again.expression) == (kernel.geometry, kernel.expression)
-    assert again.bandwidth == kernel.bandwidth
+    restored = get_kernel(described, metric=metric)
+    assert restored.describe() == kernel.describe() == described
+    assert repr(restored) == repr(kernel)
+    assert (restored.geometry, restored.expression) == (kernel.geometry, kernel.expression)
+    assert restored.bandwidth == kernel.bandwidth
     if metric is not None:
         with pytest.raises(ConfigError, match="metric, whose numbers a table cannot hold; give"):
             get_kernel(described)
@@ -188,8 +187,8 @@ def test_kernels_have_same_bits_for_any_number_of_threads(kind: type[Backend]) -
                 results.append((op.product(both(op, A), both(op, B), W), op.gram(both(op, A))))
                 one = op.points(A[37:38].astype(np.float32), right=True)
                 np.testing.assert_array_equal(one.right, both(op, A).right[37:38])  # type: ignore[index]
-        for other in results[1:]:
-            for left, right in zip(results[0], other, strict=True):
+        for result in results[1:]:
+            for left, right in zip(results[0], result, strict=True):
                 np.testing.assert_array_equal(left, right)
 
 
@@ -243,8 +242,7 @@ def test_user_kernels_can_be_combined() -> None:
 
 
 def test_user_kernel_is_restored_only_if_unchanged() -> None:
-    """Check that a kernel is rebuilt from its class, and refused without the class or for another
-    function."""
+    """Check that a missing class and a changed function are refused."""
     described = json.loads(json.dumps(Quartic(2.0).describe()))
     assert repr(get_kernel(described)) == "Quartic(bandwidth=2)"
     with pytest.raises(ConfigError, match=r"has changed since.* define the class as it was"):
@@ -263,8 +261,7 @@ def test_open_bandwidth_is_filled_by_get_kernel() -> None:
 
 
 def test_kernel_names_of_other_libraries_are_accepted() -> None:
-    """Check that names of kernels in other libraries are accepted if they mean the same, and that
-    names of parameters are explained."""
+    """Check names that mean the same kernel, and messages for other parameters."""
     for name in ("rbf", "RBF", "Gaussian", "GAUSSIAN", "squared_exponential"):
         assert repr(get_kernel(name, 2.0)) == repr(Gaussian(2.0))
     for kind, name, remedy in (
@@ -364,8 +361,8 @@ def test_metric_of_other_width_or_integer_precision_is_refused() -> None:
     backend = Backend(1)
     backend.tensor_cores = True
     for kernel, precision in ((op.kernel, "high"), (Linear(), "exact"), (LaplaceL1(1.0), "exact")):
-        found = resolve_precision("auto", np.dtype(np.uint8), [], backend, kernel)
-        assert found == (precision, None)
+        resolved = resolve_precision("auto", np.dtype(np.uint8), [], backend, kernel)
+        assert resolved == (precision, None)
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -392,15 +389,15 @@ def test_run_with_combined_kernel_learns_resumes_and_loads(
     uninterrupted = finished(runs.settings(tmp_path / "whole", **overrides), source=array_source())
     config = runs.settings(tmp_path / "cut", **overrides)
     stopped(config, 3, source=array_source())
-    again = finished(config, source=array_source(), test=array_source(10, 5))
+    resumed = finished(config, source=array_source(), test=array_source(10, 5))
     assert_same_bits(final(tmp_path / "cut"), final(tmp_path / "whole"))
     X = runs.arrays(10, 5)[0]
-    kernel = again.model.op.kernel
-    assert json.loads(json.dumps(again.meta["kernel"])) == kernel.describe()
+    kernel = resumed.model.op.kernel
+    assert json.loads(json.dumps(resumed.meta["kernel"])) == kernel.describe()
     if name != "relu_ntk":
-        K = truth(kernel, X.astype(np.float64), np.float64(again.Z))
-        f = K @ np.float64(again.model.weights)
-        np.testing.assert_allclose(again.model.values(X), f, rtol=1e-3, atol=1e-3)
+        K = truth(kernel, X.astype(np.float64), np.float64(resumed.Z))
+        f = K @ np.float64(resumed.model.weights)
+        np.testing.assert_allclose(resumed.model.values(X), f, rtol=1e-3, atol=1e-3)
     model = load_model(tmp_path / "whole", device="cpu", threads=1)
     np.testing.assert_array_equal(model.values(X), uninterrupted.model.values(X))
     model.backend.close()
@@ -409,12 +406,12 @@ def test_run_with_combined_kernel_learns_resumes_and_loads(
 def test_metric_is_saved_with_run(tmp_path: Path) -> None:
     X, d = runs.arrays(10, 5)[0], runs.D
     kernel = 0.5 * Laplace(2.0, metric=rows(3, d, 2)) + Gaussian(1.0, metric=rows(3, d, 2))
-    given = {"model.kernel": kernel, "model.bandwidth": "auto"}
-    config = runs.settings(tmp_path, **given, **{"model.fit_intercept": False})
+    overrides = {"model.kernel": kernel, "model.bandwidth": "auto"}
+    config = runs.settings(tmp_path, **overrides, **{"model.fit_intercept": False})
     stopped(config, 2, source=array_source())
-    other = config.with_overrides({"model.kernel": kernel.with_metric(rows(4, d, 2))})
+    other_metric = config.with_overrides({"model.kernel": kernel.with_metric(rows(4, d, 2))})
     with pytest.raises(ResumeMismatchError, match=r"model\.kernel: other contents"):
-        finished(other, source=array_source())
+        finished(other_metric, source=array_source())
     result = finished(config, source=array_source(), test=array_source(10, 5))
     f = truth(kernel, np.float64(X), np.float64(result.Z)) @ np.float64(result.model.weights)
     np.testing.assert_allclose(result.model.values(X), f, rtol=1e-3, atol=1e-3)
@@ -425,9 +422,9 @@ def test_metric_is_saved_with_run(tmp_path: Path) -> None:
 
 
 def test_metric_of_other_width_stops_run_at_once() -> None:
-    given = {"model.kernel": Laplace(1.0, metric=np.ones(77)), "model.bandwidth": "auto"}
+    overrides = {"model.kernel": Laplace(1.0, metric=np.ones(77)), "model.bandwidth": "auto"}
     with pytest.raises(ConfigError, match="is for 77 features"):
-        finished(runs.settings(**given), source=array_source())
+        finished(runs.settings(**overrides), source=array_source())
 
 
 def test_estimator_accepts_kernel_tables_and_sums() -> None:

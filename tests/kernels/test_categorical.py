@@ -51,10 +51,10 @@ def squared(kernel: Kernel, A: Array, B: Array) -> Array:
     A, B = A.astype(np.float64), B.astype(np.float64)
     metric = np.ones(D) if kernel.metric is None else kernel.metric
     a, b = (X * metric if metric.ndim == 1 else X @ metric for X in (A, B))
-    found = ((a[:, None] - b) ** 2).sum(axis=2)
+    squares = ((a[:, None] - b) ** 2).sum(axis=2)
     for column, weight in kernel.categorical:
-        found += weight * (A[:, None, column] != B[:, column])
-    return np.asarray(found)
+        squares += weight * (A[:, None, column] != B[:, column])
+    return np.asarray(squares)
 
 
 def dense(kernel: Kernel, A: Array, B: Array) -> Array:
@@ -64,11 +64,11 @@ def dense(kernel: Kernel, A: Array, B: Array) -> Array:
 
 @pytest.fixture
 def backends() -> Iterator[list[Backend]]:
-    found = [Backend(2), *([CompiledBackend(2)] if numba_problem() is None else [])]
-    for backend in found:
+    all_backends = [Backend(2), *([CompiledBackend(2)] if numba_problem() is None else [])]
+    for backend in all_backends:
         backend.tile_rows, backend.tile_cols = 16, 24
-    yield found
-    for backend in found:
+    yield all_backends
+    for backend in all_backends:
         backend.close()
 
 
@@ -98,14 +98,15 @@ def test_any_number_of_categorical_features_is_accepted(n: int, backends: list[B
     kernel = sk.Gaussian(2.0).with_categorical(categorical)
     for backend in backends:
         op = KernelOperator(kernel, backend, "exact", SHIFT)
-        found = op.matrix(both(op, A), both(op, B))
-        np.testing.assert_allclose(found, dense(kernel, A, B), rtol=0, atol=1e-5)
+        K = op.matrix(both(op, A), both(op, B))
+        np.testing.assert_allclose(K, dense(kernel, A, B), rtol=0, atol=1e-5)
 
 
 def test_categorical_values_are_compared_exactly(backends: list[Backend]) -> None:
     """Check values that differ in the last bit, far from the shift."""
-    far = np.float32(1e6)
-    X = np.array([[far], [np.nextafter(far, np.float32(2e6))], [far]], np.float32)
+    large_value = np.float32(1e6)
+    next_value = np.nextafter(large_value, np.float32(2e6))
+    X = np.array([[large_value], [next_value], [large_value]], np.float32)
     for backend in backends:
         kernel = sk.Gaussian(1.0, metric=[1e-8]).with_categorical([(0, 2.0)])
         op = KernelOperator(kernel, backend, "exact", np.zeros(1))
@@ -120,9 +121,9 @@ def test_categorical_features_equal_one_hot_code() -> None:
              for X in (A, B)]  # fmt: skip
     op = KernelOperator(sk.Laplace(2.0).with_categorical([(3, weight)]), Backend(1), "float64")
     plain = KernelOperator(sk.Laplace(2.0), Backend(1), "float64")
-    found = op.matrix(both(op, A), both(op, B))
+    K = op.matrix(both(op, A), both(op, B))
     expected = plain.matrix(both(plain, coded[0]), both(plain, coded[1]))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(K, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -156,12 +157,12 @@ def test_categorical_gradients_equal_finite_differences(
 def test_categorical_kernel_roundtrips_through_description(name: str) -> None:
     kernel = KERNELS[name].with_categorical(LEVELS)
     described = json.loads(json.dumps(kernel.describe()))
-    again = get_kernel(described)
-    assert again.categorical == LEVELS
-    assert again.describe() == kernel.describe() != KERNELS[name].describe()
-    np.testing.assert_array_equal(*(dense(k, table(9, 0), table(9, 1)) for k in (kernel, again)))
-    moved = kernel.with_metric(np.ones(D))
-    assert get_kernel(moved.describe(), metric=moved.metric).categorical == LEVELS
+    restored = get_kernel(described)
+    assert restored.categorical == LEVELS
+    assert restored.describe() == kernel.describe() != KERNELS[name].describe()
+    np.testing.assert_array_equal(*(dense(k, table(9, 0), table(9, 1)) for k in (kernel, restored)))
+    with_metric = kernel.with_metric(np.ones(D))
+    assert get_kernel(with_metric.describe(), metric=with_metric.metric).categorical == LEVELS
     assert kernel.with_bandwidth(9.0).categorical == LEVELS
     assert kernel.with_categorical(()).describe() == KERNELS[name].describe()
     assert "categorical 3 (weight 0.8), 1 (weight 2.5)" in kernel_text(described)
@@ -203,8 +204,7 @@ def test_categorical_needs_a_kernel_of_distance(kernel: Kernel) -> None:
 
 
 def test_kernel_sum_shares_categorical_features() -> None:
-    """Check that the parts share a tile, and that no operator drops the categorical features of its
-    operands."""
+    """Check that the parts share a tile, and that operators keep categorical features."""
     laplace, gauss = (k(1.0).with_categorical([(0, 1.0)]) for k in (sk.Laplace, sk.Gaussian))
     plain = sk.Gaussian(2.0)
     sums, products = (
@@ -261,8 +261,7 @@ def test_categorical_kernel_has_no_fourier_frequencies() -> None:
 
 
 def test_importances_include_categorical_features() -> None:
-    """Check that a categorical feature counts as its part of the squared distance of two rows of
-    standardised features."""
+    """Check the shares of the squared distance of two rows of standardised features."""
     categorical = ((0, 4.0), (2, 2.0))
     expected = np.array([1.0 + 2.0, 4.0, 0.0 + 1.0]) / 8
     np.testing.assert_allclose(importances(np.array([1.0, 2.0, 0.0]), categorical), expected)
@@ -271,6 +270,7 @@ def test_importances_include_categorical_features() -> None:
     np.testing.assert_allclose(importances(1e-170 * np.ones(3), categorical), [2 / 3, 0, 1 / 3])
     np.testing.assert_allclose(importances(np.zeros(3), categorical), [2 / 3, 0, 1 / 3])
     for metric in (np.array([1.0, 2.0, 0.0]), A):
-        found = describe_metric(metric, "abc", categorical)
-        assert dict(found["importances"]) == pytest.approx(dict(zip("abc", expected, strict=True)))
-        np.testing.assert_allclose(found["spectrum"][:2], [0.8, 0.2])
+        summary = describe_metric(metric, "abc", categorical)
+        expected_shares = dict(zip("abc", expected, strict=True))
+        assert dict(summary["importances"]) == pytest.approx(expected_shares)
+        np.testing.assert_allclose(summary["spectrum"][:2], [0.8, 0.2])

@@ -19,15 +19,15 @@ def test_importances_equal_explicit_matrix(r: int) -> None:
     lam, U = np.linalg.eigh(M)
     np.testing.assert_allclose(importances(A), M.diagonal() / np.trace(M))
     names = [f"c{j}" for j in range(30)]
-    found = describe_metric(A, names)
-    assert json.loads(json.dumps(found)) == found
-    assert (found["kind"], found["features"], found["directions"]) == ("matrix", 30, r)
+    summary = describe_metric(A, names)
+    assert json.loads(json.dumps(summary)) == summary
+    assert (summary["kind"], summary["features"], summary["directions"]) == ("matrix", 30, r)
     order = np.argsort(-M.diagonal())[:MAX_SUMMARY_ENTRIES]
-    assert [name for name, _ in found["importances"]] == [f"c{j}" for j in order]
+    assert [name for name, _ in summary["importances"]] == [f"c{j}" for j in order]
     shares = (lam[::-1] / lam.sum())[: min(r, MAX_SUMMARY_ENTRIES)]
-    np.testing.assert_allclose(found["spectrum"], shares, atol=1e-12)
-    assert len(found["first"]) == min(r, 3)
-    for k, terms in enumerate(found["first"]):
+    np.testing.assert_allclose(summary["spectrum"], shares, atol=1e-12)
+    assert len(summary["first"]) == min(r, 3)
+    for k, terms in enumerate(summary["first"]):
         u = U[:, -1 - k]
         places = [int(name[1:]) for name, _ in terms]
         np.testing.assert_array_equal(places, np.argsort(-np.abs(u))[: len(places)])
@@ -36,10 +36,10 @@ def test_importances_equal_explicit_matrix(r: int) -> None:
 
 
 def test_importances_of_diagonal_metric() -> None:
-    found = describe_metric(np.array([0.0, 2.0, 1.0]), "abc")
-    assert found["importances"] == [["b", 0.8], ["c", 0.2], ["a", 0.0]]
-    assert (found["kind"], found["directions"], found["first"]) == ("scales", 2, [])
-    np.testing.assert_allclose(found["spectrum"], [0.8, 0.2, 0.0])
+    summary = describe_metric(np.array([0.0, 2.0, 1.0]), "abc")
+    assert summary["importances"] == [["b", 0.8], ["c", 0.2], ["a", 0.0]]
+    assert (summary["kind"], summary["directions"], summary["first"]) == ("scales", 2, [])
+    np.testing.assert_allclose(summary["spectrum"], [0.8, 0.2, 0.0])
 
 
 def test_importances_of_zero_metric_are_zero() -> None:

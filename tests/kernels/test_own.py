@@ -86,14 +86,14 @@ def test_run_by_reference_equals_run_with_object(
     settings = ["--set", f"model.kernel={REFERENCE}", "--set", "model.bandwidth=2.0"]
     assert run_command(["train", "--train", "a.zarr", "--run-dir", "run", *settings]) == 0
     loaded = sk.load("run")
-    same = sk.KernelRegressor(Quartic("auto"), bandwidth=2.0, scale="feature").fit("a.zarr")
-    np.testing.assert_allclose(loaded.predict(X), same.predict(X), rtol=1e-4, atol=1e-4)
+    with_object = sk.KernelRegressor(Quartic("auto"), bandwidth=2.0, scale="feature").fit("a.zarr")
+    np.testing.assert_allclose(loaded.predict(X), with_object.predict(X), rtol=1e-4, atol=1e-4)
     ranks = ["--ranks", "2", "--epochs", "1", "--set", "solver.name=block"]
     assert run_command(["train", "--train", "a.zarr", "--run-dir", "two", *settings, *ranks]) == 0
 
 
 @pytest.mark.parametrize(
-    "recorded",
+    "record",
     [
         "evil:Kernel",
         {"kind": "evil:Kernel"},
@@ -103,12 +103,12 @@ def test_run_by_reference_equals_run_with_object(
     ],
 )
 def test_kernel_record_imports_no_module(
-    recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="that this process has not defined; import its module"):
-        checked_kernel_record(json.loads(json.dumps(recorded)))
+        checked_kernel_record(json.loads(json.dumps(record)))
     assert checked_kernel_record({"kind": REFERENCE}) == {"kind": REFERENCE}
     assert "evil" not in sys.modules
 

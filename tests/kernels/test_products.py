@@ -51,9 +51,9 @@ def entry_bound(op: KernelOperator, A: Array, B: Array, terms: float = 1.0) -> r
     delta = terms * 2 * (A.shape[1] + 8) * eps * size
     sq = ref.distances(a, b) ** 2
     truth = profile(op.kernel, sq)
-    above = profile(op.kernel, np.maximum(sq - delta, 0)) - truth
-    below = truth - profile(op.kernel, sq + delta)
-    return np.asarray(np.maximum(above, below) + 16 * eps)
+    excess_above = profile(op.kernel, np.maximum(sq - delta, 0)) - truth
+    excess_below = truth - profile(op.kernel, sq + delta)
+    return np.asarray(np.maximum(excess_above, excess_below) + 16 * eps)
 
 
 # --- agreement with dense float64 ---------------------------------------------------------------
@@ -103,8 +103,7 @@ def test_tiled_product_equals_dense(
 
 @pytest.mark.parametrize("name", RADIAL)
 def test_near_duplicate_rows_are_accurate_in_float32(name: str) -> None:
-    """Check rows at a distance of 1e-4 of their norms, less than the rounding error of the
-    distance."""
+    """Check rows whose relative distance of 1e-4 is below the rounding error of the distance."""
     op = operator(name, 3.0, "exact")
     A = rows(0, 30, 20).astype(np.float32)
     steps = 10.0 ** -np.arange(1, 6)
@@ -135,12 +134,12 @@ def test_identical_pairs_have_zero_distance(tile: tuple[int, int]) -> None:
     A, B = 9 + rows(0, 20, 4), 9 + rows(1, 30, 4)
     i, j = np.array([0, 3, 4, 11, 19]), np.array([29, 4, 4, 0, 17])
     x, z = both(op, A), both(op, B)
-    plain, known = op.matrix(x, z).copy(), np.empty((20, 30), np.float32)
+    plain, with_pairs = op.matrix(x, z).copy(), np.empty((20, 30), np.float32)
     W = rows(2, 30, 2).astype(np.float32)
-    out = op.product(x, z, W, keep=known, same=(i, j))
-    np.testing.assert_array_equal(known[i, j], 1.0)
+    out = op.product(x, z, W, keep=with_pairs, equal_pairs=(i, j))
+    np.testing.assert_array_equal(with_pairs[i, j], 1.0)
     plain[i, j] = 1.0
-    np.testing.assert_array_equal(known, plain)
+    np.testing.assert_array_equal(with_pairs, plain)
     np.testing.assert_allclose(out, plain @ W, rtol=1e-5, atol=1e-5)
 
 
@@ -158,8 +157,7 @@ def test_kernel_without_profile_raises() -> None:
 
 @pytest.mark.parametrize("name", RADIAL)
 def test_fast_precision_equals_kernel_of_rounded_points(name: str) -> None:
-    """Check that points are rounded before their distance is measured, so that the result is a
-    kernel matrix up to float32 rounding."""
+    """Check that points are rounded before their distance is measured."""
     op = operator(name, 2.0, "fast", shift=rows(3, 8))
     A, B = rows(0, 40, 8).astype(np.float32), rows(1, 30, 8).astype(np.float32)
     a, b = (
@@ -205,16 +203,16 @@ def test_rows_are_prepared_independently_and_in_place(threads: int, precision: s
     X = rows(0, n, 5)
     with Backend(threads) as backend:
         op = operator(precision=precision, backend=backend, shift=rows(3, 5))
-        given = X.astype(op.dtype)
+        typed_rows = X.astype(op.dtype)
         room = op.empty_points(n + 3, 5, left=True, right=True)
-        inside = op.points(given, out=room[:n])
+        in_buffer = op.points(typed_rows, out=room[:n])
         new = both(op, X)
         single = both(op, X[300:301])
         for side in ("left", "right"):
-            assert np.shares_memory(getattr(inside, side), getattr(room, side))
-            np.testing.assert_array_equal(getattr(inside, side), getattr(new, side))
+            assert np.shares_memory(getattr(in_buffer, side), getattr(room, side))
+            np.testing.assert_array_equal(getattr(in_buffer, side), getattr(new, side))
             np.testing.assert_array_equal(getattr(single, side), getattr(new[300:301], side))
-        np.testing.assert_array_equal(given, X.astype(op.dtype))  # left as it was
+        np.testing.assert_array_equal(typed_rows, X.astype(op.dtype))  # left as it was
 
 
 @pytest.mark.parametrize(
@@ -230,8 +228,8 @@ def test_right_operands_can_serve_as_left_operands(
         op = KernelOperator(kernel, backend, precision, rows(3, 5), plain.grid)
         A, Z = (rows(seed, n, 5).astype(op.dtype) for seed, n in ((0, 40), (1, 30)))
         W, right = rows(2, 30, 3).astype(op.dtype), op.points(Z, right=True)
-        given = op.product(op.points(A, left=True), right, W)
-        np.testing.assert_array_equal(op.product(op.points(A, right=True), right, W), given)
+        from_left = op.product(op.points(A, left=True), right, W)
+        np.testing.assert_array_equal(op.product(op.points(A, right=True), right, W), from_left)
 
 
 BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
@@ -284,8 +282,8 @@ def test_result_has_same_bits_for_any_number_of_threads(precision: str) -> None:
             keep = np.empty((130, 90), op.dtype)
             out = op.product(both(op, A), both(op, B), W.astype(op.dtype), keep=keep)
             results.append((out, keep, op.gram(both(op, A))))
-    for other in results[1:]:
-        for one, two in zip(results[0], other, strict=True):
+    for result in results[1:]:
+        for one, two in zip(results[0], result, strict=True):
             np.testing.assert_array_equal(one, two)
 
 

@@ -65,8 +65,7 @@ def expressions(draw: Any, depth: int = 3) -> str:
 
 @given(expression=expressions(), s=st.floats(0.2, 3))
 def test_derivative_of_any_expression_equals_differences(expression: str, s: float) -> None:
-    """Compare with differences of two widths, because complex steps would hide a missing `cos` of
-    cmath."""
+    """Compare with differences of two widths; complex steps would need functions of cmath."""
 
     def value(at: float) -> float:
         return float(
@@ -77,9 +76,9 @@ def test_derivative_of_any_expression_equals_differences(expression: str, s: flo
     constant = float(evaluate_expression(expression, s=np.ones(1))) if "s" not in names else 0.0
     wide, narrow = ((value(s + h) - value(s - h)) / (2 * h) for h in (2e-4, 1e-4))
     truth = narrow + (narrow - wide) / 3
-    found = float(np.max(evaluate_expression(derivative(expression), s=np.array([s]))))
+    slope = float(np.max(evaluate_expression(derivative(expression), s=np.array([s]))))
     scale = max(1.0, abs(truth), abs(value(s)) * 1e-2)
-    assert found == pytest.approx(truth, abs=1e-5 * scale, rel=1e-4)
+    assert slope == pytest.approx(truth, abs=1e-5 * scale, rel=1e-4)
 
 
 class Bare(Kernel):

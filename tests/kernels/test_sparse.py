@@ -16,7 +16,7 @@ from streamkern.kernels.builtin import KERNELS, Gaussian, Laplace, Linear, get_k
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.kernels.sparse import for_sparse_rows
 from streamkern.store.sparse_rows import pack_rows
 
 TAKEN = [name for name in KERNELS if name != "laplace_l1"]
@@ -43,26 +43,26 @@ def test_sparse_kernel_values_equal_dense(
     X, Z, W = rows(60, 0), rows(37, 1), np.random.default_rng(2).standard_normal((37, 3))
     dense = get_kernel(kernel, 1.3)
     with get_backend("cpu", 2, accelerator) as backend:
-        op, own = KernelOperator(dense, backend, "float64"), of_sparse_rows(dense)
+        op, sparse = KernelOperator(dense, backend, "float64"), for_sparse_rows(dense)
         right = op.points(Z.toarray(), right=True)
         K = op.matrix(op.points(X.toarray(), left=True), right)
-        op = KernelOperator(own, backend, precision)
+        op = KernelOperator(sparse, backend, precision)
         A, B = op.points(flat(X), left=True), op.points(flat(Z), right=True)
         scale = np.abs(K).max()
         assert np.abs(op.matrix(A, B) - K).max() <= error * scale
         assert np.abs(op.product(A, B, W.astype(op.dtype)) - K @ W).max() <= 37 * error * scale
         # Points without an index, as those that a solver writes anew, have the same numbers.
-        again = op.points(flat(Z), out=op.empty_points(37, B.width, right=True))
-        assert again.index is None
-        assert np.array_equal(op.matrix(A, again), op.matrix(A, B))
-    assert get_kernel(own.describe()).describe() == own.describe()
-    assert "sparse rows" in repr(own)
+        in_buffer = op.points(flat(Z), out=op.empty_points(37, B.width, right=True))
+        assert in_buffer.index is None
+        assert np.array_equal(op.matrix(A, in_buffer), op.matrix(A, B))
+    assert get_kernel(sparse.describe()).describe() == sparse.describe()
+    assert "sparse rows" in repr(sparse)
 
 
 def test_sparse_gram_has_exact_ones_on_its_diagonal() -> None:
     X = rows(40, 3)
     with get_backend("cpu", 1, "none") as backend:
-        op = KernelOperator(of_sparse_rows(Laplace(0.01)), backend)
+        op = KernelOperator(for_sparse_rows(Laplace(0.01)), backend)
         points = op.points(flat(X), left=True, right=True)
         assert (op.gram(points).diagonal() == 1).all()
 
@@ -71,32 +71,32 @@ def test_sparse_bits_do_not_depend_on_threads_or_other_rows() -> None:
     X, Z = rows(50, 4), rows(5000, 5, d=60)
     X = sp.csr_array(X[:, :60])
     W = np.random.default_rng(6).standard_normal((Z.shape[0], 1)).astype(np.float32)
-    found = []
+    results = []
     for threads in (1, 3):
         with get_backend("cpu", threads, "none") as backend:
-            op = KernelOperator(of_sparse_rows(Gaussian(1.5)), backend)
+            op = KernelOperator(for_sparse_rows(Gaussian(1.5)), backend)
             B = op.points(flat(Z), right=True)
-            found.append(op.product(op.points(flat(X), left=True), B, W))
+            results.append(op.product(op.points(flat(X), left=True), B, W))
             one = op.product(op.points(flat(X[7:8]), left=True), B, W)
-            assert np.array_equal(one[0], found[-1][7])
-    assert np.array_equal(*found)
+            assert np.array_equal(one[0], results[-1][7])
+    assert np.array_equal(*results)
 
 
 def test_both_cpu_backends_give_same_sparse_bits() -> None:
     pytest.importorskip("numba")
-    X, Z, found = rows(30, 7), rows(40, 8), []
+    X, Z, results = rows(30, 7), rows(40, 8), []
     for accelerator in ("none", "numba"):
         with get_backend("cpu", 1, accelerator) as backend:
-            op = KernelOperator(of_sparse_rows(Linear()), backend)
-            found.append(op.matrix(op.points(flat(X), left=True), op.points(flat(Z), right=True)))
-    assert np.array_equal(*found)
+            op = KernelOperator(for_sparse_rows(Linear()), backend)
+            results.append(op.matrix(op.points(flat(X), left=True), op.points(flat(Z), right=True)))
+    assert np.array_equal(*results)
 
 
 def test_shorter_rows_are_widened_and_longer_ones_refused() -> None:
     X, Z = rows(20, 9), rows(10, 10)
     short, longer = flat(X), 2 * pack_rows(X).shape[2]
     with get_backend("cpu", 1, "none") as backend:
-        op = KernelOperator(of_sparse_rows(Gaussian()), backend)
+        op = KernelOperator(for_sparse_rows(Gaussian()), backend)
         B = op.points(flat(Z), right=True)
         out = op.empty_points(20, 2 * longer, left=True)
         A = op.points(short, out=out)
@@ -111,7 +111,7 @@ def test_center_blocks_keep_their_own_index(accelerator: str) -> None:
         pytest.importorskip("numba")
     X, Z = rows(30, 12), rows(50, 13)
     with get_backend("cpu", 1, accelerator) as backend:
-        op = KernelOperator(of_sparse_rows(Gaussian(1.5)), backend)
+        op = KernelOperator(for_sparse_rows(Gaussian(1.5)), backend)
         A, B = op.points(flat(X), left=True), op.points(flat(Z), left=True, right=True)
         K = op.matrix(A, B)
         for block in (slice(0, 50), slice(0, 17), slice(17, 50), slice(49, 60), slice(7, 7)):
@@ -129,7 +129,7 @@ def test_center_blocks_keep_their_own_index(accelerator: str) -> None:
 def test_empty_rows_and_centers_are_accepted() -> None:
     none, X = sp.csr_array((3, 300)), rows(5, 11)
     with get_backend("cpu", 1, "none") as backend:
-        op = KernelOperator(of_sparse_rows(Gaussian(1.0)), backend, "float64")
+        op = KernelOperator(for_sparse_rows(Gaussian(1.0)), backend, "float64")
         empty, full = op.points(flat(none), left=True, right=True), op.points(flat(X), right=True)
         assert (op.matrix(empty, empty) == 1).all()
         norms = (X.toarray() ** 2).sum(axis=1)
@@ -138,15 +138,15 @@ def test_empty_rows_and_centers_are_accepted() -> None:
 
 def test_kernels_without_inner_products_are_refused() -> None:
     with pytest.raises(ConfigError, match="not a function of inner products"):
-        of_sparse_rows(get_kernel("laplace_l1"))
+        for_sparse_rows(get_kernel("laplace_l1"))
     with pytest.raises(ConfigError, match="not a function of inner products"):
-        of_sparse_rows(FourierFeatures(4, Gaussian(1.0).describe()))
+        for_sparse_rows(FourierFeatures(4, Gaussian(1.0).describe()))
     with pytest.raises(ConfigError, match="metric or categorical"):
-        of_sparse_rows(Laplace(metric=[1.0, 2.0]))
+        for_sparse_rows(Laplace(metric=[1.0, 2.0]))
     with pytest.raises(ConfigError, match="dense points"):
-        Slope(of_sparse_rows(Laplace()))
+        Slope(for_sparse_rows(Laplace()))
     with (
         get_backend("cpu", 1, "none") as backend,
         pytest.raises(ConfigError, match="contain column"),
     ):
-        KernelOperator(of_sparse_rows(Laplace()), backend, "high")
+        KernelOperator(for_sparse_rows(Laplace()), backend, "high")

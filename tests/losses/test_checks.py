@@ -10,7 +10,7 @@ import pytest
 import streamkern
 from streamkern.basics.errors import ConfigError
 from streamkern.losses.base import Loss
-from streamkern.losses.checks import check_own_loss
+from streamkern.losses.checks import check_user_loss
 from streamkern.losses.errors import Expectile, Huber
 from tests.losses.own_losses import Distance, LogCosh, Renamed
 
@@ -32,20 +32,20 @@ class Squares(Loss):
 )
 def test_valid_losses_pass_check(loss: Loss, n_outputs: int) -> None:
     for spread in (1e-4, 1.0, 1e5):
-        check_own_loss(loss, n_outputs, spread)
+        check_user_loss(loss, n_outputs, spread)
 
 
 @pytest.mark.parametrize("width", [1e-3, 1e3])
 def test_losses_with_rounding_errors_pass_check(width: float) -> None:
     """Check small errors of a wide loss, whose values are mostly rounding errors."""
     for spread in (1e-3, 1.0, 1e3):
-        check_own_loss(LogCosh(width), 1, spread)
+        check_user_loss(LogCosh(width), 1, spread)
 
 
 def changed(base: type[Loss] = Squares, **members: Any) -> Loss:
     """Return a loss of a class with other members."""
-    wrong: Loss = type("Wrong", (base,), members)()
-    return wrong
+    changed_loss: Loss = type("Wrong", (base,), members)()
+    return changed_loss
 
 
 def raising(self: Any, *arguments: Any) -> Any:
@@ -171,12 +171,12 @@ WRONG: dict[str, tuple[Loss, str]] = {
 def test_each_broken_rule_is_reported(case: str) -> None:
     loss, message = WRONG[case]
     with pytest.raises(ConfigError, match=message) as raised:
-        check_own_loss(loss, 2)
+        check_user_loss(loss, 2)
     assert "\n" not in str(raised.value)
 
 
 def test_check_does_not_modify_loss() -> None:
     loss = Distance()
-    check_own_loss(loss, 1)
+    check_user_loss(loss, 1)
     assert loss.unit is None
     assert streamkern.Loss is Loss

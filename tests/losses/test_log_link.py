@@ -22,8 +22,7 @@ LOSSES: dict[str, tuple[type[LogLink], Any]] = {
 
 
 def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return a loss, outputs (m, c) of this size, and targets, some of which are 0 if the loss
-    allows it."""
+    """Return a loss, outputs (m, c) of this size, and targets, some of them 0 if it allows 0."""
     rng = np.random.default_rng(seed)
     z = size * rng.standard_normal((m, c))
     Y = rng.poisson(2.0, (m, c)) * rng.exponential(size=(m, c))

@@ -42,8 +42,8 @@ def test_curvature_bound_holds_in_every_direction(seed: int, m: int, c: int, siz
     z, Y = drawn(seed, m, c, size)
     h, way = 1e-4, np.random.default_rng(seed + 1).standard_normal((m, c))
     way /= np.linalg.norm(way, axis=1, keepdims=True)
-    ahead, behind = (gradient_at(z + s * h * way, Y) for s in (1, -1))
-    bend = ((ahead - behind) * way).sum(axis=1) / (2 * h)
+    gradient_ahead, gradient_behind = (gradient_at(z + s * h * way, Y) for s in (1, -1))
+    bend = ((gradient_ahead - gradient_behind) * way).sum(axis=1) / (2 * h)
     assert (bend <= LOSS.curvature + 1e-6).all()
     assert (bend >= -1e-6).all()
 

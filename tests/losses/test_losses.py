@@ -59,9 +59,9 @@ def test_curvature_bound_holds_for_every_output(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
     loss, z, Y = drawn(name, seed, m, c, size)
-    other = z + np.random.default_rng(seed + 1).standard_normal(z.shape)
-    rise = loss.gradient(np, other - Y, Y) - loss.gradient(np, z - Y, Y)
-    slope = rise / (other - z)
+    z_after = z + np.random.default_rng(seed + 1).standard_normal(z.shape)
+    rise = loss.gradient(np, z_after - Y, Y) - loss.gradient(np, z - Y, Y)
+    slope = rise / (z_after - z)
     assert (slope <= np.asarray(loss.curvature) * (1 + 1e-9) + 1e-9).all()
     assert (slope >= -1e-9).all()
 
@@ -70,8 +70,8 @@ def test_quantile_ramp_narrows_with_age() -> None:
     loss, _, _ = drawn("quantile", 0, 1, 1, 1.0)
     late = loss.at(np.inf)
     assert late.curvature == pytest.approx(10 * loss.at(0).curvature)
-    for each in (loss, late):
-        ends = each.gradient(np, np.array([[-100.0], [100.0]]), None)
+    for ramp in (loss, late):
+        ends = ramp.gradient(np, np.array([[-100.0], [100.0]]), None)
         np.testing.assert_allclose(ends.ravel(), [-0.8, 0.2])
 
 
@@ -79,10 +79,10 @@ def test_quantile_ramp_narrows_with_age() -> None:
 def test_several_quantiles_are_sorted(name: str) -> None:
     F = np.array([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]])
     several = make_loss(name, (0.1, 0.5, 0.9))
-    alone = make_loss(name, 0.5)
+    median = make_loss(name, 0.5)
     assert several is not None
-    assert alone is not None
-    assert np.array_equal(alone.ordered(np, F.copy()), F)
+    assert median is not None
+    assert np.array_equal(median.ordered(np, F.copy()), F)
     assert several.ordered(np, F).tolist() == [[1.0, 2.0, 3.0], [0.0, 1.0, 2.0]]
 
 
@@ -103,10 +103,10 @@ def test_loss_roundtrips_through_its_record(name: str) -> None:
         assert saved_loss({}) is None
         return
     loss, z, Y = drawn(name, 3, 4, 3, 1.0)
-    made = saved_loss({"loss": name, "setup": {"loss": loss.parameters()}})
-    assert made is not None
-    np.testing.assert_array_equal(made.gradient(np, z - Y, Y), loss.gradient(np, z - Y, Y))
-    np.testing.assert_array_equal(made.values(np, z, Y), loss.values(np, z, Y))
+    restored = saved_loss({"loss": name, "setup": {"loss": loss.parameters()}})
+    assert restored is not None
+    np.testing.assert_array_equal(restored.gradient(np, z - Y, Y), loss.gradient(np, z - Y, Y))
+    np.testing.assert_array_equal(restored.values(np, z, Y), loss.values(np, z, Y))
 
 
 @CASES
@@ -117,9 +117,9 @@ def test_curvatures_bound_the_loss(name: str, seed: int, m: int, c: int, size: f
     assert (h >= 0).all()
     assert (h <= 1 + 1e-12).all()
     gradient, move = loss.gradient(np, z - Y, Y), 1e-7
-    own = (loss.gradient(np, z + move - Y, Y) - gradient) / move
+    slope = (loss.gradient(np, z + move - Y, Y) - gradient) / move
     same_side = np.sign(z - Y) == np.sign(z + move - Y)
-    assert (own <= h * L + 1e-5)[same_side].all()
+    assert (slope <= h * L + 1e-5)[same_side].all()
     if name in ("huber", "absolute_error", "quantile"):
         # The square touches the loss at e and at its mirror image, and is above it between.
         rise = loss.gradient(np, -(z - Y), Y) - gradient

@@ -31,9 +31,9 @@ def test_loss_setting_accepts_four_forms(value: Any, width: float) -> None:
     assert loss.width == width
     described = described_loss(loss)
     assert described == {"kind": KIND, "width": width}
-    again = given_loss(json.loads(json.dumps(described)))
-    assert isinstance(again, LogCosh)
-    assert again.width == width
+    restored = given_loss(json.loads(json.dumps(described)))
+    assert isinstance(restored, LogCosh)
+    assert restored.width == width
 
 
 def test_built_in_names_are_unchanged() -> None:
@@ -79,15 +79,15 @@ def saved(loss: Loss, fitted: Loss, n_outputs: int = 2) -> dict[str, Any]:
         "loss": recorded_loss(loss, n_outputs), "n_outputs": n_outputs,
         "setup": {"loss": fitted.parameters()},
     }  # fmt: skip
-    read: dict[str, Any] = json.loads(json.dumps(meta))
-    return read
+    record: dict[str, Any] = json.loads(json.dumps(meta))
+    return record
 
 
 def test_saved_loss_is_restored() -> None:
     assert saved_loss(saved(LogCosh(2.0), LogCosh(2.0))).parameters() == {"width": 2.0}  # type: ignore[union-attr]
-    again = saved_loss(saved(Distance(), Distance(7.0)))
-    assert isinstance(again, Distance)
-    assert again.unit == 7.0
+    restored = saved_loss(saved(Distance(), Distance(7.0)))
+    assert isinstance(restored, Distance)
+    assert restored.unit == 7.0
 
 
 def test_changed_function_of_same_name_is_refused() -> None:
@@ -98,15 +98,15 @@ def test_changed_function_of_same_name_is_refused() -> None:
 
         return Mine
 
-    first = defined(0.9)
-    meta = saved(first(), first())
-    assert isinstance(saved_loss(meta), first)
-    again = defined(0.9)  # as if its cell of a notebook was executed again
-    assert isinstance(saved_loss(meta), again)
-    other = defined(0.8)
+    original = defined(0.9)
+    meta = saved(original(), original())
+    assert isinstance(saved_loss(meta), original)
+    redefined = defined(0.9)  # as if its cell of a notebook was executed again
+    assert isinstance(saved_loss(meta), redefined)
+    changed_loss = defined(0.8)
     with pytest.raises(ConfigError, match="has changed since the model was trained"):
         saved_loss(meta)
-    assert other().gradient(np, np.ones((1, 1)), None) < 0.8
+    assert changed_loss().gradient(np, np.ones((1, 1)), None) < 0.8
 
 
 def test_reading_a_saved_loss_imports_no_module(

@@ -17,7 +17,7 @@ from streamkern.kernels.own import checked_kernel_record
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.kernels.sparse import for_sparse_rows
 from tests.remedies import Case, Do, X, Y, cases_of, fit_values, long_rows
 from tests.remedies.training import trained
 
@@ -178,8 +178,8 @@ def sparse_cases() -> list[Case]:
     return [
         ("use a kernel of the Euclidean distance or of the inner product", fit(kernel="laplace_l1"),
          fit(kernel="linear", bandwidth="auto")),
-        ("leave them out", lambda: of_sparse_rows(scaled),
-         lambda: of_sparse_rows(scaled.with_metric(None))),
+        ("leave them out", lambda: for_sparse_rows(scaled),
+         lambda: for_sparse_rows(scaled.with_metric(None))),
         ("use 'exact' or 'float64'", fit(precision="high"),
          lambda: (fit(precision="exact")(), fit(precision="float64")())),
     ]  # fmt: skip

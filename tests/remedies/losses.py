@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from streamkern.losses.checks import check_own_loss
+from streamkern.losses.checks import check_user_loss
 from streamkern.losses.errors import Huber
 from streamkern.losses.losses import saved_loss
 from streamkern.losses.own import given_loss, recorded_loss
@@ -73,11 +73,11 @@ def loss_cases() -> list[Case]:
         ("since the model was trained: .*; define the class as it was in training",
          lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
         ("return as gradient the derivative of values with respect to the prediction",
-         lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),
+         lambda: check_user_loss(Halves(True), 1), lambda: check_user_loss(Halves(), 1)),
         ("return a new array like the errors, or do not define curvatures",
-         lambda: check_own_loss(Halves(curved=1.0), 1), lambda: check_own_loss(Halves(), 1)),
+         lambda: check_user_loss(Halves(curved=1.0), 1), lambda: check_user_loss(Halves(), 1)),
         ("which are from 0 to 1, or do not define curvatures",
-         lambda: check_own_loss(Halves(curved=9.0), 1), lambda: check_own_loss(Halves(), 1)),
+         lambda: check_user_loss(Halves(curved=9.0), 1), lambda: check_user_loss(Halves(), 1)),
         ("needs targets of at least 0 .*correct the targets, or use loss='squared_error'",
                fit_values(X, -np.square(Y), loss="poisson"),
                lambda: (regressor(loss="poisson").fit(X, np.square(Y)),

@@ -160,7 +160,7 @@ def warm_start_cases() -> list[Case]:
     plain = {"model.target_transform": "none"}
     trained(run("of_logs", **above | logs))
     of_logs = above | {"solver.warm_start": "of_logs"}
-    trained(run("of_squares", **above | plain))
+    trained(run("minimises_squares", **above | plain))
     trained(run("of_counts", **above | {"model.loss": "poisson"}))
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("was trained on other targets.*use data with the same targets.*or leave warm_start out",
@@ -188,10 +188,10 @@ def warm_start_cases() -> list[Case]:
          warm | {"model.loss": "quantile", "model.quantile": [0.25, 0.75]},
          warm | {"model.loss": "quantile", "model.quantile": 0.25}),
         ("whose weights predict values, .*train it with model.loss=.poisson.",
-         above | {"solver.warm_start": "of_squares", "model.loss": "poisson"},
+         above | {"solver.warm_start": "minimises_squares", "model.loss": "poisson"},
          above | {"solver.warm_start": "of_counts", "model.loss": "poisson"}),
         ("whose weights predict values, .*or leave warm_start out",
-         above | {"solver.warm_start": "of_squares", "model.loss": "poisson"},
+         above | {"solver.warm_start": "minimises_squares", "model.loss": "poisson"},
          above | {"model.loss": "poisson"}),
         ("from which only squares can be continued.*or leave warm_start out",
          of_logs | {"model.loss": "huber"}, above | {"model.loss": "huber"}),

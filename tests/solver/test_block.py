@@ -36,7 +36,8 @@ from tests.solver_problems import (
 KERNEL = ref.make_kernel("laplace", 2.0)
 
 
-def solver_of(case: Case) -> BlockSolver:
+def block_solver(case: Case) -> BlockSolver:
+    """Return the solver of a case, with its type."""
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     return solver
@@ -68,43 +69,43 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
 def test_steps_equal_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
-    """Compare with the reference, with rows damped by leverage, also after the steps of full size,
-    which end at 8 rows a center (192 rows)."""
+    """Compare with the reference, also after 8 rows per center (192 rows), when steps decrease."""
     options = solver_settings(average=average, step_scale=0.7)
     case = make_case(operator(tile=tile), name, options=options)
     case.cycled = 240 if average else None
-    solver = solver_of(case)
+    solver = block_solver(case)
     truth, state = block_reference(case, solver), solver.init()
     truth.average_k = solver.average_k
     assert not solver.weights(state).any()
     truth.counted = state.averaged
     assert state.averaged == (len(case.X_s) // 4 // len(case.batch(0)) if average else 0)
-    seen = 0
+    n_rows = 0
     for t in range(16):
         batch = case.batch(t)
         state.scale = 1.0 if t < 6 else 0.5  # as after a back-off
-        fall = 1.0 if seen <= 192 else (192 / seen) ** 0.5
-        seen += len(batch)
-        alone = solver._variance_ratio(len(batch))
-        truth.eta = [state.scale * fall * rule.eta(len(batch), alone) for rule in solver.rules()]
+        decay = 1.0 if n_rows <= 192 else (192 / n_rows) ** 0.5
+        n_rows += len(batch)
+        variance_ratio = solver._variance_ratio(len(batch))
+        factor = state.scale * decay
+        truth.eta = [factor * rule.eta(len(batch), variance_ratio) for rule in solver.rules()]
         truth.alone = (240 - len(batch)) / 239 if average else 1.0
         order = np.random.default_rng([3, ORDER_STAGE, t]).permutation(len(truth.blocks))
-        before = truth.predict(case.X[batch]) - case.Y[batch]
+        residuals = truth.predict(case.X[batch]) - case.Y[batch]
         loss = case.step(solver, state, t)
         truth.step(case.X[batch], case.Y[batch], order.tolist())
-        assert loss == pytest.approx((before**2).sum() / len(batch), rel=1e-10)
+        assert loss == pytest.approx((residuals**2).sum() / len(batch), rel=1e-10)
         close(state.alpha, truth.alpha, 1e-10)
         if average:
             close(state.average, truth.average, 1e-10)
     assert solver.weights(state) is (state.average if average else state.alpha)
-    assert seen > 192
+    assert n_rows > 192
     assert state.averaged == (truth.counted + 16 if average else 0)
 
 
 def test_step_sizes_equal_the_rule() -> None:
-    """Compute leverage and lambda_1 on the same probe in another way."""
+    """Compare with the leverage and lambda_1 of the reference on the same probe."""
     case = make_case(operator(), "blocks")
-    solver = solver_of(case)
+    solver = block_solver(case)
     truth = block_reference(case, solver)
     phis = [
         truth.kernel(case.probe, case.Z[block]) @ factors.H.T
@@ -115,22 +116,21 @@ def test_step_sizes_equal_the_rule() -> None:
         for rule, phi in zip(solver.rules(), phis, strict=True):
             assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
             ell = (phi**2).sum(axis=1)
-            # As a batch of the case damps the rows, at the step of all of their weight.
+            # Rows are weighted as in a batch of the case, at the step for unweighted rows.
             steps = [
                 1 / max(case.m, case.m * lam + ell.mean()) for lam in ref.held_out_lambda_1(phi)
             ]
             weighed = [phi / np.sqrt(1 + LEVERAGE_FRACTION * eta * ell)[:, None] for eta in steps]
             low, high = (ref.held_out_lambda_1(w)[i] for i, w in enumerate(weighed))
-            for alone in (1.0, 0.25, 0.0):
-                etas = [min(1, 1 / (lam + alone * mean / m)) for lam in (high, low)]
-                assert etas[0] * (1 - 1e-9) <= rule.eta(m, alone) <= etas[1] * (1 + 1e-9)
+            for variance_ratio in (1.0, 0.25, 0.0):
+                etas = [min(1, 1 / (lam + variance_ratio * mean / m)) for lam in (high, low)]
+                assert etas[0] * (1 - 1e-9) <= rule.eta(m, variance_ratio) <= etas[1] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 0.5), ("blocks", 1)])
 @pytest.mark.parametrize("counted", [0, 5])
 def test_average_weights_are_rising_factorials(name: str, k: float, counted: int) -> None:
-    """Check the weight Gamma(i + k) / Gamma(i) of step i; the start has the weights of the steps
-    that it replaces."""
+    """Check the weight Gamma(i + k) / Gamma(i) of step i; the start counts as `counted` steps."""
     case = make_case(operator(), name)
     solver = case.solver()
     solver.average_k = k
@@ -160,11 +160,11 @@ def test_start_counts_as_a_quarter_of_its_rows() -> None:
         np.testing.assert_array_equal(solver.weights(warm), 2 * start)
 
 
-# --- where it converges to ----------------------------------------------------------------------
+# --- limits -------------------------------------------------------------------------------------
 
 
 def grid_case(n_blocks: int, op: KernelOperator, options: SolverConfig) -> Case:
-    """Return 200 rows on a grid of 16 centers half a spacing wide, where blocks hardly overlap."""
+    """Return 200 rows around a grid of 16 centers, with blocks that hardly overlap."""
     rng = np.random.default_rng(5)
     Z = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), axis=-1).reshape(16, 2)
     Z = Z[rng.permutation(16)]
@@ -176,7 +176,7 @@ def grid_case(n_blocks: int, op: KernelOperator, options: SolverConfig) -> Case:
 
 
 def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, list[float]]:
-    """Run on the whole data, or on random batches of it; return the state and the losses."""
+    """Take steps on all rows, or on random batches; return the state and the losses."""
     solver = case.solver()
     state, losses = solver.init(), []
     for t in range(n_steps):
@@ -219,49 +219,52 @@ def mean_step(solver: BlockSolver, X: Array, Y: Array, alpha: Array) -> Array:
     return total / (len(X) * len(orders))
 
 
-def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]:
-    """Return the fixed point of the mean step of batches of one row with two blocks. scale : step
-    size relative to the full one.
+def fixed_point(scale: float, has_sketches: bool) -> tuple[BlockSolver, Case, Array]:
+    """Return a solver of two blocks, its case, and the fixed point of its mean step on one row.
 
-    With G = H^T the leverage is exact.
+    scale : step size relative to the full one.
+    has_sketches : whether rows are damped, by exact leverages, as G = H^T.
     """
     options = solver_settings(average=False, damping=1e-3, step_scale=scale)
     case = grid_case(2, operator(), options)
     for b in (0, 1):
         G = case.setup.arrays.pop(f"G.{b}")
         assert G.shape == (8, SKETCH)
-        if sketched:
+        if has_sketches:
             case.setup.arrays[f"G.{b}"] = np.ascontiguousarray(case.setup.arrays[f"H.{b}"].T)
-    solver = solver_of(case)
+    solver = block_solver(case)
     p, zero = len(case.Z), np.zeros((len(case.Z), 2))
-    push = mean_step(solver, case.X, case.Y, zero)
-    moved = [mean_step(solver, case.X, case.Y, zero + e[:, None]) - push for e in np.eye(p)]
-    return solver, case, -np.linalg.solve(np.stack([each[:, 0] for each in moved], axis=1), push)
+    step_at_zero = mean_step(solver, case.X, case.Y, zero)
+    # The mean step is an affine function of the weights, with this matrix.
+    steps = [mean_step(solver, case.X, case.Y, zero + e[:, None]) for e in np.eye(p)]
+    matrix = np.stack([(step - step_at_zero)[:, 0] for step in steps], axis=1)
+    return solver, case, -np.linalg.solve(matrix, step_at_zero)
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize("sketched", [False, True])
+@pytest.mark.parametrize("has_sketches", [False, True])
 def test_two_blocks_converge_to_damped_least_squares(
-    sketched: bool, monkeypatch: pytest.MonkeyPatch
+    has_sketches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check the fixed point of the mean step, with w_i = 1 / (1 + eta ell_i / m).
 
-    Without sketches rows count the less for the later blocks, and not alike."""
+    Without sketches, rows have a different weight in each block.
+    """
     monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
-    solver, case, fixed = fixed_point(1e-3, sketched)
+    solver, case, fixed = fixed_point(1e-3, has_sketches)
     K, pre = KERNEL(case.X, case.Z), solver.preconditioner
     leverage = [((K[:, b] @ H.T) ** 2).sum(axis=1) for b, H in zip(pre.blocks, pre.H, strict=True)]
     etas = [rule.eta(1) for rule in pre.rules]
-    if sketched:
+    if has_sketches:
         weights = [1 / (1 + max(etas) * sum(leverage))] * 2
     else:
         weights = [1 - eta / 2 * ell for eta, ell in zip(etas, leverage, strict=True)][::-1]
     assert min(map(np.min, weights)) > 0.9
-    left = np.concatenate(
+    weighted_K = np.concatenate(
         [(w[:, None] * K[:, b]).T for w, b in zip(weights, pre.blocks, strict=True)]
     )
-    weighted = np.linalg.solve(left @ K, left @ case.Y)
+    weighted = np.linalg.solve(weighted_K @ K, weighted_K @ case.Y)
     squares = np.linalg.lstsq(K, case.Y, rcond=None)[0]
     gap = np.linalg.norm(K @ (weighted - squares))
     assert gap > 1e-4 * np.linalg.norm(K @ squares)
@@ -272,10 +275,9 @@ def test_two_blocks_converge_to_damped_least_squares(
 
 
 def test_ridge_includes_jitter_of_each_block() -> None:
-    """Check that the only fixed point is that of K(Z, Z) with each block's jitter on its
-    diagonal."""
+    """Check the ridge term with K(Z, Z) that has the jitter of each block on its diagonal."""
     case = grid_case(4, operator(bandwidth=0.5), solver_settings(ridge=0.1))
-    solver = solver_of(case)
+    solver = block_solver(case)
     jitters = [0.0, 0.1, 1.0, 0.01]
     solver.ridge_term.preconditioner = replace(solver.preconditioner, jitters=jitters)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
@@ -293,7 +295,7 @@ def test_ridge_includes_jitter_of_each_block() -> None:
 def test_single_block_ridge_uses_its_factor() -> None:
     """Check that no entries of K(Z, Z) are computed."""
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=0.1))
-    solver = solver_of(case)
+    solver = block_solver(case)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
     jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
     L = solver.preconditioner.L
@@ -309,55 +311,54 @@ def test_single_block_ridge_uses_its_factor() -> None:
 
 
 def test_single_block_factor_is_read_by_schedule() -> None:
-    """Check also a checkpoint of an earlier version without these values, which are then read at
-    once."""
+    """Check also a checkpoint of an earlier version, without the values of the ridge."""
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=1e-3))
-    solver = solver_of(case)
+    solver = block_solver(case)
     assert solver.ridge_term.stride > 1
-    state, L, seen = solver.init(), solver.preconditioner.L, []
+    state, L, is_updated = solver.init(), solver.preconditioner.L, []
     assert L is not None
     for t in range(2 * solver.ridge_term.stride + 1):
-        before = L @ (L.T @ state.alpha)
+        values = L @ (L.T @ state.alpha)
         case.step(solver, state, t)
-        seen.append(bool(np.allclose(state.pending["ridge_values"], before, rtol=1e-10, atol=0)))
-    assert [t for t, now in enumerate(seen) if now] == [
+        ridge_values = state.pending["ridge_values"]
+        is_updated.append(bool(np.allclose(ridge_values, values, rtol=1e-10, atol=0)))
+    assert [t for t, now in enumerate(is_updated) if now] == [
         k * solver.ridge_term.stride for k in range(3)
     ]
-    kept = {"alpha": state.alpha, "average": state.average}
-    again = case.solver().restore(kept, solver.scalars(state))
-    close(again.pending["ridge_values"], L @ (L.T @ state.alpha), 1e-10)
+    arrays = {"alpha": state.alpha, "average": state.average}
+    restored = case.solver().restore(arrays, solver.scalars(state))
+    close(restored.pending["ridge_values"], L @ (L.T @ state.alpha), 1e-10)
 
 
 @pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
 def test_ridge_gradient_updates_blocks_in_turn(stride: int, count: int) -> None:
-    """Check that so many blocks are evaluated every `stride` steps, at the weights of that step,
-    and until then at the start."""
+    """Check that `count` blocks are evaluated every `stride` steps, at the weights of that step."""
     options = solver_settings(ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", options=options)
-    solver = solver_of(case)
+    solver = block_solver(case)
     state, blocks = solver.init(rows(5, 24, 2)), solver.preconditioner.blocks
     n, history = len(blocks), []
     assert n == 4
     assert (solver.ridge_term.stride, solver.ridge_term.count) == (1, 1)
     solver.ridge_term.stride, solver.ridge_term.count = stride, count
-    last = [-1] * n
+    last_update = [-1] * n
     at_start = 0.3 * KERNEL(case.Z, case.Z) @ state.alpha
     for t in range(12 * stride):
         if t % stride == 0:
             for k in range(count):
-                last[(t // stride * count + k) % n] = t
+                last_update[(t // stride * count + k) % n] = t
         state.steps, state.alpha[...] = t, rows(100 + t, 24, 2)
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
             solver.ridge_term.add(g, state, b)
-            expected = (history[last[b]] if last[b] >= 0 else at_start)[block]
+            expected = (history[last_update[b]] if last_update[b] >= 0 else at_start)[block]
             close(g, 1 + expected, 1e-12)
 
 
 def test_start_uses_ridge_values_of_setup() -> None:
     case = make_case(operator(), "blocks", options=solver_settings(ridge=0.3))
-    solver, start, values = solver_of(case), rows(5, 24, 2), rows(6, 24, 2)
+    solver, start, values = block_solver(case), rows(5, 24, 2), rows(6, 24, 2)
     solver.preconditioner = replace(solver.preconditioner, start=start, values=values)
     state = solver.init()
     close(state.alpha, start, 0)
@@ -366,20 +367,19 @@ def test_start_uses_ridge_values_of_setup() -> None:
 
 def test_back_off_uses_ridge_of_restored_weights() -> None:
     case = make_case(operator(), "blocks", options=solver_settings(ridge=0.3))
-    solver = solver_of(case)
-    state, good = solver.init(), rows(5, 24, 2)
+    solver = block_solver(case)
+    state, good_weights = solver.init(), rows(5, 24, 2)
     for t in range(3):
         case.step(solver, state, t)
-    solver.back_off(state, good, 0.5)
-    close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good, 1e-10)
+    solver.back_off(state, good_weights, 0.5)
+    close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good_weights, 1e-10)
 
 
 @pytest.mark.slow
 @examples(max_examples=40)
 @given(n=st.integers(1, 64), weak=st.floats(1, 1000))
 def test_ridge_is_stable_along_shared_direction(n: int, weak: float) -> None:
-    """Check a direction without rows: f is the sum of the blocks' parts, and v the part that each
-    block knows."""
+    """Check a direction without rows: f is the function, v its values when blocks were updated."""
     share = 1 / (n * weak)  # of the step rule, with mu >= n ridge, is 1 / n at most
     stride, count = ridge_schedule(n, share)
     assert stride == 1 or count == 1
@@ -406,13 +406,13 @@ def test_weak_ridge_is_rarely_evaluated(ridge: float) -> None:
     """Check that a round takes at most half of the time in which the ridge would act."""
     options = solver_settings(ridge=ridge, damping=1e-2)
     case = grid_case(4, operator(bandwidth=0.5), options)
-    solver = solver_of(case)
+    solver = block_solver(case)
     pre, stride = solver.preconditioner, solver.ridge_term.stride
     rate = max(rule.eta(solver.max_batch) for rule in pre.rules) * ridge / pre.mu
     assert stride == 1 or 4 * stride * rate <= 0.5
     assert 4 * (stride + 1) * rate > 0.5
-    again = solver_of(case)
-    assert again.ridge_term.stride == stride
+    second_solver = block_solver(case)
+    assert second_solver.ridge_term.stride == stride
     assert stride > 20 or ridge > 1e-6
     assert stride == 1 or ridge < 0.1
 
@@ -421,8 +421,7 @@ def test_weak_ridge_is_rarely_evaluated(ridge: float) -> None:
 @pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [1, 2, 8])
 def test_blocks_converge_to_ridge_solution(n_blocks: int, ridge: float) -> None:
-    """Check strong ridges, whose values are n_blocks steps old, and weak ones, whose values are
-    older."""
+    """Check strong ridges, whose values are n_blocks steps old, and weaker ones."""
     case = grid_case(n_blocks, operator(bandwidth=0.5), solver_settings(ridge=ridge))
     state, losses = iterate(case, 600 if n_blocks == 2 and ridge >= 1e-3 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
@@ -455,12 +454,11 @@ def test_many_blocks_are_summed_in_groups(monkeypatch: pytest.MonkeyPatch) -> No
 def test_shorter_steps_end_nearer_to_least_squares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Check that the distance is proportional to the step size, so falling steps lead to least
-    squares."""
+    """Check that the distance from least squares is proportional to the step size."""
     monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
     gaps = []
     for scale in (1e-3, 1e-4):
-        _, case, fixed = fixed_point(scale, sketched=True)
+        _, case, fixed = fixed_point(scale, has_sketches=True)
         K = KERNEL(case.X, case.Z)
         squares = np.linalg.lstsq(K, case.Y, rcond=None)[0]
         gaps.append(np.linalg.norm(K @ (fixed - squares)))
@@ -473,8 +471,7 @@ def test_shorter_steps_end_nearer_to_least_squares(
 def test_minibatches_reach_a_realisable_target(
     n_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that steps of full size reach the target up to rounding: the noise of the batches
-    vanishes with the residual, and the weights of damped rows do not matter."""
+    """Check that steps of full size reach a target in the span, where batches have no noise."""
     monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
     case = grid_case(n_blocks, operator(bandwidth=0.5), solver_settings())
     truth = rows(4, 16, 2)
@@ -486,27 +483,33 @@ def test_minibatches_reach_a_realisable_target(
 
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("n_blocks", "ridge"), [(1, 0.0), (1, 0.1), (8, 0.1)])
-@pytest.mark.parametrize("falls", [False, True])
+@pytest.mark.parametrize("steps_fall", [False, True])
 def test_average_is_nearer_than_last_iterate(
-    n_blocks: int, ridge: float, falls: bool, monkeypatch: pytest.MonkeyPatch
+    n_blocks: int, ridge: float, steps_fall: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare predictions with the least-squares or ridge model of noisy targets. With falling
-    steps the iterate converges, and the average is near."""
-    if not falls:
+    """Compare predictions with the least-squares or ridge model of noisy targets.
+
+    With steps that fall, the iterate converges, too.
+    """
+    if not steps_fall:
         monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
     op = operator(bandwidth=0.5)
     case = grid_case(n_blocks, op, solver_settings(ridge=ridge))
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     truth = ref.ridge(K_xz, case.Y, K_zz, ridge or 1e-14)
     state, _ = iterate(case, 600, batch=40)
-    last, mean = (float(np.linalg.norm(K_xz @ (a - truth))) for a in (state.alpha, state.average))
-    assert mean < (1.5 * last if falls else last / 3)
-    assert mean < 0.25 * float(np.linalg.norm(K_xz @ truth))
+    iterate_error, average_error = (
+        float(np.linalg.norm(K_xz @ (weights - truth))) for weights in (state.alpha, state.average)
+    )
+    assert average_error < (1.5 * iterate_error if steps_fall else iterate_error / 3)
+    assert average_error < 0.25 * float(np.linalg.norm(K_xz @ truth))
 
 
 def test_centers_without_rows_stay_at_ridge_solution() -> None:
-    """Check centers that only the ridge determines, equally in all blocks. With the rounds that a
-    small ridge alone allows, the function was 80 there after 400 steps."""
+    """Check centers that only the ridge determines.
+
+    With too long rounds, the function would be 80 there after 400 steps.
+    """
     rng, p, n, ridge = np.random.default_rng(0), 160, 300, 3e-2
     X, noise, Z = (rng.standard_normal((rows, 1)) for rows in (n, n, p))
     Y = np.sin(2 * X) + 0.1 * noise
@@ -523,9 +526,9 @@ def test_centers_without_rows_stay_at_ridge_solution() -> None:
         }
     )  # fmt: skip
     source = sk.ArraySource(X.astype(np.float32), Y.astype(np.float32))
-    found = sk.train_model(config, source=source, centers=Z).model
+    model = sk.train_model(config, source=source, centers=Z).model
     K_xz, K_zz = ref.gaussian(X, Z, 0.7), ref.gaussian(Z, Z, 0.7)
     truth = np.linalg.lstsq(K_xz.T @ K_xz / n + ridge * K_zz, K_xz.T @ Y / n, rcond=1e-12)[0]
     places = np.linspace(-8, 10, 200)[:, None]
-    far = found.values(places.astype(np.float32)) - ref.gaussian(places, Z, 0.7) @ truth
-    assert np.abs(far).max() < 0.1
+    errors = model.values(places.astype(np.float32)) - ref.gaussian(places, Z, 0.7) @ truth
+    assert np.abs(errors).max() < 0.1

@@ -90,8 +90,8 @@ def test_more_memory_never_gives_smaller_sizes(
     blocks = isinstance(a, BlockSizes)
     if blocks:
         assert b.block_size >= a.block_size
-    first = {"block": "block_size", "direct": "n_sums"}.get(a.solver, "projection")
-    if getattr(a, first, None) == getattr(b, first, None):
+    key = {"block": "block_size", "direct": "n_sums"}.get(a.solver, "projection")
+    if getattr(a, key, None) == getattr(b, key, None):
         assert b.batch_size >= a.batch_size
         if blocks and b.batch_size == a.batch_size:
             assert b.keep >= a.keep
@@ -130,11 +130,11 @@ def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, SolverConfi
     with pytest.raises(MemoryBudgetError) as caught:
         planned(problem, options, 1)
     assert isinstance(caught.value, MemoryError)
-    found = re.search(r"the smallest plan needs ([\d.]+) (MiB|GiB)", str(caught.value))
-    assert found is not None
-    unit = MiB if found[2] == "MiB" else GiB
+    match = re.search(r"the smallest plan needs ([\d.]+) (MiB|GiB)", str(caught.value))
+    assert match is not None
+    unit = MiB if match[2] == "MiB" else GiB
     step = MiB if unit == MiB else GiB // 10
-    named = int(float(found[1]) * unit)
+    named = int(float(match[1]) * unit)
     assert attempt(problem, options, named + step) is not None
     assert attempt(problem, options, named - step - 1) is None
 
@@ -169,8 +169,7 @@ def reason(problem: ProblemShape, options: SolverConfig, budget: int) -> str | N
 
 
 def time_to_learn(problem: ProblemShape, b: int) -> tuple[float, float, float]:
-    """Return the times that `block_sizes` predicts for a block: its setup, the setup and 5 p (p /
-    b) rows, and all rows.
+    """Return predicted times of a block: setup, setup and 5 p (p / b) rows, and all rows.
 
     In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
     """
@@ -238,26 +237,30 @@ def on_device(problem: ProblemShape, precision: str) -> ProblemShape:
 def test_device_batch_lies_between_cpu_and_critical_batch(
     problem: ProblemShape, precision: str
 ) -> None:
-    """Check by brute force over the allowed powers of two that progress m / (1 + m / critical) in a
-    time m + h is best at sqrt(critical h)."""
+    """Check that no allowed power of two has more progress m / (1 + m / critical) in m + h."""
     device = on_device(problem, precision)
     costs, p, c = device.costs, device.p, device.c
-    least, most = auto_batch(problem), min(16_384, nearest_power_of_two(p / 4), problem.n_rows)
-    assert auto_batch(device) == least
+    cpu_batch = auto_batch(problem)
+    largest_batch = min(16_384, nearest_power_of_two(p / 4), problem.n_rows)
+    assert auto_batch(device) == cpu_batch
     for b in (p, -(-p // 4)):
         h = max(costs.apply, 2 * c) * b / (costs.entry + int(2 * device.d * costs.points) + 6 * c)
         for critical in (1.0, 0.1 * p, 1.0 * p):
             m = worthwhile_batch(device, b, critical)
-            assert least <= m <= max(least, most)
-            allowed = sorted({least, *(1 << k for k in range(20) if least <= 1 << k <= most)})
+            assert cpu_batch <= m <= max(cpu_batch, largest_batch)
+            powers = (1 << k for k in range(20))
+            allowed = sorted({cpu_batch, *(m for m in powers if cpu_batch <= m <= largest_batch)})
             speed = {k: k / (1 + k / critical) / (k + h) for k in allowed}
             assert speed[m] > 0.85 * max(speed.values())
-        assert worthwhile_batch(problem, b, 1e9) == least
+        assert worthwhile_batch(problem, b, 1e9) == cpu_batch
 
 
 def test_device_batch_for_sixty_thousand_centers() -> None:
-    """Check by hand: H takes 124 b, and a row 428 + 2 d + 6 c = 2056, of which "high" takes 0.24 *
-    2 d. So h is 3618 and 8611, and sqrt(p h) is 14 700 and 22 700."""
+    """Check numbers that were computed by hand.
+
+    H takes 124 b, and a row 428 + 2 d + 6 c = 2056, of which "high" takes 0.24 * 2 d. So h is 3618
+    and 8611, and sqrt(p h) is 14 700 and 22 700.
+    """
     for precision, m, b in (("exact", 16_384, 60_000), ("high", 16_384, 60_000)):
         sizes = planned(on_device(LARGE, precision), solver_settings("block"), 70 * GiB)[0]
         assert (sizes.batch_size, sizes.block_size) == (m, b)
@@ -269,8 +272,7 @@ def test_device_batch_for_sixty_thousand_centers() -> None:
 
 
 def test_setup_lowers_device_batch_to_optimum() -> None:
-    """Check that it is lowered to sqrt(critical h), h = 8611, but not below that of a CPU, and not
-    if it is set."""
+    """Check sqrt(critical h) for h = 8611, the limit of a CPU's batch, and a batch that is set."""
     device, options = on_device(LARGE, "high"), solver_settings("block")
     sizes = planned(device, options, 70 * GiB)[0]
     for critical, m in ((1e9, 16_384), (60_000, 16_384), (8000, 8192), (2000, 4096), (1, 4096)):
@@ -281,14 +283,13 @@ def test_setup_lowers_device_batch_to_optimum() -> None:
 
 
 def test_block_has_priority_over_device_batch() -> None:
-    """Check that with less memory the batch falls to that of a CPU before the block becomes
-    smaller."""
+    """Check that with less memory the batch becomes smaller before the block does."""
     device, options = on_device(LARGE, "high"), solver_settings("block")
     small = replace(device, costs=replace(device.costs, max_batch=4096))
     budgets = [k * GiB for k in (20, 8, 7, 5, 4)]
-    taken = [planned(device, options, budget)[0] for budget in budgets]
-    assert [sizes.batch_size for sizes in taken] == [16_384, 16_384, 8192, 8192, 4096]
-    for sizes, budget in zip(taken, budgets, strict=True):
+    plans = [planned(device, options, budget)[0] for budget in budgets]
+    assert [sizes.batch_size for sizes in plans] == [16_384, 16_384, 8192, 8192, 4096]
+    for sizes, budget in zip(plans, budgets, strict=True):
         assert sizes.block_size == planned(small, options, budget)[0].block_size
     why = str(reason(device, options, 4 * GiB))
     assert "batch_size: the largest that fits the memory; with more it would be 16384" in why
@@ -307,15 +308,16 @@ def test_in_place_methods_need_every_row(solver: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "batch", "due"), [(4, 4096, 1 / 2), (64, 65536, 2), (128, 8192, 1), (128, 65536, 4)]
+    ("blocks", "batch", "blocks_per_step"),
+    [(4, 4096, 1 / 2), (64, 65536, 2), (128, 8192, 1), (128, 65536, 4)],
 )
-def test_plan_counts_ridge_blocks(blocks: int, batch: int, due: float) -> None:
+def test_plan_counts_ridge_blocks(blocks: int, batch: int, blocks_per_step: float) -> None:
     """Check that more blocks are counted if there are many, but at most a batch."""
     b = 8192
     problem = replace(PLAIN, p=blocks * b, n_rows=1 << 20, epochs=1, finds_ridge=True)
     sizes = BlockSizes("block", batch, 0, 0, 0, 0, block_size=b, keep=True)
-    found, none = (
-        METHODS["block"][0].op_counts(each, sizes)[1].entries
-        for each in (problem, replace(problem, finds_ridge=False))
+    with_ridge, without_ridge = (
+        METHODS["block"][0].op_counts(shape, sizes)[1].entries
+        for shape in (problem, replace(problem, finds_ridge=False))
     )
-    assert found - none == due * problem.p * b * (1 << 20) / batch
+    assert with_ridge - without_ridge == blocks_per_step * problem.p * b * (1 << 20) / batch

@@ -25,19 +25,18 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
 
 
-def share(own: float, common: float, n: int = 600, weights: bool = False) -> float:
-    """Return the correlation of copies whose targets have these variances of separate and common
-    noise."""
+def share(own_noise: float, common_noise: float, n: int = 600, weights: bool = False) -> float:
+    """Return the correlation of copies whose targets have noise of these variances."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, 4)).astype(np.float32)
-    y = np.sin(2 * X[:, :1]) + common * rng.normal(size=(n, 1))
+    y = np.sin(2 * X[:, :1]) + common_noise * rng.normal(size=(n, 1))
     op = KernelOperator(Laplace(2.5), Backend(threads=1), "exact", np.zeros(4, np.float32), None)
 
     def copy() -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        near = X + 0.02 * rng.normal(size=X.shape)
-        noisy = y + own * rng.normal(size=y.shape)
+        near_X = X + 0.02 * rng.normal(size=X.shape)
+        noisy = y + own_noise * rng.normal(size=y.shape)
         w = np.ones(n, np.float32) if weights else None
-        return near.astype(np.float32), noisy.astype(np.float32), w
+        return near_X.astype(np.float32), noisy.astype(np.float32), w
 
     return intraclass_correlation(op, (copy() for _ in range(COPIES)))
 

@@ -48,15 +48,17 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 DIRECT = {"solver.name": "direct"}
 
 
-def case_of(case: Case, Z: Array) -> Case:
-    """Return the same problem with other centers."""
+def replace_centers(case: Case, Z: Array) -> Case:
+    """Return the case with other centers."""
     setup = computed(case.op, Z, case.X_s, case.probe, case.sizes, case.options)
     return replace(case, Z=Z, setup=setup)
 
 
-def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
-    """Return the problem of `make_case` with other centers."""
-    return case_of(make_case(operator(precision=precision, bandwidth=bandwidth), "direct"), Z)
+def case_with_centers(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> Case:
+    """Return the case of solver "direct" with these centers."""
+    return replace_centers(
+        make_case(operator(precision=precision, bandwidth=bandwidth), "direct"), Z
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,25 +67,23 @@ def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> C
      ("exact", 1e-3)],
 )  # fmt: skip
 def test_weights_equal_least_squares(precision: str, ridge: float) -> None:
-    """Compare predictions up to the digits of the kernel values; sums in float32 would keep half of
-    them."""
+    """Compare predictions, with an error that sums in float32 would exceed."""
     case = make_case(operator(precision=precision), "direct", options=solver_settings(ridge=ridge))
     solver = case.solver()
     state = solver.init()
-    facts = one_pass(case, solver, state)
+    entries = one_pass(case, solver, state)
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
     truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
     if precision == "exact":
         close(K @ solver.weights(state).astype(np.float64), K @ truth, 1e-5)
         return
     close(solver.weights(state), truth, 1e-9)
-    assert facts == {"rows": 240, "jitter": pytest.approx(0, abs=1e-13)}
+    assert entries == {"rows": 240, "jitter": pytest.approx(0, abs=1e-13)}
 
 
 @given(cuts=st.lists(st.integers(1, 239), max_size=8), seed=st.integers(0, 99))
 def test_weights_do_not_depend_on_batches_and_passes(cuts: list[int], seed: int) -> None:
-    """Check passes of any length; the loss of a pass is that of the weights from the passes
-    before."""
+    """Check epochs of any length, and losses with the weights of the epochs before."""
     case = make_case(operator(), "direct")
     solver = case.solver()
     state, ids = solver.init(), np.random.default_rng(seed).permutation(240)
@@ -105,12 +105,12 @@ def test_mid_pass_weights_fit_rows_so_far() -> None:
     assert not solver.weights(state).any()
     for t in range(4):
         case.step(solver, state, t)
-    seen = np.concatenate([case.batch(t) for t in range(4)])
-    found = solver.weights(state)
-    close(found, ref.exact_least_squares(KERNEL(case.X[seen], case.Z), case.Y[seen]), 1e-8)
+    ids = np.concatenate([case.batch(t) for t in range(4)])
+    weights = solver.weights(state)
+    close(weights, ref.exact_least_squares(KERNEL(case.X[ids], case.Z), case.Y[ids]), 1e-8)
     state.pending["B"][...] = np.nan  # not solved for again
-    assert solver.weights(state) is found
-    assert np.isfinite(found).all()
+    assert solver.weights(state) is weights
+    assert np.isfinite(weights).all()
 
 
 # --- a ridge found on rows held out -------------------------------------------------------------
@@ -125,10 +125,12 @@ def folds(case: Case) -> list[npt.NDArray[np.int64]]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
-    """Compare the reported error with least squares on the other rows in float64, and the weights
-    with those of all rows for this ridge. Half of the centers are rows."""
+    """Compare the reported errors, and the weights, with least squares in float64.
+
+    Half of the centers are rows.
+    """
     case = make_case(operator(), "direct", options=solver_settings(), n_sums=1 + FOLDS)
-    case = case_of(case, np.concatenate([case.Z[:12], case.X[:12]]))
+    case = replace_centers(case, np.concatenate([case.Z[:12], case.X[:12]]))
     w = np.random.default_rng(5).uniform(0.2, 1.8, len(case.X)) if weighted else np.ones(240)
     solver = case.solver()
     state = solver.init()
@@ -147,12 +149,12 @@ def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
         return errors / n
 
     assert facts["ridge"] == state.ridge > 0
-    tried = dict(facts["tried"])
-    assert len(tried) >= 4
-    for ridge, error in tried.items():
+    trials = dict(facts["tried"])
+    assert len(trials) >= 4
+    for ridge, error in trials.items():
         if ridge >= 1e-9:  # below, the equations themselves are at the end of float64
             assert error == pytest.approx(left(ridge), rel=1e-5)
-    best = min(tried, key=lambda ridge: tried[ridge])
+    best = min(trials, key=lambda ridge: trials[ridge])
     assert best / 10 < state.ridge / 0.8 < best * 10
     truth = ref.ridge(root * K, root * case.Y, K_zz, state.ridge)
     close(K @ solver.weights(state), K @ truth, 1e-7)  # normal equations square the condition
@@ -163,33 +165,31 @@ def test_killed_run_finds_the_same_ridge(tmp_path: Path) -> None:
     uninterrupted = finished(settings(**settings_of), source=stream())
     assert uninterrupted.ridge > 0
     stopped(settings(tmp_path, **settings_of), 5, source=stream())
-    again = finished(settings(tmp_path, **settings_of), source=stream())
-    assert again.ridge == uninterrupted.ridge
-    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
+    resumed = finished(settings(tmp_path, **settings_of), source=stream())
+    assert resumed.ridge == uninterrupted.ridge
+    np.testing.assert_array_equal(resumed.model.weights, uninterrupted.model.weights)
     text = run_text(run_overview(tmp_path))
     assert f"ridge         {uninterrupted.ridge:.5g}" in re.sub(r"ridge +", "ridge         ", text)
 
 
 def test_copies_of_a_row_stay_on_one_side_of_split() -> None:
-    """Check copies of noisy rows: with copies on both sides, the model would learn the noise, and
-    no ridge would be found."""
+    """Check noisy rows, whose noise held-out copies would make the model learn."""
     X, y = arrays(150)
     config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": 40})
-    once = finished(config, source=ArraySource(X, y, classes=CLASSES))
+    without_copies = finished(config, source=ArraySource(X, y, classes=CLASSES))
     copies = AugmentedSource(ArraySource(X, y, classes=CLASSES), 4, [GaussianNoise(1e-3)])
-    many = finished(config, source=copies)
-    assert once.ridge / 5 < many.ridge < once.ridge * 5
+    with_copies = finished(config, source=copies)
+    assert without_copies.ridge / 5 < with_copies.ridge < without_copies.ridge * 5
 
 
 def test_rows_that_are_all_centers_use_noise_ridge(tmp_path: Path) -> None:
-    """Check that the ridge then follows from the noise of the targets, unless a fifth of the rows
-    are no centers."""
-    found = finished(
+    """Check rows of which fewer than a fifth are not centers."""
+    result = finished(
         settings(tmp_path, **DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
         source=array_source(),
     )
     [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
-    assert noise["ridge"] == found.ridge
+    assert noise["ridge"] == result.ridge
     problem = problem_of(rows(0, 80, 3), 1, cycled=100)
     assert Direct().finds_ridge(problem)
     assert not Direct().finds_ridge(replace(problem, p=81))
@@ -202,11 +202,11 @@ def test_rows_that_are_all_centers_use_noise_ridge(tmp_path: Path) -> None:
 @pytest.mark.parametrize("solver", ["block", "falkon"])
 def test_other_solvers_use_noise_ridge(solver: str, tmp_path: Path) -> None:
     """Check the ridge kappa sqrt(n / 135) / n for n different rows."""
-    found = finished(
+    result = finished(
         settings(tmp_path, **{"solver.name": solver, "solver.ridge": "auto"}), source=array_source()
     )
     [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
-    assert noise["ridge"] == found.ridge == pytest.approx(noise["variance"] / 135)
+    assert noise["ridge"] == result.ridge == pytest.approx(noise["variance"] / 135)
 
 
 @pytest.mark.parametrize("solver", ["eigenpro4", "eigenpro1"])
@@ -225,11 +225,10 @@ def test_solvers_without_ridge_find_none(solver: str, tmp_path: Path) -> None:
     ("precision", "offset"), [("float64", 0.0), ("float64", 1e-12), ("exact", 0.0), ("exact", 1e-6)]
 )
 def test_equal_and_nearly_equal_centers_are_solved(precision: str, offset: float) -> None:
-    """Check that predictions of these and other rows are as good as without them, in the precision
-    of the run."""
+    """Check that predictions are as good as without these centers."""
     Z = rows(1, 24, 3)
     doubled = np.concatenate([Z, Z[:16] + offset * rows(8, 16, 3)])
-    case = case_with(doubled, precision)
+    case = case_with_centers(doubled, precision)
     solver = case.solver()
     state = solver.init()
     facts = one_pass(case, solver, state)
@@ -253,7 +252,7 @@ def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
     """
     X, fresh = rows(0, 240, 3), rows(9, 100, 3)
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12]])
-    case = case_with(Z, "exact", bandwidth=0.05)
+    case = case_with_centers(Z, "exact", bandwidth=0.05)
     solver, op = case.solver(), case.op
     state = solver.init()
     one_pass(case, solver, state)
@@ -261,16 +260,16 @@ def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
     exact = ref.exact_least_squares(kernel(X, X[:12]), case.Y)
     norms = [(np.float32(A) ** 2).sum(axis=1) / 0.05**2 for A in (X, Z)]
     noise = np.sqrt(np.finfo(np.float32).eps * (norms[0].max() + norms[1].max()))
-    together = np.abs(alpha).reshape(3, 12, 2).sum(axis=0).max()  # of centers that coincide
+    group_sums = np.abs(alpha).reshape(3, 12, 2).sum(axis=0).max()  # of centers that coincide
     assert noise < 0.03
-    assert together < 5 * np.abs(exact).max()
+    assert group_sums < 5 * np.abs(exact).max()
     for rows_ in (X, fresh):
         x = op.points(rows_.astype(np.float32), left=True)
         truth = kernel(rows_, X[:12]) @ exact
         # What the fit could not absorb is of second order, unless the kernel is another.
         for K, limit in ((op.matrix(x, solver.Z), noise**2), (kernel(rows_, Z), noise)):
             error = np.abs(K @ np.float64(alpha) - truth).max()
-            assert error < limit * together
+            assert error < limit * group_sums
 
 
 SINGULAR = "of solver 'direct' for 16 {} are singular .* give solver.ridge"
@@ -344,7 +343,10 @@ def test_non_finite_or_zero_sums_are_named(quantity: str, value: float) -> None:
     getattr(case, quantity)[slice(None) if value == 1e9 else 3] = value
     solver = case.solver()
     with (
-        pytest.raises(DivergenceError, match=r"'direct' .* of 240 rows: .*zero or not finite"),
+        pytest.raises(
+            DivergenceError,
+            match=r"'direct' .* of 240 rows, because kernel values .*zero or not finite",
+        ),
         np.errstate(all="ignore"),
     ):
         one_pass(case, solver, solver.init())
@@ -357,8 +359,8 @@ def test_targets_near_float32_limit_are_learned(tmp_path: Path) -> None:
     result = finished(settings(tmp_path, **{"solver.name": "direct"}), source=source, test=source)
     assert math.isfinite(result.metrics["test_mse"])
     small = ArraySource(X.astype(np.float32), y * 2.0**-100, unit_rows=16)
-    other = finished(settings(**{"solver.name": "direct"}), source=small)
-    close(result.model.weights, other.model.weights, 1e-4)
+    small_result = finished(settings(**{"solver.name": "direct"}), source=small)
+    close(result.model.weights, small_result.model.weights, 1e-4)
 
 
 def test_memory_error_names_alternative_solver() -> None:
@@ -385,17 +387,18 @@ def test_mid_pass_checkpoint_contains_model(tmp_path: Path) -> None:
 
 
 def test_repeated_rows_are_read_once(tmp_path: Path) -> None:
-    """Check scaled rows and several sources; the rows of a generator may change, so they are read
-    again."""
+    """Check scaled rows and several sources; the rows of a generator are read again."""
     X, y = arrays()
     source = array_source()
-    once = finished(settings(**DIRECT, **{"data.epochs": 1}), source=source)
-    again = finished(settings(tmp_path, **DIRECT), source=source)
-    assert (once.ended, again.samples) == (None, 135)
-    assert again.ended == "all 135 rows are in the equations; another epoch would bring the same"
-    np.testing.assert_array_equal(again.model.weights, once.model.weights)
+    one_epoch = finished(settings(**DIRECT, **{"data.epochs": 1}), source=source)
+    three_epochs = finished(settings(tmp_path, **DIRECT), source=source)
+    assert (one_epoch.ended, three_epochs.samples) == (None, 135)
+    assert three_epochs.ended == (
+        "all 135 rows are in the equations; another epoch would change nothing"
+    )
+    np.testing.assert_array_equal(three_epochs.model.weights, one_epoch.model.weights)
     resumed = finished(settings(tmp_path, **DIRECT), source=source)
-    np.testing.assert_array_equal(resumed.model.weights, once.model.weights)
+    np.testing.assert_array_equal(resumed.model.weights, one_epoch.model.weights)
 
     scaled = AugmentedSource(source, 1, [Scale("feature").bind(source)])
     generator = GeneratorSource(

@@ -76,9 +76,9 @@ def test_steps_equal_the_reference(period: int, tile: tuple[int, int]) -> None:
     close(state.average, average)
     assert state.n_pending == 0
     assert not any(state.pending[name].any() for name in ("gamma", "h"))
-    before = state.alpha.copy()
+    alpha_before = state.alpha.copy()
     solver.finish(state)  # nothing is pending any more
-    np.testing.assert_array_equal(state.alpha, before)
+    np.testing.assert_array_equal(state.alpha, alpha_before)
 
 
 def measured(case: Case) -> tuple[float, float]:
@@ -208,13 +208,13 @@ def test_restored_solver_continues_with_same_bits(name: str, ridge: float, preci
     assert state.scale == (1.0 if name in STEPLESS else 0.5)
     assert np.isfinite(state.alpha).all()
     assert state.alpha.any()
-    for step, (kept, scalars) in enumerate(checkpoints):
-        again = case.solver(
+    for step, (saved_arrays, scalars) in enumerate(checkpoints):
+        restored = case.solver(
             Setup({key: a.copy() for key, a in arrays.items()}, meta),
             operator(precision=precision),
         )
-        resumed = run(case, again, again.restore(kept, scalars), step, n_steps)
-        again.finish(resumed)
+        resumed = run(case, restored, restored.restore(saved_arrays, scalars), step, n_steps)
+        restored.finish(resumed)
         same_bits(resumed, state)
 
 
@@ -237,10 +237,10 @@ def test_back_off_discards_pending_state(name: str) -> None:
     for a in state.pending.values():
         a[...] = np.nan  # as a diverging run leaves it
     state.average[...] = np.nan
-    good = rows(5, *state.alpha.shape)
-    solver.back_off(state, good, 0.5)
-    solver.back_off(state, good, 0.5)
-    np.testing.assert_array_equal(solver.weights(state), good)
+    good_weights = rows(5, *state.alpha.shape)
+    solver.back_off(state, good_weights, 0.5)
+    solver.back_off(state, good_weights, 0.5)
+    np.testing.assert_array_equal(solver.weights(state), good_weights)
     assert (state.scale, state.averaged, state.n_pending) == (0.25, 0, 0)
     run(case, solver, state, 5, 12)
     solver.finish(state)
@@ -267,7 +267,7 @@ def test_tile_shape_changes_only_rounding(name: str) -> None:
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_bits_do_not_depend_on_threads(name: str) -> None:
-    found = []
+    weights = []
     for threads in (1, 3):
         with Backend(threads) as backend:
             backend.chunk = 8
@@ -275,7 +275,7 @@ def test_bits_do_not_depend_on_threads(name: str) -> None:
             op = operator(precision="exact", backend=backend, tile=(8, 8))
             case = make_case(op, name, options=options)
             solver = case.solver()
-            found.append(saved(solver, run(case, solver, solver.init(), 0, 6))[0])
-    assert found[0].keys() == found[1].keys()
-    for key, a in found[0].items():
-        np.testing.assert_array_equal(found[1][key], a, err_msg=key)
+            weights.append(saved(solver, run(case, solver, solver.init(), 0, 6))[0])
+    assert weights[0].keys() == weights[1].keys()
+    for key, a in weights[0].items():
+        np.testing.assert_array_equal(weights[1][key], a, err_msg=key)

@@ -11,7 +11,7 @@ import pytest
 import streamkern
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.solver.direct import Direct
-from streamkern.solver.equations import on_grid, outputs_by_ridge
+from streamkern.solver.equations import outputs_by_ridge, round_to_grid
 from streamkern.stream.sources.arrays import ArraySource
 from tests import reference as ref
 from tests.plans import solver_settings
@@ -32,19 +32,18 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("p", [40, 300])
 def test_each_output_equals_its_separate_model(p: int) -> None:
-    """Check that each output has its own search, with ridges rounded to quarter powers of ten, and
-    the least-squares weights of this ridge up to rounding."""
+    """Check ridges that are rounded to quarter powers of ten, and their weights."""
     options: dict[str, Any] = PLAIN | {"n_centers": p}
-    found = KernelRegressor(**options).fit(X, Y)
-    ridges = np.array(found.report_["ridges"])
+    joint_model = KernelRegressor(**options).fit(X, Y)
+    ridges = np.array(joint_model.report_["ridges"])
     assert ridges[1] > 20 * ridges[0]
-    assert found.report_["ridge"] == pytest.approx(np.exp(np.log(ridges).mean()))
-    Z, values = found.centers_, found.predict(X)
+    assert joint_model.report_["ridge"] == pytest.approx(np.exp(np.log(ridges).mean()))
+    Z, values = joint_model.centers_, joint_model.predict(X)
     K_zz, K = ref.laplace(Z, Z, 3.0), ref.laplace(X, Z, 3.0)
     for k in range(3):
-        alone = KernelRegressor(**options).fit(X, Y[:, k])
-        assert "ridges" not in alone.report_
-        assert ridges[k] == pytest.approx(float(on_grid(alone.report_["ridge"])))
+        single_model = KernelRegressor(**options).fit(X, Y[:, k])
+        assert "ridges" not in single_model.report_
+        assert ridges[k] == pytest.approx(float(round_to_grid(single_model.report_["ridge"])))
         y = Y[:, k] - Y[:, k].mean()
         A = K.T @ K / 300 + ridges[k] * K_zz
         truth = K @ np.linalg.solve(A, K.T @ y / 300)
@@ -52,8 +51,7 @@ def test_each_output_equals_its_separate_model(p: int) -> None:
 
 
 def test_labels_and_classes_share_one_ridge() -> None:
-    """Check that classes share a ridge, because their values are compared with each other and sum
-    to 1."""
+    """Check classes, whose values are compared with each other."""
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)
     model = KernelClassifier(**PLAIN | {"n_centers": 40}).fit(X, y)
     assert "ridges" not in model.report_
@@ -63,15 +61,20 @@ def test_labels_and_classes_share_one_ridge() -> None:
 
 
 def test_standard_deviations_use_ridge_of_each_output() -> None:
-    """Check that all outputs have the jitter that the smallest ridge needs, 2e-4 of k(x, x), where
-    a single output has 1e-10."""
-    both = KernelRegressor(posterior=True, n_centers=60, **PLAIN).fit(X, Y)
-    std = both.predict(X, return_std=True)[1]
-    for k, ridge in enumerate(both.report_["ridges"]):
-        alone = KernelRegressor(posterior=True, ridge=ridge, n_centers=60, **PLAIN).fit(X, Y[:, k])
-        for name, values in both.report_["posterior"].items():
-            assert alone.report_["posterior"][name][0] == pytest.approx(values[k], rel=1e-3)
-        np.testing.assert_allclose(std[:, k], alone.predict(X, return_std=True)[1], rtol=1e-3)
+    """Compare with models of one output.
+
+    All outputs have the jitter that the smallest ridge needs, 2e-4 of k(x, x); a single output has
+    1e-10.
+    """
+    joint_model = KernelRegressor(posterior=True, n_centers=60, **PLAIN).fit(X, Y)
+    std = joint_model.predict(X, return_std=True)[1]
+    for k, ridge in enumerate(joint_model.report_["ridges"]):
+        single_model = KernelRegressor(posterior=True, ridge=ridge, n_centers=60, **PLAIN)
+        single_model.fit(X, Y[:, k])
+        for name, values in joint_model.report_["posterior"].items():
+            assert single_model.report_["posterior"][name][0] == pytest.approx(values[k], rel=1e-3)
+        single_std = single_model.predict(X, return_std=True)[1]
+        np.testing.assert_allclose(std[:, k], single_std, rtol=1e-3)
 
 
 @pytest.mark.parametrize("p", [40, 300])
@@ -80,11 +83,11 @@ def test_killed_run_and_saved_model_keep_ridges(p: int, tmp_path: Path) -> None:
     source = ArraySource(X.astype(np.float32), Y.astype(np.float32), unit_rows=16)
     uninterrupted = finished(settings(**options), source=source)
     stopped(settings(tmp_path / "run", **options), 3, source=source, test=source)
-    again = finished(settings(tmp_path / "run", **options), source=source)
+    resumed = finished(settings(tmp_path / "run", **options), source=source)
     assert uninterrupted.ridges is not None
     assert len(set(uninterrupted.ridges)) > 1
-    np.testing.assert_array_equal(again.ridges, uninterrupted.ridges)
-    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
+    np.testing.assert_array_equal(resumed.ridges, uninterrupted.ridges)
+    np.testing.assert_array_equal(resumed.model.weights, uninterrupted.model.weights)
     loaded = streamkern.load(tmp_path / "run")
     assert loaded.report_["ridges"] == list(uninterrupted.ridges)
     loaded.save(tmp_path / "saved")
@@ -92,7 +95,7 @@ def test_killed_run_and_saved_model_keep_ridges(p: int, tmp_path: Path) -> None:
 
 
 def test_outputs_are_grouped_by_ridge() -> None:
-    ridges = on_grid([1e-3, 1.2e-3, 0, 5e-2, 1e-3])
+    ridges = round_to_grid([1e-3, 1.2e-3, 0, 5e-2, 1e-3])
     np.testing.assert_allclose(ridges, [1e-3, 1e-3, 0, 10**-1.25, 1e-3])
     groups = [(ridge, outputs.tolist()) for ridge, outputs in outputs_by_ridge(ridges)]
     assert [outputs for _, outputs in groups] == [[2], [0, 1, 4], [3]]
@@ -102,6 +105,8 @@ def test_time_of_several_factors_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 9, cycled=2000), n_rows=2000, finds_ridge=True)
     several = replace(problem, several_targets=True)
     sizes = Direct().plan(problem, solver_settings(), 1 << 40)[0]
-    one, many = (Direct().op_counts(of, sizes)[1].wide_factors for of in (problem, several))
-    assert many > one
+    single_factor, several_factors = (
+        Direct().op_counts(shape, sizes)[1].wide_factors for shape in (problem, several)
+    )
+    assert several_factors > single_factor
     assert Direct().time(several) > Direct().time(problem)

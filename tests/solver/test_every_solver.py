@@ -41,8 +41,7 @@ def test_bits_of_run_do_not_depend_on_threads(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["direct", "direct, fourier", "direct, nystrom", "falkon"])
 def test_chunks_and_batches_change_only_rounding(method: str) -> None:
-    """Check solvers that sum over a pass; for the others, chunks and batches determine the order of
-    the steps.
+    """Check solvers that sum over an epoch, whose result does not depend on the order of steps.
 
     The sums of all are in float64; only the kernel values of a row may be rounded in another way
     where it is in another batch.
@@ -52,14 +51,14 @@ def test_chunks_and_batches_change_only_rounding(method: str) -> None:
     if method != "direct, fourier":
         overrides |= {"model.n_centers": "auto"}
     centers = None if "fourier" in method else np.float64(arrays(40, 1)[0])
-    found = []
+    weights = []
     for unit_rows, batch_size in ((16, 20), (50, 33), (135, 135), (7, 1)):
         source = ArraySource(np.float64(X), y, unit_rows=unit_rows)
         config = settings(**overrides | {"data.batch_size": batch_size})
         result = finished(config, source=source, centers=centers)
-        found.append(result.model.values(np.float64(arrays(50, 5)[0])))
-    for values in found[1:]:
-        np.testing.assert_allclose(values, found[0], rtol=0, atol=1e-8 * np.abs(found[0]).max())
+        weights.append(result.model.values(np.float64(arrays(50, 5)[0])))
+    for values in weights[1:]:
+        np.testing.assert_allclose(values, weights[0], rtol=0, atol=1e-8 * np.abs(weights[0]).max())
 
 
 # -- float32, and centers that nearly coincide ----------------------------------------------------
@@ -89,8 +88,8 @@ def crowded(points: Array, rng: np.random.Generator) -> Array:
     """
     offsets = rng.normal(size=points.shape)
     offsets /= np.linalg.norm(offsets, axis=1, keepdims=True)
-    far = np.repeat([0.0, 1e-4, 1e-5, 1e-6], -(-len(points) // 4))[: len(points), None]
-    return np.concatenate([points, points + BANDWIDTH * far * offsets])
+    shifts = np.repeat([0.0, 1e-4, 1e-5, 1e-6], -(-len(points) // 4))[: len(points), None]
+    return np.concatenate([points, points + BANDWIDTH * shifts * offsets])
 
 
 @cache
@@ -227,8 +226,7 @@ def test_float32_reaches_ridge_solution_on_crowded_centers(name: str) -> None:
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", PLAIN)
 def test_float32_without_ridge_is_harmless_on_crowded_centers(name: str) -> None:
-    """Check that the error is within a twentieth of that in float64, and less than twice that of
-    the exact solution.
+    """Check the error against float64, within a twentieth, and against the exact solution.
 
     That solution has the best of four ridges: without one it is 5e4 times worse, as it fits the
     noise with differences of centers that nearly coincide. What stops early does not. Twice,
@@ -278,20 +276,21 @@ OF_ONE: dict[str, tuple[Any, list[tuple[Any, str]]]] = {
 
 def mistakes(solver: str) -> list[tuple[str, Any, str]]:
     """Return setting, value and what the message must say of the range."""
-    found = list(OF_ALL)
-    for name, (fine, wrong) in OF_ONE.items():
+    cases = list(OF_ALL)
+    for name, (valid_values, invalid_values) in OF_ONE.items():
         if name not in solver_options(solver):
-            found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; leave it "))
+            message = f"not defined for solver '{solver}'; leave it "
+            cases.append((f"solver.{name}", valid_values, message))
         else:
-            found += [(f"solver.{name}", value, message) for value, message in wrong]
+            cases += [(f"solver.{name}", value, message) for value, message in invalid_values]
     if solver == "eigenpro1":
-        found.append(("solver.ridge", 0.1, "not defined for solver 'eigenpro1' on a kernel; set"))
-        found.append(("solver.damping", 1.5, "must be at most 1"))
+        cases.append(("solver.ridge", 0.1, "not defined for solver 'eigenpro1' on a kernel; set"))
+        cases.append(("solver.damping", 1.5, "must be at most 1"))
     if solver == "falkon":
-        found.append(("data.epochs", 1, "must be at least 2"))
+        cases.append(("data.epochs", 1, "must be at least 2"))
     if solver in ("sgd", "eigenpro1", "eigenpro2"):
-        found.append(("model.n_centers", 60, "takes all 135 training rows as centers"))
-    return found
+        cases.append(("model.n_centers", 60, "takes all 135 training rows as centers"))
+    return cases
 
 
 @pytest.mark.parametrize(

@@ -58,15 +58,15 @@ def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> li
     """Return the iterates of one column, the textbook's way."""
     r = b - A @ alpha
     z = M @ r
-    v, found = z, [alpha]
+    v, iterates = z, [alpha]
     for _ in range(n):
         a = (r @ z) / (v @ A @ v)
         alpha, r_new = alpha + a * v, r - a * (A @ v)
         z_new = M @ r_new
         v = z_new + (r_new @ z_new) / (r @ z) * v
         r, z = r_new, z_new
-        found.append(alpha)
-    return found
+        iterates.append(alpha)
+    return iterates
 
 
 @pytest.mark.parametrize("start", ["zero", "warm"])
@@ -74,15 +74,16 @@ def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> li
 def test_iterates_equal_conjugate_gradient(ridge: float, start: str) -> None:
     case = falkon(ridge)
     solver = case.solver()
-    first = rows(6, 24, 2) if start == "warm" else np.zeros((24, 2))
-    state = solver.init(first if start == "warm" else None)
+    start_weights = rows(6, 24, 2) if start == "warm" else np.zeros((24, 2))
+    state = solver.init(start_weights if start == "warm" else None)
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
     A, b = K.T @ K / 240 + ridge * K_zz, K.T @ case.Y / 240
     M = np.linalg.inv(K_zz @ K_zz / 24 + case.setup.meta["mu"] * K_zz)
     assert case.setup.meta["mu"] == ridge or not ridge
-    truth = [conjugate_gradient(A, y, M, alpha, 8) for y, alpha in zip(b.T, first.T, strict=True)]
+    columns = zip(b.T, start_weights.T, strict=True)
+    truth = [conjugate_gradient(A, y, M, alpha, 8) for y, alpha in columns]
     for k in range(9):
-        expected = np.stack([found[k] for found in truth], axis=1)
+        expected = np.stack([iterates[k] for iterates in truth], axis=1)
         facts = one_pass(case, solver, state)
         close(state.alpha, expected, 1e-8)
         r = b - A @ expected
@@ -140,12 +141,11 @@ def test_near_duplicates_in_float32_are_harmless(bandwidth: float, ridge: float)
 
 
 def test_falkon_does_not_depend_on_kernel_scale() -> None:
-    """Check a linear kernel on rows scaled by 2^20 or 2^-20, for which every number changes by a
-    power of 2.
+    """Check rows scaled by 2^20 or 2^-20, which changes every number by a power of 2.
 
     24 centers in 3 dimensions: what keeps their K(Z, Z) definite must grow with it.
     """
-    op, found = operator("linear", precision="exact"), []
+    op, predictions = operator("linear", precision="exact"), []
     X, Z, Y = rows(0, 240, 3), rows(1, 24, 3), rows(3, 240, 2)
     for unit in (1.0, 2.0**20, 2.0**-20):
         sizes, options = small_sizes(solver="falkon"), solver_settings(ridge=1e-2 * unit**2)
@@ -155,10 +155,10 @@ def test_falkon_does_not_depend_on_kernel_scale() -> None:
         state = solver.init()
         for _ in range(6):
             one_pass(case, solver, state)
-        found.append(state.alpha * np.float32(unit) ** 2)
-    assert found[0].any()
-    for alpha in found[1:]:
-        np.testing.assert_array_equal(alpha, found[0])
+        predictions.append(state.alpha * np.float32(unit) ** 2)
+    assert predictions[0].any()
+    for alpha in predictions[1:]:
+        np.testing.assert_array_equal(alpha, predictions[0])
 
 
 def test_zero_output_stays_zero() -> None:
@@ -192,21 +192,20 @@ FALKON = {"solver.name": "falkon", "solver.ridge": 1e-3, "data.epochs": 30}
 
 @pytest.mark.parametrize("name", ["falkon", "block"])
 def test_every_pass_has_same_augmented_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that batches are the same too, because mix-up takes its partners from them. Other
-    solvers see new samples."""
+    """Check also the batches, in which mix-up chooses partners; other solvers see new samples."""
     solver = {"falkon": FalkonSolver, "block": BlockSolver}[name]
-    seen, step = [], solver.step
+    row_sums, step = [], solver.step
 
     def looking(self: Any, state: State, batch: Batch) -> Any:
         parts = (batch.X, batch.Y, batch.row_ids)
-        seen.append(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
+        row_sums.append(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
         return step(self, state, batch)
 
     monkeypatch.setattr(solver, "step", looking)
     source = AugmentedSource(array_source(), 2, [GaussianNoise(0.1), MixUp(1.0)])
     finished(settings(**{"solver.name": name, "data.epochs": 3}), source=source)
-    passes = [seen[i : i + 14] for i in range(0, 42, 14)]
-    assert len(set(seen)) == (14 if name == "falkon" else 42)
+    passes = [row_sums[i : i + 14] for i in range(0, 42, 14)]
+    assert len(set(row_sums)) == (14 if name == "falkon" else 42)
     assert (passes[0] == passes[1] == passes[2]) == (name == "falkon")
 
 
@@ -222,8 +221,8 @@ def test_falkon_stops_and_reports_convergence(tmp_path: Path) -> None:
     assert residuals[-1] <= 1e-4 < residuals[-2]
     assert [e["why"] for e in log if e["event"] == "finished"] == [result.ended]
     assert [r["step"] for r in result.history] == [7 * passes]  # and is evaluated once
-    again = finished(config, source=stream(), test=test)
-    assert (again.samples, again.ended) == (result.samples, result.ended)
+    resumed = finished(config, source=stream(), test=test)
+    assert (resumed.samples, resumed.ended) == (result.samples, result.ended)
     assert len(read_log(tmp_path / "log.jsonl")) <= len(log) + 2
 
 
@@ -272,8 +271,8 @@ GIVEN = {"model.n_centers": "auto"}
 
 def test_warm_start_saves_iterations(trained: Path) -> None:
     """Check centers in another order, which are matched by their rows."""
-    same = GIVEN | {"run.random_state": 5, "solver.tolerance": 1e-6}
-    config = settings(**FALKON, **same)
+    same_settings = GIVEN | {"run.random_state": 5, "solver.tolerance": 1e-6}
+    config = settings(**FALKON, **same_settings)
     cold = finished(config, source=array_source(), centers=CENTERS)
     warm = finished(
         config.with_overrides({"solver.warm_start": str(trained)}),
@@ -305,8 +304,11 @@ def test_invalid_warm_start_is_refused(
 
 @pytest.mark.parametrize("epochs", [4, 10, 30])
 def test_heavy_tails_and_tiny_ridge_give_finite_model(epochs: int) -> None:
-    """Compare with least squares with this ridge. With the ridge alone in the preconditioner,
-    rounding gave test errors of 1.4 to 1.6, 0.8 to 1.6 and 0.2 to 0.4 times the variance."""
+    """Compare with least squares with this ridge.
+
+    With the ridge alone in the preconditioner, rounding gave test errors of 1.4 to 1.6, 0.8 to 1.6
+    and 0.2 to 0.4 times the variance.
+    """
     rng = np.random.default_rng(0)
     X = rng.standard_t(1.5, size=(900, 5))
     y = np.tanh(X[:, 0])
@@ -324,8 +326,8 @@ def test_weights_with_larger_residual_are_rejected() -> None:
     state = solver.init()
     one_pass(case, solver, state)
     assert one_pass(case, solver, state)["taken"]
-    kept = state.alpha.copy()
+    accepted = state.alpha.copy()
     state.pending["least"][...] = 1e-9
     assert not one_pass(case, solver, state)["taken"]
-    np.testing.assert_array_equal(state.alpha, kept)
-    assert not np.array_equal(state.pending["both"][:, : kept.shape[1]], kept)
+    np.testing.assert_array_equal(state.alpha, accepted)
+    assert not np.array_equal(state.pending["both"][:, : accepted.shape[1]], accepted)

@@ -66,8 +66,7 @@ def features(X: Array, Z: Array) -> Array:
 
 @pytest.mark.parametrize("name", sorted(SAMPLED))
 def test_spectral_measure_of_every_kernel_is_exact(name: str) -> None:
-    """Check 50 000 draws within 5 standard errors; each cosine is at most 1, so one is at most 1 /
-    sqrt(50 000)."""
+    """Check 50 000 draws within 5 standard errors, each at most 1 / sqrt(50 000)."""
     A, B = rows(0, 12, 3), rows(1, 12, 3)
     gamma = {"gamma": float(name.split()[1])} if " " in name else {}
     kernel = get_kernel({"kind": name.split()[0], "bandwidth": 1.7, **gamma})
@@ -115,15 +114,15 @@ def test_metric_transforms_frequencies(name: str, shape: tuple[int, ...]) -> Non
     A, B, metric = rows(0, 8, 3), rows(1, 8, 3), rows(2, *shape)
     kernel = get_kernel(name, 1.7, metric=metric)
     phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
-    moved = [X * metric if metric.ndim == 1 else X @ metric for X in (A, B)]
-    error = phi[0] @ phi[1].T - SAMPLED[name](*moved, 1.7)
+    transformed = [X * metric if metric.ndim == 1 else X @ metric for X in (A, B)]
+    error = phi[0] @ phi[1].T - SAMPLED[name](*transformed, 1.7)
     assert np.abs(error).max() < 5 / math.sqrt(50_000)
 
 
 def test_frequencies_depend_on_seed_only() -> None:
-    one, two, other = (frequencies(builtin.Cauchy(2.0), 3, 10, seed) for seed in (1, 1, 2))
+    one, two, other_seed = (frequencies(builtin.Cauchy(2.0), 3, 10, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, two)
-    assert not np.isclose(one[:, :-1], other[:, :-1]).any()
+    assert not np.isclose(one[:, :-1], other_seed[:, :-1]).any()
     np.testing.assert_array_equal(one[:5, :-1], one[5:, :-1])
 
 
@@ -148,8 +147,7 @@ def explicit(case: Case) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1"])
 def test_steps_equal_explicit_feature_iteration(solver: str, features: str, ridge: float) -> None:
-    """Check w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), the algorithm of EP1, and its
-    measured quantities."""
+    """Check w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), and its measured quantities."""
     options = solver_settings(ridge=ridge)
     case = make_case(operator(), f"{solver}, {features}", options=options)
     phi, sample, probe = explicit(case)
@@ -203,15 +201,16 @@ def test_many_features_are_summed_in_slabs(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nystrom_features_equal_block_model() -> None:
     """Check that the block preconditioner uses the same norm of the weights."""
     case = make_case(operator(), "block")
-    other = make_case(operator(), "block, nystrom").setup
-    np.testing.assert_array_equal(other.arrays["H.0"], case.setup.arrays["H.0"])
+    block_setup = make_case(operator(), "block, nystrom").setup
+    np.testing.assert_array_equal(block_setup.arrays["H.0"], case.setup.arrays["H.0"])
 
 
 def test_features_that_vanish_on_all_rows_are_refused() -> None:
-    op, far = operator(bandwidth=1e-3), 100 + rows(2, 60, 3)
+    op, far_rows = operator(bandwidth=1e-3), 100 + rows(2, 60, 3)
     sizes = small_sizes("sgd", "nystrom", level=0)
+    Z = rows(1, 24, 3)
     with pytest.raises(ConfigError, match="bandwidth is too small"):
-        computed(op, rows(1, 24, 3), far, far, sizes, solver_settings(), features="nystrom")
+        computed(op, Z, far_rows, far_rows, sizes, solver_settings(), features="nystrom")
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -219,20 +218,20 @@ def test_features_that_vanish_on_all_rows_are_refused() -> None:
 FOURIER = {"model.features": "fourier", "model.n_centers": "auto", "model.n_features": 80}
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_run_stores_frequencies_with_model(given: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_given", [False, True])
+def test_run_stores_frequencies_with_model(is_given: bool, tmp_path: Path) -> None:
     """Check that its frequencies are stored with the run, and used for predictions."""
     config = settings(tmp_path, **METHODS["fourier"], **{"model.bandwidth": "auto"})
-    if given:
+    if is_given:
         config = config.with_overrides({"model.kernel": builtin.Gaussian(3.0)})
     stopped(config, 5, source=stream("fourier"))
     result = finished(config, source=stream("fourier"))
     assert result.Z.shape == (80, 6)
     described = result.meta["kernel"]
     width = described["of"]["bandwidth"]
-    assert (width == 3.0) is given
-    drawn = frequencies(get_kernel("gaussian", width), 5, 80, 0)[result.order]
-    np.testing.assert_array_equal(result.Z, drawn.astype(np.float32))
+    assert (width == 3.0) is is_given
+    seeded = frequencies(get_kernel("gaussian", width), 5, 80, 0)[result.order]
+    np.testing.assert_array_equal(result.Z, seeded.astype(np.float32))
     model = load_model(tmp_path, device="cpu", threads=1)
     X, _ = arrays(20, 7)
     with model.backend:

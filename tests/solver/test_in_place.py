@@ -8,7 +8,7 @@ import scipy.linalg
 
 import streamkern as sk
 from streamkern.backend.batch import Batch
-from streamkern.solver.precondition.low_rank import build_extended
+from streamkern.solver.precondition.low_rank import build_extended_low_rank
 from tests import reference as ref
 from tests.plans import solver_settings
 from tests.runs import METHODS, array_source, arrays, brute_force, finished, settings
@@ -27,13 +27,15 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 
 
 def exact_case(name: str, n: int = 120, bandwidth: float = 2.0, **options: float) -> Case:
-    """Return a case with every row in the sample and the probe, so that Nystrom's extension is
-    exact and the step safe."""
+    """Return a case with every row in the sample and in the probe.
+
+    Nystrom's extension is then exact, and the step safe.
+    """
     op, X, Y = operator(bandwidth=bandwidth), rows(0, n, 3), rows(3, n, 2)
     sizes = small_sizes(solver=name, level=12, n_sample=n, n_probe=n)
-    made = solver_settings(average=False, **options)
-    setup = computed(op, X, X, X, sizes, made)
-    return Case(op, sizes, made, X, Y, X, X, X, setup, np.arange(n))
+    case_options = solver_settings(average=False, **options)
+    setup = computed(op, X, X, X, sizes, case_options)
+    return Case(op, sizes, case_options, X, Y, X, X, X, setup, np.arange(n))
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.05])
@@ -68,8 +70,7 @@ def test_sgd_step_size_equals_kernel_bound() -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
 def test_eigenpro1_equals_published_iteration(tau: float) -> None:
-    """Check alpha -= eta P (K alpha - y) on a batch, with P = I - sum (1 - tau lam_q+1 / lam_i) e_i
-    e_i^T.
+    """Check alpha -= eta P (K alpha - y) for P = I - sum (1 - tau lam_q+1 / lam_i) e_i e_i^T.
 
     With the exact eigenvectors e_i of K, which the sample of all rows gives.
     """
@@ -110,7 +111,7 @@ def test_eigenpro1_from_a_sample_interpolates() -> None:
 def test_extended_eigenfunctions_are_orthonormal(s: int) -> None:
     """Check that they span Nystrom's extension, are orthonormal, and have the Ritz values lam_i."""
     op, X = operator(), rows(0, 240, 3)
-    P = build_extended(op, both(op, X), both(op, X[:s]), both(op, X), level=12)
+    P = build_extended_low_rank(op, both(op, X), both(op, X[:s]), both(op, X), level=12)
     q = P.E.shape[1]
     K, n = KERNEL(X, X), len(X)
     np.testing.assert_allclose(P.E.T @ K @ P.E, np.eye(q), atol=1e-9)

@@ -33,19 +33,19 @@ RIDGE = 1e-3
 ALL = {"model.n_centers": "auto", "model.centers": "all", "solver.name": "direct"}
 
 
-def case_of(ridge: float = RIDGE, precision: str = "float64") -> solver_problems.Case:
+def make_case(ridge: float = RIDGE, precision: str = "float64") -> solver_problems.Case:
+    """Return the case whose centers are all rows."""
     op = solver_problems.operator(precision=precision)
     return solver_problems.make_case(op, "direct, all rows", options=solver_settings(ridge=ridge))
 
 
 def truth(case: solver_problems.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np.ndarray:
-    """Return the weights at `rows` with sample weights w, from the equations without square
-    roots."""
+    """Return the weights at `rows` with sample weights w, without square roots in the equations."""
     K = ref.laplace(case.X[rows], case.X[rows], 2.0)
-    kept = w > 0
-    A = K[np.ix_(kept, kept)] + len(rows) * ridge * np.diag(1 / w[kept])
+    weighted = w > 0
+    A = K[np.ix_(weighted, weighted)] + len(rows) * ridge * np.diag(1 / w[weighted])
     alpha = np.zeros((len(case.X), case.Y.shape[1]))
-    alpha[rows[kept]] = np.linalg.solve(A, case.Y[rows][kept])
+    alpha[rows[weighted]] = np.linalg.solve(A, case.Y[rows][weighted])
     return alpha
 
 
@@ -60,7 +60,7 @@ def read(case: solver_problems.Case, solver: Any, rows: np.ndarray, w: np.ndarra
 
 @pytest.mark.parametrize(("precision", "rtol"), [("float64", 1e-9), ("exact", 2e-3)])
 def test_weights_solve_the_equations(precision: str, rtol: float) -> None:
-    case = case_of(precision=precision)
+    case = make_case(precision=precision)
     solver = case.solver()
     state = solver.init()
     order = np.random.default_rng(0).permutation(240)
@@ -71,7 +71,7 @@ def test_weights_solve_the_equations(precision: str, rtol: float) -> None:
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 240), ridge=st.floats(1e-8, 1))
 def test_partial_rows_with_zero_weights_are_solved(seed: int, n: int, ridge: float) -> None:
-    case, rng = case_of(ridge), np.random.default_rng(seed)
+    case, rng = make_case(ridge), np.random.default_rng(seed)
     rows = np.sort(rng.choice(240, n, replace=False))
     w = rng.integers(0, 3, n) * 0.5
     solver = case.solver()
@@ -84,30 +84,29 @@ def test_partial_rows_with_zero_weights_are_solved(seed: int, n: int, ridge: flo
 
 def test_loo_prediction_equals_refit_without_row() -> None:
     """Check weights, some of them 0, and a separate ridge for an output."""
-    case, rng = case_of(), np.random.default_rng(1)
+    case, rng = make_case(), np.random.default_rng(1)
     rows, w = np.arange(240), rng.integers(0, 3, 240) * 0.5
     solver = case.solver()
     c = case.Y.shape[1]
     solver.ridges = np.where(np.arange(c) == 0, 10 * RIDGE, RIDGE)
     state = read(case, solver, np.arange(240), w)
-    F, Y, weights, origins = solver.left_out(state)
-    kept = np.flatnonzero(w)
-    np.testing.assert_allclose(weights, w[kept])
-    np.testing.assert_array_equal(origins, kept)
-    np.testing.assert_allclose(Y, case.Y[kept], atol=1e-12)
+    F, Y, weights, origins = solver.leave_one_out(state)
+    weighted = np.flatnonzero(w)
+    np.testing.assert_allclose(weights, w[weighted])
+    np.testing.assert_array_equal(origins, weighted)
+    np.testing.assert_allclose(Y, case.Y[weighted], atol=1e-12)
     K = ref.laplace(case.X, case.X, 2.0)
-    for location in (0, 7, len(kept) - 1):
-        others = np.where(rows == kept[location], 0.0, w)
-        alike = [truth(case, rows, others, ridge) for ridge in solver.ridges]
-        alpha = np.stack([a[:, k] for k, a in enumerate(alike)], axis=1)
-        np.testing.assert_allclose(F[location], K[kept[location]] @ alpha, atol=1e-7)
+    for location in (0, 7, len(weighted) - 1):
+        other_weights = np.where(rows == weighted[location], 0.0, w)
+        refits = [truth(case, rows, other_weights, ridge) for ridge in solver.ridges]
+        alpha = np.stack([a[:, k] for k, a in enumerate(refits)], axis=1)
+        np.testing.assert_allclose(F[location], K[weighted[location]] @ alpha, atol=1e-7)
 
 
 def test_copies_are_left_out_together() -> None:
-    """Check that equal rows with other targets are not left out, nor more than `MOST_COPIES`
-    copies."""
+    """Check that equal rows with other targets, and more than `MAX_COPIES`, are not."""
     rng = np.random.default_rng(2)
-    case = case_of()
+    case = make_case()
     X, Y = case.X[:240].copy(), case.Y[:240].copy()
     X[:40], Y[:40] = X[40:80], Y[40:80]
     X[5] = X[6]
@@ -116,32 +115,32 @@ def test_copies_are_left_out_together() -> None:
     case = replace(case, X=X[places], Y=Y[places], Z=X[places])
     solver, w = case.solver(), np.ones(240)
     state = read(case, solver, np.arange(240), w)
-    F, _, _, origins = solver.left_out(state)
+    F, _, _, origins = solver.leave_one_out(state)
     K = ref.laplace(case.X, case.X, 2.0)
     for row in (0, 30, 5, 6, 60, 110, 200):
         group = [row] if row in (5, 6, 110, 200) else [row % 40, row % 40 + 40]
-        own = [int(np.flatnonzero(places == k)[0]) for k in group]
-        others = w.copy()
-        others[own] = 0
-        alpha = truth(case, np.arange(240), others, RIDGE)
+        positions = [int(np.flatnonzero(places == k)[0]) for k in group]
+        other_weights = w.copy()
+        other_weights[positions] = 0
+        alpha = truth(case, np.arange(240), other_weights, RIDGE)
         location = int(np.flatnonzero(places == row)[0])
-        assert set(np.flatnonzero(origins == origins[location])) == set(own)
+        assert set(np.flatnonzero(origins == origins[location])) == set(positions)
         np.testing.assert_allclose(F[location], K[location] @ alpha, atol=1e-7, err_msg=str(row))
 
 
 def test_kept_factor_gives_same_loo_bits() -> None:
-    case, found = case_of(), []
+    case, predictions = make_case(), []
     for keeps in (False, True):
         solver = case.solver()
         solver.keeps_factor = keeps
         state = solver.init()
         solver_problems.one_pass(case, solver, state)
         with patch.object(solver, "_factor_with", wraps=solver._factor_with) as factor:
-            found.append(solver.left_out(state)[0])
+            predictions.append(solver.leave_one_out(state)[0])
             assert factor.call_count == (not keeps)
-            solver.left_out(state)  # it was given up, and is made again
+            solver.leave_one_out(state)  # it was given up, and is made again
             assert factor.call_count == 1 + (not keeps)
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(*predictions)
 
 
 @pytest.mark.slow
@@ -149,16 +148,16 @@ def test_kept_factor_gives_same_loo_bits() -> None:
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), narrow=st.sampled_from([0.3, 2.0, 20]))
 def test_float32_factor_is_refined(seed: int, ridge: float, narrow: float) -> None:
     """Check weights, some of them 0, and a separate ridge for an output."""
-    rng, case = np.random.default_rng(seed), case_of(ridge, precision="exact")
-    w, found = rng.integers(0, 3, 240) * 0.5, []
+    rng, case = np.random.default_rng(seed), make_case(ridge, precision="exact")
+    w, weights = rng.integers(0, 3, 240) * 0.5, []
     for dtype in (np.float64, np.float32):
         solver = case.solver()
         solver.factor_dtype = np.dtype(dtype)
         solver.ridges = np.where(np.arange(case.Y.shape[1]) == 0, narrow * ridge, ridge)
         state = read(case, solver, np.arange(240), w)
-        found.append((solver.weights(state).copy(), solver.left_out(state).F))
+        weights.append((solver.weights(state).copy(), solver.leave_one_out(state).F))
     K = ref.laplace(case.X, case.X, 2.0)
-    (wide, wide_left), (refined, refined_left) = found
+    (wide, wide_left), (refined, refined_left) = weights
     np.testing.assert_allclose(K @ refined, K @ wide, atol=1e-5 * np.abs(case.Y).max())
     np.testing.assert_allclose(refined_left, wide_left, atol=1e-2 * np.abs(case.Y).max())
 
@@ -166,7 +165,7 @@ def test_float32_factor_is_refined(seed: int, ridge: float, narrow: float) -> No
 def test_jitter_grows_only_if_equations_are_unsolvable() -> None:
     """Check copies of rows without a ridge, for which a float32 factor needs a larger jitter."""
     X = np.repeat(solver_problems.rows(0, 120, 3), 2, axis=0).astype(np.float32)
-    case = case_of(1e-9, precision="exact")
+    case = make_case(1e-9, precision="exact")
     case = replace(case, X=X, Z=X, Y=np.repeat(case.Y[:120], 2, axis=0))
     solvers = []
     for dtype in (np.float64, np.float32):
@@ -222,7 +221,7 @@ def test_rounding_bound_equals_simulated_rounding(kernel: Any, n: int, tau: floa
 
 
 def test_zero_ridge_interpolates_targets() -> None:
-    case = case_of(0.0)
+    case = make_case(0.0)
     solver = case.solver()
     state = solver.init()
     with warnings.catch_warnings():
@@ -344,8 +343,7 @@ def test_smooth_noise_free_targets_need_few_products(monkeypatch: pytest.MonkeyP
 def test_factor_precision_is_kept_at_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a run keeps its precision if another version would choose another one for this
-    number of rows."""
+    """Check a run of a version that chose another precision for this number of rows."""
     config = settings(tmp_path / "a", **(ALL | {"run.checkpoint_every": 1}))
     stopped(config, 1, source=array_source(), test=array_source(10, 5))
     monkeypatch.setattr(direct, "NARROW_ROWS", 1)
@@ -361,8 +359,7 @@ def test_factor_precision_is_kept_at_resume(
 def test_equations_near_factor_rounding_are_solved(
     kernel: str, n: int, tau: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check smooth kernels of many rows without noise, for which a default fit of 6000 rows
-    failed."""
+    """Check smooth kernels without noise, for which a default fit of 6000 rows failed."""
     monkeypatch.setattr(direct, "NARROW_ROWS", 1)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n + 300, 3))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamkern.backend.batch import Batch
 from streamkern.kernels.fourier import frequencies
 from streamkern.solver.direct_step import DirectSolver
-from streamkern.solver.left_out import left_out_together
+from streamkern.solver.left_out import groups_with_centers
 from tests import reference as ref
 from tests import solver_problems
 
@@ -26,21 +26,23 @@ def left_out(
     solver = DirectSolver(op, points, ridge=ridge, n_outputs=Y.shape[1], max_batch=len(X))
     state = solver.init()
     solver.step(state, Batch(X, Y, np.arange(len(X)), w))
-    return solver.left_out(state, X, Y, w)
+    return solver.leave_one_out(state, X, Y, w)
 
 
 def refit_without(
     K: np.ndarray, norm: np.ndarray, Y: np.ndarray, w: np.ndarray, rows: list[int],
     centers: list[int], ridge: float,
 ) -> np.ndarray:  # fmt: skip
-    """Return predictions of `rows` by a fit without them and the centers, with the ridge of n
-    rows."""
+    """Return predictions of `rows` by a fit without them and the centers.
+
+    The ridge is that of n rows.
+    """
     n, p = K.shape
-    kept, among = np.delete(np.arange(n), rows), np.delete(np.arange(p), centers)
-    G, root = K[np.ix_(kept, among)], np.sqrt(w[kept])[:, None]
-    A = (root * G).T @ (root * G) / n + ridge * norm[np.ix_(among, among)]
-    alpha = np.linalg.solve(A, (root * G).T @ (root * Y[kept]) / n)
-    return K[np.ix_(rows, among)] @ alpha
+    fitted_rows, other_centers = np.delete(np.arange(n), rows), np.delete(np.arange(p), centers)
+    G, root = K[np.ix_(fitted_rows, other_centers)], np.sqrt(w[fitted_rows])[:, None]
+    A = (root * G).T @ (root * G) / n + ridge * norm[np.ix_(other_centers, other_centers)]
+    alpha = np.linalg.solve(A, (root * G).T @ (root * Y[fitted_rows]) / n)
+    return K[np.ix_(rows, other_centers)] @ alpha
 
 
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), weighted=st.booleans())
@@ -53,14 +55,14 @@ def test_loo_prediction_equals_refit_without_row_and_center(
     Z = np.concatenate((X[rng.permutation(N)[:12]], rng.normal(size=(8, 3))))
     w = rng.integers(0, 3, N) * 0.5 if weighted else np.ones(N)
     F, targets, weights, origins = left_out(X, Y, w if weighted else None, Z, ridge)
-    kept = np.flatnonzero(w)
-    np.testing.assert_array_equal(targets, Y[kept])
-    np.testing.assert_allclose(weights, w[kept])
-    np.testing.assert_array_equal(origins, np.arange(len(kept)))
+    rows_with_weight = np.flatnonzero(w)
+    np.testing.assert_array_equal(targets, Y[rows_with_weight])
+    np.testing.assert_allclose(weights, w[rows_with_weight])
+    np.testing.assert_array_equal(origins, np.arange(len(rows_with_weight)))
     K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
-    for location, row in enumerate(kept):
-        own = np.flatnonzero((X[row] == Z).all(axis=1)).tolist()
-        truth = refit_without(K, norm, Y, w, [row], own, ridge)
+    for location, row in enumerate(rows_with_weight):
+        equal_centers = np.flatnonzero((X[row] == Z).all(axis=1)).tolist()
+        truth = refit_without(K, norm, Y, w, [row], equal_centers, ridge)
         np.testing.assert_allclose(F[location : location + 1], truth, rtol=0, atol=1e-6)
 
 
@@ -111,10 +113,10 @@ def test_undetermined_rows_have_finite_loo_predictions(ridge: float) -> None:
 def test_groups_contain_coinciding_rows_and_centers() -> None:
     X = np.array([[0.0], [1], [0], [2], [3], [2]])
     Y = np.array([[1.0], [2], [1], [5], [4], [6]])
-    groups = left_out_together(X, np.array([[3.0], [0], [2], [7], [3]]), Y)
-    found = {
+    groups = groups_with_centers(X, np.array([[3.0], [0], [2], [7], [3]]), Y)
+    group_sets = {
         tuple(map(int, rows)): sorted(map(int, centers))
         for group in groups
         for rows, centers in zip(group.rows, group.centers, strict=True)
     }
-    assert found == {(0, 2): [1], (1,): [], (3,): [], (5,): [], (4,): [0, 4]}
+    assert group_sets == {(0, 2): [1], (1,): [], (3,): [], (5,): [], (4,): [0, 4]}

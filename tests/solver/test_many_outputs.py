@@ -49,8 +49,7 @@ def test_panels_of_outputs_do_not_change_results(p: int, monkeypatch: pytest.Mon
 
 
 def test_solution_holds_one_panel_beside_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that no array of p x c in float64 is allocated, during the search for a ridge and after
-    it."""
+    """Check the search for a ridge and the solution, without an array of p x c in float64."""
     for module in (direct_step, equations):
         monkeypatch.setattr(module, "MAX_PANEL_OUTPUTS", 64)
     case = make_case(operator(precision="exact"), "direct", options=solver_settings(), n_sums=2)

@@ -30,8 +30,10 @@ RIDGED = solver_settings(ridge=1e-3)
 def test_auto_with_ridge_chooses_faster_solver(
     n: int, p: int, c: int, d: int, epochs: int, double: float
 ) -> None:
-    """Check the choice with 400 FLOPs for a kernel value, the device's speed in float64, and 5 p (p
-    / b) rows for blocks of b."""
+    """Check the choice by times that were computed by hand.
+
+    A kernel value takes 400 FLOPs; blocks of b need 5 p (p / b) rows.
+    """
     problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs, float64=double)
     _, sizes, _, reason = choose_method(problem, solver_settings(ridge=1e-3), 64 * GIB)
     block = planned(problem, solver_settings("block"), 64 * GIB)[0]
@@ -39,9 +41,9 @@ def test_auto_with_ridge_chooses_faster_solver(
     setup = setup_flops(problem, block) + 400 * p * (b + block.n_sample + block.n_probe)
     step = p * (2 * d + 6 * c + 400 + max(80, 2 * c) * b // m)
     one = setup + 5 * p * p // b * step
-    other = int(n * (double * p * p + p * (400 + 2 * d + 2 * double * c)) + double * p**3 / 3)
-    assert sizes.solver == ("direct" if other <= one else "block")
-    assert f"{max(one / other, other / one):.3g} times as soon as" in reason
+    direct_time = int(n * (double * p * p + p * (400 + 2 * d + 2 * double * c)) + double * p**3 / 3)
+    assert sizes.solver == ("direct" if direct_time <= one else "block")
+    assert f"{max(one / direct_time, direct_time / one):.3g} times as soon as" in reason
     assert "FLOPs" not in reason  # which `plan` shows of what is computed, not of its time
 
 
@@ -78,11 +80,11 @@ def test_direct_op_counts_include_one_pass(n: int, p: int) -> None:
 @given(n=st.integers(3000, 10**5), p=st.integers(200, 3000), epochs=st.integers(1, 9))
 def test_passes_over_new_rows_are_all_summed(n: int, p: int, epochs: int) -> None:
     """Check that they count as one pass over all their rows, in the plan and in the choice."""
-    drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
-    once = replace(PROBLEM, n_rows=n * epochs, p=p)
-    sizes = planned(once, solver_settings("direct"), 64 * GIB)[0]
-    assert DIRECT.op_counts(drawn, sizes) == DIRECT.op_counts(once, sizes)
-    assert DIRECT.time(drawn) == DIRECT.time(once)
+    with_new_rows = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
+    one_epoch = replace(PROBLEM, n_rows=n * epochs, p=p)
+    sizes = planned(one_epoch, solver_settings("direct"), 64 * GIB)[0]
+    assert DIRECT.op_counts(with_new_rows, sizes) == DIRECT.op_counts(one_epoch, sizes)
+    assert DIRECT.time(with_new_rows) == DIRECT.time(one_epoch)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +111,16 @@ def test_auto_chooses_block_solver_otherwise(
 def test_solver_name_identifies_one_method_per_features_and_loss() -> None:
     """Check any order of `METHODS`."""
     for name, methods in METHODS.items():
-        for features in {each for method in methods for each in method.features}:
+        for features in {feature for method in methods for feature in method.features}:
             for squares in (True, False):
                 usable = [
                     method
                     for method in methods
                     if features in method.features
-                    and (method.of_squares if squares else method.of_losses)
+                    and (method.minimises_squares if squares else method.minimises_losses)
                 ]
                 assert len(usable) <= 1, (name, features, squares)
-                assert all(find(name, features, squares=squares) is each for each in usable)
+                assert all(find(name, features, squares=squares) is feature for feature in usable)
 
 
 def test_problem_beyond_memory_is_refused() -> None:

@@ -32,24 +32,26 @@ def problem(p: int, c: int, m: int, **changes: Any) -> tuple[ProblemShape, Direc
 
 
 @pytest.mark.parametrize("loss", [LogLoss(), Gamma()])
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("writes_checkpoints", [True, False])
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize(
     ("p", "c", "m"), [(600, 2, 1800), (600, 6, 20), (600, 2, 20), (60, 40, 2400)]
 )
 def test_planned_buffers_equal_those_of_a_pass(
-    p: int, c: int, m: int, precision: str, kept: bool, loss: Loss
+    p: int, c: int, m: int, precision: str, writes_checkpoints: bool, loss: Loss
 ) -> None:
     op = operator(precision=precision)
     Z, X = both(op, rows(0, p, D)), rows(1, m, D).astype(op.dtype)
     Y = np.eye(c, dtype=op.dtype)[np.arange(m) % c]
     if isinstance(loss, Gamma):
         loss, Y = loss.in_unit(np.ones(c)), Y + op.dtype.type(0.1)
-    shape, sizes = problem(p, c, m, itemsize=op.dtype.itemsize, writes_checkpoints=kept)
+    shape, sizes = problem(
+        p, c, m, itemsize=op.dtype.itemsize, writes_checkpoints=writes_checkpoints
+    )
     buffers, needs = Buffers(), Newton().needs(shape, sizes)
     Newton().add_buffers(buffers, shape, sizes)
 
-    def trained() -> None:
+    def train() -> None:
         scaled = ScaledLoss(loss, op.backend, op.dtype, np.zeros(c), np.ones(c))
         solver = NewtonSolver(op, Z, ridge=1e-3, n_outputs=c, max_batch=m, loss=scaled)
         state = solver.init()
@@ -57,19 +59,21 @@ def test_planned_buffers_equal_those_of_a_pass(
         for _ in range(2):
             solver.step(state, Batch(X, Y, np.arange(m)))
             checkpoint.clear()
-            checkpoint = [array.copy() for array in state.pending.values()] if kept else []
+            checkpoint = (
+                [array.copy() for array in state.pending.values()] if writes_checkpoints else []
+            )
             solver.end_epoch(state)
-        assert len(checkpoint) == kept * len(state.pending)
+        assert len(checkpoint) == writes_checkpoints * len(state.pending)
         assert state.pending["G"].nbytes == needs.sums
         assert solver.values.shape == (needs.product_rows, needs.outputs)
         assert needs.outputs == Newton().outputs(shape)
 
-    trained()  # loads everything
+    train()  # loads everything
     with traced_memory() as traced:
-        trained()
-    taken = traced.peak
+        train()
+    peak = traced.peak
     planned = buffers.total("train") - buffers.total("always")  # tiles, which p does not fill
-    assert 0.77 * planned < taken <= planned
+    assert 0.77 * planned < peak <= planned
 
 
 @pytest.mark.parametrize(

@@ -47,30 +47,32 @@ def logged_value(model: KernelRegressor, name: str) -> np.ndarray:
 def test_standard_deviations_equal_scikit_learn(
     kernel: str, weighted: bool, precision: str, rtol: float
 ) -> None:
-    """Compare with scikit-learn at the measured noise and amplitude; values also depend on the
-    ridge. Rounding of float32 values is 1e-6 of the prior's variance, and the smallest variance
-    here is 0.001."""
+    """Compare with scikit-learn at the measured noise and amplitude; values also use the ridge.
+
+    Rounding of float32 values is 1e-6 of the prior's variance, and the smallest variance is 0.001.
+    """
     w = WEIGHTS if weighted else np.ones(120)
     model = KernelRegressor(**PLAIN | {"kernel": kernel, "precision": precision})
     model.fit(X, Y, sample_weight=w if weighted else None)
     assert model.report_["solver"] == "direct"
-    found, std = model.predict(FRESH, return_std=True)
-    assert found.shape == std.shape == (50, 2)
-    np.testing.assert_array_equal(found, model.predict(FRESH))
+    predictions, std = model.predict(FRESH, return_std=True)
+    assert predictions.shape == std.shape == (50, 2)
+    np.testing.assert_array_equal(predictions, model.predict(FRESH))
     shape = RBF(1.5) if kernel == "gaussian" else Matern(1.5, nu=2.5)
     w = w / w.mean()
     for k in range(2):
         noise, prior = logged_value(model, "noise")[k], logged_value(model, "prior")[k]
         mean = np.average(Y[:, k], weights=w)
-        other = GaussianProcessRegressor(
+        reference = GaussianProcessRegressor(
             ConstantKernel(prior**2) * shape, alpha=noise**2 / w, optimizer=None
         ).fit(X, Y[:, k] - mean)
-        np.testing.assert_allclose(std[:, k], other.predict(FRESH, return_std=True)[1], rtol=rtol)
+        expected = reference.predict(FRESH, return_std=True)[1]
+        np.testing.assert_allclose(std[:, k], expected, rtol=rtol)
         ridged = GaussianProcessRegressor(shape, alpha=120 * 1e-3 / w, optimizer=None)
         theirs = ridged.fit(X, Y[:, k] - mean).predict(FRESH)
-        np.testing.assert_allclose(found[:, k] - mean, theirs, atol=rtol * np.ptp(theirs))
+        np.testing.assert_allclose(predictions[:, k] - mean, theirs, atol=rtol * np.ptp(theirs))
         on_rows = model.predict(X, return_std=True)[1][:, k]
-        np.testing.assert_allclose(on_rows, other.predict(X, return_std=True)[1], rtol=rtol)
+        np.testing.assert_allclose(on_rows, reference.predict(X, return_std=True)[1], rtol=rtol)
 
 
 def dense(Z: np.ndarray, w: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,36 +94,42 @@ def dense(Z: np.ndarray, w: np.ndarray, ridge: float) -> tuple[np.ndarray, np.nd
 @pytest.mark.parametrize("p", [30, 120])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_standard_deviations_equal_formula_for_any_centers(p: int, weighted: bool) -> None:
-    """Check weights of 0 for a tenth of the rows, which do not count. K has a condition of 1e10, so
-    float64 loses that many digits in the formulas, too."""
+    """Check a tenth of the rows with weights of 0, which do not count.
+
+    K has a condition of 1e10, so float64 loses that many digits in the formulas, too.
+    """
     w = np.where(np.arange(120) % 10, WEIGHTS, 0) if weighted else np.ones(120)
     Z = X[w > 0] if p == 120 else X[:p] + 0.1
-    given: Any = "all" if p == 120 else Z
-    model = KernelRegressor(centers=given, **PLAIN).fit(X, Y, sample_weight=w if weighted else None)
+    centers: Any = "all" if p == 120 else Z
+    sample_weight = w if weighted else None
+    model = KernelRegressor(centers=centers, **PLAIN).fit(X, Y, sample_weight=sample_weight)
     variances, noise, prior = dense(Z, w / w[w > 0].mean(), 1e-3)
     np.testing.assert_allclose(logged_value(model, "noise"), np.sqrt(noise), rtol=1e-5)
     np.testing.assert_allclose(logged_value(model, "prior"), np.sqrt(prior), rtol=1e-5)
     std = model.predict(FRESH, return_std=True)[1]
     np.testing.assert_allclose(std, np.sqrt(variances), rtol=1e-5)
-    far = model.predict(np.full((1, 3), 1e3), return_std=True)[1]
-    np.testing.assert_allclose(far[0], logged_value(model, "prior"))  # as if there were no rows
+    far_std = model.predict(np.full((1, 3), 1e3), return_std=True)[1]
+    np.testing.assert_allclose(far_std[0], logged_value(model, "prior"))  # as if there were no rows
 
 
 @pytest.mark.parametrize(("kernel", "p"), [("polynomial", 120), ("laplace", 30)])
 def test_standard_deviations_in_float32_and_of_nonstationary_kernels(kernel: str, p: int) -> None:
-    """Compare with float64. Rounding is 1e-6 of the largest prior variance, which a polynomial has
-    far from 0. At a center, float32 does not see a kink."""
+    """Compare with float64.
+
+    Rounding is 1e-6 of the largest prior variance, which a polynomial has far from 0. At a center,
+    float32 does not show a kink.
+    """
     at = X if kernel == "polynomial" else FRESH
-    given = PLAIN | {"kernel": kernel, "centers": X[:p]}
+    options = PLAIN | {"kernel": kernel, "centers": X[:p]}
     if kernel == "polynomial":
-        given |= {"bandwidth": "auto"}
-    exact = KernelRegressor(**given).fit(X, Y).predict(at, return_std=True)[1]
-    single = KernelRegressor(**given | {"precision": "exact"}).fit(X, Y)
-    found = single.predict(at, return_std=True)[1]
-    assert (found > 0).all()
-    most = 1.0 if kernel == "laplace" else float((1 + (X**2).sum(axis=1)).max()) ** 3
-    off = np.abs(found**2 - exact**2) - 1e-3 * exact**2
-    assert (off < 3e-6 * logged_value(single, "prior") ** 2 * most).all()
+        options |= {"bandwidth": "auto"}
+    exact = KernelRegressor(**options).fit(X, Y).predict(at, return_std=True)[1]
+    single = KernelRegressor(**options | {"precision": "exact"}).fit(X, Y)
+    single_std = single.predict(at, return_std=True)[1]
+    assert (single_std > 0).all()
+    largest_variance = 1.0 if kernel == "laplace" else float((1 + (X**2).sum(axis=1)).max()) ** 3
+    off = np.abs(single_std**2 - exact**2) - 1e-3 * exact**2
+    assert (off < 3e-6 * logged_value(single, "prior") ** 2 * largest_variance).all()
 
 
 # -- kept, written, read -------------------------------------------------------------------------
@@ -137,14 +145,14 @@ def test_posterior_is_saved_and_written_to_files(tmp_path: Path) -> None:
         loaded = streamkern.load(tmp_path / location)
         assert loaded.posterior
         assert loaded.report_["posterior"] == model.report_["posterior"]
-        again = loaded.predict(FRESH, return_std=True)
-        np.testing.assert_allclose(again, (values, std), rtol=1e-12)
+        loaded_values = loaded.predict(FRESH, return_std=True)
+        np.testing.assert_allclose(loaded_values, (values, std), rtol=1e-12)
     loaded.predict(FRESH, return_std=True, out=tmp_path / "a.npy")
-    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.stack(again, axis=1))
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.stack(loaded_values, axis=1))
     loaded.predict(ArraySource(FRESH), return_std=True, out=tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text().startswith("row,value,value_std\n")
     from_source = loaded.predict(ArraySource(FRESH), return_std=True)
-    np.testing.assert_allclose(from_source, again, rtol=1e-12)
+    np.testing.assert_allclose(from_source, loaded_values, rtol=1e-12)
 
 
 def test_killed_run_gives_same_posterior(tmp_path: Path) -> None:
@@ -153,14 +161,14 @@ def test_killed_run_gives_same_posterior(tmp_path: Path) -> None:
     source = ArraySource(X.astype(np.float32), Y.astype(np.float32), unit_rows=16)
     uninterrupted = finished(settings(**options), source=source).model.posterior
     stopped(settings(tmp_path, **options), 2, source=source, test=source)
-    again, once_more = (
+    resumed, resumed_twice = (
         finished(settings(tmp_path, **options), source=source).model.posterior for _ in range(2)
     )
     assert uninterrupted is not None
-    for other in (again, once_more):
-        assert other is not None
+    for result in (resumed, resumed_twice):
+        assert result is not None
         for name, array in uninterrupted.arrays().items():
-            np.testing.assert_array_equal(other.arrays()[name], array)
+            np.testing.assert_array_equal(result.arrays()[name], array)
 
 
 def test_constant_output_has_zero_deviation() -> None:
@@ -170,19 +178,20 @@ def test_constant_output_has_zero_deviation() -> None:
     y, std = one.fit(X, np.full(60, 5.0)).predict(X, return_std=True)
     np.testing.assert_array_equal(std, 0)
     np.testing.assert_allclose(y, 5)
-    both = one.fit(X, np.c_[X[:, 0], np.full(60, 5.0)]).predict(X, return_std=True)[1]
-    np.testing.assert_array_equal(both[:, 1], 0)
-    assert (both[:, 0] > 0).all()
+    both_std = one.fit(X, np.c_[X[:, 0], np.full(60, 5.0)]).predict(X, return_std=True)[1]
+    np.testing.assert_array_equal(both_std[:, 1], 0)
+    assert (both_std[:, 0] > 0).all()
 
 
 def test_posterior_memory_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), complete=True, n_rows=2000)
     options = solver_settings(ridge=1e-3, posterior=True)
     method, _, buffers, why = resolve(replace(problem, posterior=True), options, 1 << 40)
-    without = Direct().plan(problem, options, 1 << 40)[1]
+    without_posterior = Direct().plan(problem, options, 1 << 40)[1]
     assert method.name == "direct"
     assert "posterior" in why
-    assert buffers.peak - without.peak == (3 + 1) * 8 * 500**2  # made, and on its way to a disk
+    # Three matrices while it is computed, and one while it is saved.
+    assert buffers.peak - without_posterior.peak == (3 + 1) * 8 * 500**2
 
 
 # -- what it refuses -----------------------------------------------------------------------------
@@ -224,6 +233,6 @@ def test_model_without_posterior_suggests_remedy() -> None:
         model.predict(FRESH, return_std=True)
     with pytest.raises(ConfigError, match=r"std=True needs .* train with posterior=True"):
         model.predict(FRESH, return_std=True, out="a.csv")
-    kept = clone(model).set_params(posterior=True).fit(X, Y)
+    with_posterior = clone(model).set_params(posterior=True).fit(X, Y)
     with pytest.raises(ConfigError, match="cannot be combined"):
-        kept.predict(FRESH, return_std=True, interval=0.9)
+        with_posterior.predict(FRESH, return_std=True, interval=0.9)

@@ -87,8 +87,8 @@ def iterative(
     return IterativeProjection(op, z, P, batch=batch, resident=resident), Z
 
 
-def solved(projection: Projection, Z: ref.Array, h: ref.Array, epochs: int) -> ref.Array:
-    """Pass after pass, each for what is left: that is to go on, as a pass is linear in h."""
+def solve_in_epochs(projection: Projection, Z: ref.Array, h: ref.Array, epochs: int) -> ref.Array:
+    """Return theta after some epochs, each of which is a projection of the remaining values."""
     theta = np.zeros_like(h)
     for _ in range(epochs):
         theta += projection.solve(h - KERNEL(Z, Z) @ theta)
@@ -107,16 +107,16 @@ def test_iterative_projection_equals_the_reference(batch: int, epochs: int, resi
             batch_rows = np.arange(start, min(start + batch, 50))
             solver.eta = projection.P.rule.eta(len(batch_rows))
             solver.step(batch_rows, h[batch_rows])
-    theta = solved(projection, Z, h, epochs)
+    theta = solve_in_epochs(projection, Z, h, epochs)
     np.testing.assert_allclose(theta, solver.alpha, rtol=0, atol=1e-10 * np.abs(theta).max())
 
 
 def test_iterative_projection_is_pure() -> None:
     projection, _ = iterative(16)
     h = rows(1, 50, 2)
-    first = projection.solve(h)
+    theta = projection.solve(h)
     np.testing.assert_array_equal(h, rows(1, 50, 2))
-    np.testing.assert_array_equal(projection.solve(h), first)
+    np.testing.assert_array_equal(projection.solve(h), theta)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 10])  # two below and one above the critical batch
@@ -136,11 +136,14 @@ def test_every_batch_size_approaches_exact_projection(batch: int) -> None:
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_projection_passes_continue_on_the_residual(resident: bool) -> None:
-    one, Z = iterative(16, resident=resident)
-    many = IterativeProjection(one.op, one.Z, one.P, batch=16, resident=resident, epochs=3)
+    one_epoch, Z = iterative(16, resident=resident)
+    three_epochs = IterativeProjection(
+        one_epoch.op, one_epoch.Z, one_epoch.P, batch=16, resident=resident, epochs=3
+    )
     h = rows(1, 50, 2)
-    theta = solved(one, Z, h, 3)
-    np.testing.assert_allclose(many.solve(h), theta, rtol=0, atol=1e-12 * np.abs(theta).max())
+    theta = solve_in_epochs(one_epoch, Z, h, 3)
+    tolerance = 1e-12 * np.abs(theta).max()
+    np.testing.assert_allclose(three_epochs.solve(h), theta, rtol=0, atol=tolerance)
 
 
 def trained(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
@@ -211,8 +214,7 @@ def test_projection_passes_are_counted_as_operations() -> None:
 
 
 def test_projection_batch_is_counted_in_bytes() -> None:
-    """Check its bytes beside those of all runs; over ranks, they replace those of the batch of the
-    steps."""
+    """Check its bytes; over ranks they are instead of the bytes of a step's batch."""
     for problem in (PLAIN, replace(PLAIN, ranks=4, center_ranks=2)):
         lines = {}
         for batch in ("auto", 5000):
@@ -259,16 +261,17 @@ def test_exact_projection_over_ranks_equals_one_process(
     one = exact(operator(), Z)
     theta = one.solve(h.copy())
 
-    def solved(ranks: Communicator) -> Any:
+    def solve_in_epochs(ranks: Communicator) -> Any:
         part = partition_of(ranks, columns, p)
-        own = part.in_block[0]
+        own_centers = part.in_block[0]
         projection = ExactProjection(one.L, part)
-        mine = h[own].copy()
-        assert projection.solve(mine) is mine
-        return mine, own
+        theta_part = h[own_centers].copy()
+        assert projection.solve(theta_part) is theta_part
+        return theta_part, own_centers
 
-    for mine, own in on_threads(rows_of_grid * columns, solved):
-        np.testing.assert_allclose(mine, theta[own], rtol=0, atol=1e-12 * np.abs(theta).max())
+    for theta_part, own_centers in on_threads(rows_of_grid * columns, solve_in_epochs):
+        tolerance = 1e-12 * np.abs(theta).max()
+        np.testing.assert_allclose(theta_part, theta[own_centers], rtol=0, atol=tolerance)
 
 
 @pytest.mark.full(all_but_every=5)
@@ -281,8 +284,10 @@ def test_iterative_projection_over_ranks_equals_one_process(
     rows_of_grid: int, columns: int, s: int, batch: int, epochs: int, resident: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Check batches with a sample that one column or all have, and a second projection behind
-    centers that are broadcast one batch at a time."""
+    """Check a sample that one column or all have, and a second projection.
+
+    With a small limit, the centers of one batch are broadcast at a time.
+    """
     monkeypatch.setattr("streamkern.solver.projection.BROADCAST_CENTERS", 20)
     Z, h = rows(0, 50, 3), rows(1, 50, 2)
     op = operator(tile=(7, 16))
@@ -290,22 +295,24 @@ def test_iterative_projection_over_ranks_equals_one_process(
     P = build_low_rank(op, z[:s], z, level=6)
     theta = IterativeProjection(op, z, P, batch=batch, epochs=epochs).solve(h)
 
-    def solved(ranks: Communicator) -> Any:
+    def solve_in_epochs(ranks: Communicator) -> Any:
         part = partition_of(ranks, columns, 50)
-        own_op, own = operator(backend=part.backend), part.in_block[0]
+        own_op, own_centers = operator(backend=part.backend), part.in_block[0]
         one = PartitionedProjection(
-            own_op, both(own_op, Z)[own], P.E, P.D, P.rule, part, batch=batch, resident=resident,
+            own_op, both(own_op, Z)[own_centers], P.E, P.D, P.rule, part, batch=batch,
+            resident=resident,
             epochs=epochs,
         )  # fmt: skip
-        given = h[own].copy()
-        found = [one.solve(given).copy() for _ in range(2)]
-        np.testing.assert_array_equal(*found)
-        np.testing.assert_array_equal(given, h[own])
-        return found[0], own, 0 if one.K is None else one.K.size
+        h_part = h[own_centers].copy()
+        thetas = [one.solve(h_part).copy() for _ in range(2)]
+        np.testing.assert_array_equal(*thetas)
+        np.testing.assert_array_equal(h_part, h[own_centers])
+        return thetas[0], own_centers, 0 if one.K is None else one.K.size
 
-    many = on_threads(rows_of_grid * columns, solved)
-    for found, own, kept in many:
-        np.testing.assert_allclose(found, theta[own], rtol=0, atol=1e-12 * np.abs(theta).max())
-        assert kept <= (50 / rows_of_grid + rows_of_grid) * -(-50 // columns)
+    results = on_threads(rows_of_grid * columns, solve_in_epochs)
+    for thetas, own_centers, n_kept in results:
+        tolerance = 1e-12 * np.abs(theta).max()
+        np.testing.assert_allclose(thetas, theta[own_centers], rtol=0, atol=tolerance)
+        assert n_kept <= (50 / rows_of_grid + rows_of_grid) * -(-50 // columns)
     if resident:
-        assert sum(kept for _, _, kept in many) == 50 * 50
+        assert sum(n_kept for _, _, n_kept in results) == 50 * 50

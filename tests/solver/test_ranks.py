@@ -26,22 +26,25 @@ OVER_RANKS = [
 ]  # fmt: skip
 
 
-def trained(
-    case: Case, ranks: Communicator, share: Callable[[Array], Array], w: Array | None = None,
+def train(
+    case: Case, ranks: Communicator, assign: Callable[[Array], Array], w: Array | None = None,
     steps: int = 7, columns: int = 1,
 ) -> tuple[Solver, State, list[float]]:  # fmt: skip
-    """Return a solver of these ranks behind some steps. share : of each of a batch's rows, whose it
-    is, one of the ranks, or of the rows of a grid of them with so many columns."""
+    """Return the solver of a rank after some steps, its state, and the losses.
+
+    assign : function of the row numbers of a batch that returns the row of the grid for each.
+    columns : number of columns of the grid.
+    """
     dtype, precision = case.op.dtype, case.op.precision
     op = operator(precision=precision, backend=Backend(threads=1), shift=case.op.shift)
     solver = case.solver(op=op, ranks=ranks, center_ranks=columns)
     state, losses = solver.init(), []
     for t in range(steps):
         ids = case.batch(t)
-        mine = ids[share(ids) == ranks.rank // columns]
-        X, Y = (a[mine].astype(dtype) for a in (case.X, case.Y))
-        weights = None if w is None else w[mine].astype(dtype)
-        batch = Batch(X, Y, mine, weights, n_rows=len(ids))
+        own_ids = ids[assign(ids) == ranks.rank // columns]
+        X, Y = (a[own_ids].astype(dtype) for a in (case.X, case.Y))
+        weights = None if w is None else w[own_ids].astype(dtype)
+        batch = Batch(X, Y, own_ids, weights, n_rows=len(ids))
         losses.append(float(solver.step(state, batch)[0].sum()))
         if t % 3 == 2:
             solver.end_epoch(state)
@@ -57,23 +60,23 @@ def test_ranks_take_the_steps_of_one_process(name: str, ridge: float, size: int)
     """Check weighted rows and short batches, also with fewer rows than ranks."""
     case = make_case(operator(), name, options=solver_settings(ridge=ridge))
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
-        _, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w)
-        many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
-        for _, state, message in many:
-            # Of equations that are solved, a condition of 1e5 times the rounding of their sums.
+        _, expected, losses = train(case, SINGLE, lambda ids: 0 * ids, w)
+        on_ranks = on_threads(size, lambda r: train(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
+        for _, state, message in on_ranks:
+            # Solutions of equations have the rounding of their sums times a condition of 1e5.
             digits = 1e-9 if name.startswith("direct") else 1e-12
-            np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=digits)
-            np.testing.assert_allclose(state.average, alone.average, rtol=0, atol=digits)
+            np.testing.assert_allclose(state.alpha, expected.alpha, rtol=0, atol=digits)
+            np.testing.assert_allclose(state.average, expected.average, rtol=0, atol=digits)
             np.testing.assert_allclose(message, losses, rtol=digits)
-            assert state.rows == alone.rows
-        solver, gathered, _ = many[0]
+            assert state.rows == expected.rows
+        solver, gathered, _ = on_ranks[0]
         for key in solver.sums_of_rows(gathered):
-            kept, total = gathered.pending[key], alone.pending[key]
+            array, total = gathered.pending[key], expected.pending[key]
             np.testing.assert_allclose(
-                kept, total, rtol=1e-9, atol=1e-11 * abs(total).max(initial=0)
+                array, total, rtol=1e-9, atol=1e-11 * abs(total).max(initial=0)
             )
         # Not a bit apart, or replicas would drift.
-        assert all((s.alpha == many[0][1].alpha).all() for _, s, _ in many)
+        assert all((s.alpha == on_ranks[0][1].alpha).all() for _, s, _ in on_ranks)
 
 
 @pytest.mark.slow
@@ -84,21 +87,19 @@ def test_rows_may_be_on_any_rank(size: int, seed: int, name: str) -> None:
     case = make_case(operator(), name, options=solver_settings(ridge=1e-4))
     owners = np.random.default_rng(seed).integers(0, size, len(case.X))
     owners[: seed % len(owners)] = size - 1
-    _, alone, _ = trained(case, SINGLE, lambda ids: 0 * ids, steps=4)
-    for _, state, _ in on_threads(
-        size, lambda r: trained(case, r, lambda ids: owners[ids], None, 4)
-    ):
-        np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
+    _, expected, _ = train(case, SINGLE, lambda ids: 0 * ids, steps=4)
+    for _, state, _ in on_threads(size, lambda r: train(case, r, lambda ids: owners[ids], None, 4)):
+        np.testing.assert_allclose(state.alpha, expected.alpha, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
 def test_float32_loss_equals_that_of_one_rank(columns: int) -> None:
     """Check four digits, because the sums have another order."""
     case = make_case(operator(precision="exact"), "blocks", options=solver_settings(ridge=1e-3))
-    _, _, losses = trained(case, SINGLE, lambda ids: 0 * ids)
+    _, _, losses = train(case, SINGLE, lambda ids: 0 * ids)
     rows = 4 // columns
     for _, _, message in on_threads(
-        4, lambda r: trained(case, r, lambda ids: ids % rows, columns=columns)
+        4, lambda r: train(case, r, lambda ids: ids % rows, columns=columns)
     ):
         np.testing.assert_allclose(message, losses, rtol=1e-4)
 
@@ -127,15 +128,17 @@ ON_GRIDS: list[tuple[int, int, str, dict[str, Any], float]] = [
 ]
 
 
-def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[float]]]) -> None:
-    """Assert that the columns together have the temporary centers, each of them once."""
+def assert_temporary_centers_equal(
+    one: Solver, expected: State, on_ranks: list[tuple[Solver, State, list[float]]]
+) -> None:
+    """Assert that the columns together have each temporary center once."""
     for key in one.temporary_center_arrays:
-        kept = one.arrays(alone).get(key)
-        if kept is not None:
-            columns = many[0][0].partition.grid.columns
-            parts = [solver.arrays(state)[key] for solver, state, _ in many[:columns]]
+        array = one.arrays(expected).get(key)
+        if array is not None:
+            columns = on_ranks[0][0].partition.grid.columns
+            parts = [solver.arrays(state)[key] for solver, state, _ in on_ranks[:columns]]
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
-            rows = [np.sort(a, axis=0) for a in (np.concatenate(parts), kept)]
+            rows = [np.sort(a, axis=0) for a in (np.concatenate(parts), array)]
             np.testing.assert_allclose(*rows, rtol=0, atol=1e-12)
 
 
@@ -147,36 +150,35 @@ def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[fl
 def test_rank_grid_takes_the_steps_of_one_process(
     rows: int, columns: int, name: str, changes: dict[str, Any], ridge: float
 ) -> None:
-    """Check weighted rows, short batches, and fewer rows or centers of a block than ranks, each
-    with its part of the weights."""
+    """Check weighted rows, short batches, and fewer rows or centers of a block than ranks."""
     case = make_case(operator(), name, options=solver_settings(ridge=ridge), **changes)
     size, steps, at = rows * columns, 7 if name == "falkon" else 4, {}
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
-        one, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w, steps)
-        many = on_threads(
+        one, expected, losses = train(case, SINGLE, lambda ids: 0 * ids, w, steps)
+        on_ranks = on_threads(
             size,
-            lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
+            lambda r: train(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
         )
-        held_back(one, alone, many)
-        for solver, state, message in many:
-            own = solver.partition.ids
-            at[solver.partition.grid.column] = own
-            for a, full in ((state.alpha, alone.alpha), (state.average, alone.average)):
-                np.testing.assert_allclose(a, full[own], rtol=0, atol=1e-12)
+        assert_temporary_centers_equal(one, expected, on_ranks)
+        for solver, state, message in on_ranks:
+            own_centers = solver.partition.ids
+            at[solver.partition.grid.column] = own_centers
+            for a, full in ((state.alpha, expected.alpha), (state.average, expected.average)):
+                np.testing.assert_allclose(a, full[own_centers], rtol=0, atol=1e-12)
             for key, a in solver.arrays(state).items():
                 apart = key in solver.sums_of_rows(state) and solver.partition.grid.row
                 if (
                     key not in solver.temporary_center_arrays and not apart
                 ):  # else in the order of the ranks
-                    held = case.method.rows_of(key, 24, solver.partition)
-                    full = alone.pending.get(key, getattr(alone, key, None))
-                    part = full if held is None else full[held]
+                    row_ids = case.method.rows_of(key, 24, solver.partition)
+                    full = expected.pending.get(key, getattr(expected, key, None))
+                    part = full if row_ids is None else full[row_ids]
                     np.testing.assert_allclose(a, part, rtol=0, atol=1e-11)
             np.testing.assert_allclose(message, losses, rtol=1e-12)
-            assert (state.rows, state.n_pending) == (alone.rows, alone.n_pending)
-        for solver, state, _ in many:  # not a bit apart, or replicas would drift
-            _, first, _ = many[solver.partition.grid.column]
-            np.testing.assert_array_equal(state.alpha, first.alpha)
+            assert (state.rows, state.n_pending) == (expected.rows, expected.n_pending)
+        for solver, state, _ in on_ranks:  # not a bit apart, or replicas would drift
+            _, column_state, _ = on_ranks[solver.partition.grid.column]
+            np.testing.assert_array_equal(state.alpha, column_state.alpha)
         assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
 
 
@@ -185,8 +187,7 @@ def test_rank_grid_takes_the_steps_of_one_process(
 def test_state_with_rank_dependent_rounding_is_broadcast(
     size: int, columns: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that checkpoints of conjugate gradient have equal bits in a column of the grid, whether
-    weights are taken or not, and that only the needed arrays are sent."""
+    """Check that checkpoints have equal bits in a column, and that only needed arrays are sent."""
     case = make_case(operator(precision=precision), "falkon", options=solver_settings(ridge=0))
     pc, end_epoch = 24 * case.Y.shape[1], FalkonSolver.end_epoch
     rounded = FalkonSolver._preconditioned, FalkonSolver._dot
@@ -213,23 +214,23 @@ def test_state_with_rank_dependent_rounding_is_broadcast(
         self.ranks._total = total  # type: ignore[method-assign]
         if not self.ranks.rank:
             taken.append(facts["taken"])
-            rows, first = size > columns, not state.passes - 1
-            full = (2 if columns > 1 else 1) * (1 + first) + (4 + 2 * first) * rows
+            rows, column_state = size > columns, not state.passes - 1
+            full = (2 if columns > 1 else 1) * (1 + column_state) + (4 + 2 * column_state) * rows
             assert sum(sent[before:]) == full * pc
         return facts
 
     monkeypatch.setattr(FalkonSolver, "_preconditioned", preconditioned)
     monkeypatch.setattr(FalkonSolver, "_dot", dot)
     monkeypatch.setattr(FalkonSolver, "end_epoch", counted)
-    many = on_threads(
+    on_ranks = on_threads(
         size,
-        lambda r: trained(case, r, lambda ids: ids % (size // columns), None, 12, columns),
+        lambda r: train(case, r, lambda ids: ids % (size // columns), None, 12, columns),
     )
     assert taken[:3] == [True, True, False]
-    for solver, state, _ in many:
-        one, first, _ = many[solver.partition.grid.column]
-        held = one.arrays(first)
-        assert all((a == held[name]).all() for name, a in solver.arrays(state).items())
+    for solver, state, _ in on_ranks:
+        one, column_state, _ = on_ranks[solver.partition.grid.column]
+        arrays = one.arrays(column_state)
+        assert all((a == arrays[name]).all() for name, a in solver.arrays(state).items())
 
 
 def test_centers_are_broadcast_bit_by_bit() -> None:
@@ -247,7 +248,7 @@ def test_centers_are_broadcast_bit_by_bit() -> None:
 
         ranks._total = seen  # type: ignore[method-assign]
         part = solver.partition
-        with part.gathered(part.part(Z), part.blocks[1]) as full:
+        with part.lend_gathered(part.part(Z), part.blocks[1]) as full:
             assert kinds == {np.dtype(np.uint8)}
             return np.array(full)
 
@@ -258,8 +259,8 @@ def test_centers_are_broadcast_bit_by_bit() -> None:
 def test_factor_stripes_equal_whole_factor() -> None:
     """Check stripes of equal work, which together are the factor."""
     case = make_case(operator(), "block", options=solver_settings(ridge=1e-3))
-    full: Any = trained(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
-    parts: list[Any] = on_threads(3, lambda r: trained(case, r, lambda ids: ids % 3, steps=0)[0])
+    full: Any = train(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
+    parts: list[Any] = on_threads(3, lambda r: train(case, r, lambda ids: ids % 3, steps=0)[0])
     H = np.zeros((24, 24))
     for solver in parts:
         rows = solver.ranks.triangle(24)
@@ -270,12 +271,11 @@ def test_factor_stripes_equal_whole_factor() -> None:
 
 
 def test_back_off_is_equal_on_all_ranks() -> None:
-    """Check that all ranks restore the same state, with the ridge's values that they evaluate
-    together."""
+    """Check that all ranks restore the same state, and evaluate the ridge term together."""
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-2))
 
     def back(ranks: Communicator, size: int) -> tuple[Array, Array]:
-        solver, state, _ = trained(case, ranks, lambda ids: ids % size)
+        solver, state, _ = train(case, ranks, lambda ids: ids % size)
         solver.back_off(state, state.average.copy(), 0.5)
         return state.alpha, state.pending["ridge_values"]
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.array_types import Floats
-from streamkern.solver.refined import REFINED, conjugate_gradient
+from streamkern.solver.refined import RESIDUAL_TOLERANCE, conjugate_gradient
 
 
-def solved(A: Floats, B: Floats, factored: Floats) -> Floats | None:
+def solve(A: Floats, B: Floats, factored_matrix: Floats) -> Floats | None:
     """Solve A X = B with a factor of another matrix in float32."""
-    L = np.linalg.cholesky(factored).astype(np.float32)
+    L = np.linalg.cholesky(factored_matrix).astype(np.float32)
 
     def precondition(R: Floats) -> Floats:
         narrow = R.astype(np.float32)
@@ -22,10 +22,10 @@ def solved(A: Floats, B: Floats, factored: Floats) -> Floats | None:
     return conjugate_gradient(np, lambda v: A @ v, precondition, B)
 
 
-def matrix(rng: np.random.Generator, n: int, least: float) -> Floats:
-    """Return a symmetric matrix with eigenvalues from 1 down to `least`."""
+def matrix(rng: np.random.Generator, n: int, smallest: float) -> Floats:
+    """Return a symmetric matrix with eigenvalues from 1 down to `smallest`."""
     Q = np.linalg.qr(rng.normal(size=(n, n)))[0]
-    return Q * np.geomspace(1, least, n) @ Q.T
+    return Q * np.geomspace(1, smallest, n) @ Q.T
 
 
 @given(
@@ -37,28 +37,28 @@ def test_residuals_are_small_with_float32_factor(
 ) -> None:
     rng = np.random.default_rng(seed)
     A, B = matrix(rng, n, 10.0**-digits), size * rng.normal(size=(n, c))
-    X = solved(A, B, A + 1e-6 * np.eye(n))
+    X = solve(A, B, A + 1e-6 * np.eye(n))
     assert X is not None
     norms = np.linalg.norm(B - A @ X, axis=0)
-    assert (norms <= 2 * REFINED * np.linalg.norm(B, axis=0)).all()
+    assert (norms <= 2 * RESIDUAL_TOLERANCE * np.linalg.norm(B, axis=0)).all()
 
 
 def test_zero_and_early_converged_columns_are_solved() -> None:
     A = matrix(np.random.default_rng(0), 30, 1e-4)
     B = np.stack([np.zeros(30), np.linalg.eigh(A)[1][:, -1], np.ones(30)], axis=1)
-    X = solved(A, B, A + 1e-3 * np.eye(30))
+    X = solve(A, B, A + 1e-3 * np.eye(30))
     assert X is not None
     np.testing.assert_array_equal(X[:, 0], 0)
     np.testing.assert_allclose(A @ X, B, atol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [-1e-2, np.nan])
-def test_indefinite_matrix_has_no_solution(wrong: float) -> None:
-    A = np.diag([1.0, 1.0, wrong])
-    assert solved(A, np.ones((3, 1)), np.eye(3)) is None
+@pytest.mark.parametrize("eigenvalue", [-1e-2, np.nan])
+def test_indefinite_matrix_has_no_solution(eigenvalue: float) -> None:
+    A = np.diag([1.0, 1.0, eigenvalue])
+    assert solve(A, np.ones((3, 1)), np.eye(3)) is None
 
 
 def test_useless_factor_gives_no_solution() -> None:
     rng = np.random.default_rng(0)
     A = matrix(rng, 300, 1e-12)
-    assert solved(A, rng.normal(size=(300, 1)), np.eye(300)) is None
+    assert solve(A, rng.normal(size=(300, 1)), np.eye(300)) is None

@@ -15,11 +15,11 @@ from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, NO_NOISE, f
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import (
     RIDGE_TIE,
-    errors_of_ridges,
-    largest_good,
+    errors_of_taus,
+    largest_near_optimal,
     noise_of_more_rows,
     noise_rows,
-    ridges_near,
+    taus_near,
 )
 from tests import reference as ref
 from tests import solver_problems
@@ -27,11 +27,11 @@ from tests import solver_problems
 N = 150
 
 
-def exact(K: Floats, Y: Floats, counted: Floats, tau: float) -> float:
+def exact(K: Floats, Y: Floats, has_weight: Floats, tau: float) -> float:
     """Return generalised cross-validation from an inverse."""
-    kept = np.flatnonzero(counted)
-    inverse = np.linalg.inv(K[np.ix_(kept, kept)] + tau * np.eye(len(kept)))
-    return float(len(kept) * ((inverse @ Y[kept]) ** 2).sum() / np.trace(inverse) ** 2)
+    weighted = np.flatnonzero(has_weight)
+    inverse = np.linalg.inv(K[np.ix_(weighted, weighted)] + tau * np.eye(len(weighted)))
+    return float(len(weighted) * ((inverse @ Y[weighted]) ** 2).sum() / np.trace(inverse) ** 2)
 
 
 @pytest.mark.slow
@@ -53,8 +53,8 @@ def test_errors_of_all_ridges_equal_refits(
     def invert(v: Floats) -> Floats:
         return np.linalg.solve(A, v.astype(dtype)).astype(np.float64)
 
-    ridges = ridges_near(tau, 0.0)
-    errors = errors_of_ridges(Backend(1), invert, Y, counted > 0, tau, ridges)
+    ridges = taus_near(tau, 0.0)
+    errors = errors_of_taus(Backend(1), invert, Y, counted > 0, tau, ridges)
     expected = np.array([exact(K, Y, counted, ridge) for ridge in ridges])
     # Estimates of so few rows are rough, but alike for all ridges. Forty seeds had up to .17 and
     # .26 (20 outputs), and logarithms up to .17 and .34.
@@ -64,18 +64,18 @@ def test_errors_of_all_ridges_equal_refits(
 
 
 def test_ridges_near_surround_the_given_ridge() -> None:
-    ridges = ridges_near(1e-3, 0.0)
+    ridges = taus_near(1e-3, 0.0)
     assert ridges[0] == pytest.approx(1e-3 / 10**1.5)
     assert ridges[-1] == pytest.approx(1e-3 * 10**1.5)
     assert 1e-3 in ridges
-    assert ridges_near(1e-3, 1e-4)[0] >= 1e-4
-    assert ridges_near(1e-3, 1.0)[0] == 1e-3  # a ridge below the rounding is kept or raised
+    assert taus_near(1e-3, 1e-4)[0] >= 1e-4
+    assert taus_near(1e-3, 1.0)[0] == 1e-3  # a ridge below the rounding is kept or raised
 
 
 def test_largest_good_ridge_is_chosen() -> None:
     ridges = np.array([1.0, 2.0, 3.0, 4.0])
-    assert largest_good(ridges, np.array([1.0, 1.0, 1 + RIDGE_TIE / 2, 1.2])) == 3.0
-    assert largest_good(ridges, np.array([3.0, 1.0, 1.2, 1.2])) == 2.0
+    assert largest_near_optimal(ridges, np.array([1.0, 1.0, 1 + RIDGE_TIE / 2, 1.2])) == 3.0
+    assert largest_near_optimal(ridges, np.array([3.0, 1.0, 1.2, 1.2])) == 2.0
 
 
 def test_noise_rows_increase_with_centers() -> None:
@@ -88,8 +88,7 @@ def test_noise_rows_increase_with_centers() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_noise_of_more_rows_has_least_loo_error(weighted: bool) -> None:
-    """Check that it has about the least leave-one-out error, also if that of few rows is far from
-    it."""
+    """Check about the least error, also from a distant noise of few rows."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(400, 2))
     y = np.sin(3 * X[:, :1]) + 0.1 * rng.normal(size=(400, 1))
@@ -104,15 +103,15 @@ def test_noise_of_more_rows_has_least_loo_error(weighted: bool) -> None:
         inverse = np.linalg.inv(A + tau * np.eye(400))
         return float(((inverse @ b / inverse.diagonal()[:, None]) ** 2).sum())
 
-    least = min(map(left_out, np.geomspace(1e-6, 10, 60)))
+    smallest_error = min(map(left_out, np.geomspace(1e-6, 10, 60)))
     for factor in (0.01, 1.0, 100.0):
-        near = dataclasses.replace(exact, variance=factor * exact.variance, n_rows=50)
-        found = noise_of_more_rows(op, None, rows, near)
-        assert found.n_rows == 400
-        assert left_out(found.variance) <= 1.05 * least
+        few_rows_noise = dataclasses.replace(exact, variance=factor * exact.variance, n_rows=50)
+        estimate = noise_of_more_rows(op, None, rows, few_rows_noise)
+        assert estimate.n_rows == 400
+        assert left_out(estimate.variance) <= 1.05 * smallest_error
     nothing = dataclasses.replace(exact, exponent=MAX_NOISE_EXPONENT)
-    for kept in (NO_NOISE, nothing):
-        assert noise_of_more_rows(op, None, rows, kept) is kept
+    for noise in (NO_NOISE, nothing):
+        assert noise_of_more_rows(op, None, rows, noise) is noise
     twice = SampleRows(np.repeat(X[:200], 2, axis=0), np.repeat(y[:200], 2, axis=0))
     no_factor = dataclasses.replace(exact, variance=1e-300)
     assert noise_of_more_rows(op, None, twice, no_factor) is no_factor

@@ -243,7 +243,7 @@ def test_step_rules_equal_those_of_weighted_stream() -> None:
     low, high = ref.held_out_lambda_1(phi)
     assert low * (1 - 1e-9) <= block.rules[0].lambda_1 <= high * (1 + 1e-9)
     # Where the probe is all rows, there are no others.
-    full = build_block(op, Z, first, replace(second, fresh=100), [slice(0, 10)], damping=1e-4)
+    full = build_block(op, Z, first, replace(second, first_fresh=100), [slice(0, 10)], damping=1e-4)
     np.testing.assert_allclose(full.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6)
 
 

@@ -25,8 +25,12 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.block_factor import BlockFactor, noise_on_fresh_rows
-from streamkern.solver.precondition.joint import Joint, on_fresh_rows
+from streamkern.solver.precondition.block_factor import (
+    BlockFactor,
+    DampedFactor,
+    noise_on_fresh_rows,
+)
+from streamkern.solver.precondition.joint import Joint, fit_to_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import check_overlap, noise_floor
 from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
@@ -83,8 +87,8 @@ class BlockPreconditioner:
     values : K(Z, Z) start, (p, c); only for several blocks with a ridge.
     L : factor of K(Z, Z) + jitter I = L L^T, (p, p); only for one block with a ridge.
     ridge : coefficient of the kernel norm in the loss.
-    damped : E (b, q) and D (q,): the step is H^T (I - E D E^T) H g, see `linear`.
-    ranks : ranks that share the rows of every H and of L, see `shared`.
+    damped_directions : E (b, q) and D (q,): the step is H^T (I - E D E^T) H g, see `linear`.
+    ranks : ranks that share the rows of every H and of L, see `shard`.
     scales : scale of each H in float16; None if they are not in float16.
     """
 
@@ -99,7 +103,7 @@ class BlockPreconditioner:
     values: Array | None = None
     L: Array | None = None
     ridge: float = 0.0
-    damped: tuple[Array, Array] | None = None
+    damped_directions: tuple[Array, Array] | None = None
     ranks: Communicator = SINGLE
     scales: list[float] | None = None
 
@@ -108,7 +112,7 @@ class BlockPreconditioner:
         """The largest jitter of a block."""
         return max(self.jitters)
 
-    def shared(self, ranks: Communicator) -> BlockPreconditioner:
+    def shard(self, ranks: Communicator) -> BlockPreconditioner:
         """Return the preconditioner with copies of only this rank's rows of the factors."""
         if ranks.is_single:
             return self
@@ -124,19 +128,20 @@ class BlockPreconditioner:
             out[...] = 0
             out[rows] = g[rows]
             return self._damp(out, backend)
-        damp, scale = partial(self._damp, backend=backend), self.scales[b] if self.scales else 1.0
+        damp = partial(self._damp, backend=backend)
+        scale = self.scales[b] if self.scales else 1.0
         return apply_root(H, g, out, self.ranks, backend, damp, scale)
 
-    def _damp(self, half: Array, backend: Backend) -> Array:
-        """Compute (I - E D E^T) half in place."""
-        if self.damped is not None:
-            E, D = self.damped
-            shape, workspace = (E.shape[1], half.shape[1]), backend.workspace
-            with workspace(shape, half.dtype) as Et_half, workspace(half.shape, half.dtype) as part:
-                backend.matmul_t(E, half, Et_half)
-                Et_half *= D[:, None]
-                half -= backend.matmul(E, Et_half, part)
-        return half
+    def _damp(self, v: Array, backend: Backend) -> Array:
+        """Compute (I - E D E^T) v in place, and return v. v : (b, c)."""
+        if self.damped_directions is not None:
+            E, D = self.damped_directions
+            shape, workspace = (E.shape[1], v.shape[1]), backend.workspace
+            with workspace(shape, v.dtype) as Et_v, workspace(v.shape, v.dtype) as change:
+                backend.matmul_t(E, v, Et_v)
+                Et_v *= D[:, None]
+                v -= backend.matmul(E, Et_v, change)
+        return v
 
 
 def block_slices(p: int, block_size: int) -> list[slice]:
@@ -152,9 +157,9 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 
 def build_block(
     op: KernelOperator, Z: Points | Centers, S: Sample, probe: Sample, blocks: list[slice], *,
-    noise: Noise = NO_NOISE, worth: float | None = None, sweeps: int = 0,
+    noise: Noise = NO_NOISE, n_effective_rows: float | None = None, half_factors: bool = False,
     damping: float | None = None, ridge: float = 0.0, max_batch: float = math.inf, seed: int = 0,
-    known: CenterTargets | None = None, batch: float = math.inf, halves: bool = False,
+    center_targets: CenterTargets | None = None, batch: float = math.inf, sweeps: int = 0,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:  # fmt: skip
     """Factor every block and measure its step on `probe`.
@@ -164,52 +169,54 @@ def build_block(
     Z : points of the p centers, in random order; or `Centers`, which may be partitioned.
     S, probe : samples of the stream without a common row; or `probe` has all rows of the stream,
         which makes the step rule exact. Rows of the probe that are centers are left out. S.Y is
-        overwritten. Each of several ranks has some rows of S (`Sample.shared`) and all of `probe`.
+        overwritten. Each of several ranks has some rows of S (`Sample.shard`) and all of `probe`.
     blocks : slices of the centers.
     noise : noise of the targets, which determines the penalty for the sample, and a lower bound of
         mu; if it is not an estimate, the first block may estimate it (`noise_on_fresh_rows`).
-    worth : effective number of rows of the run, if the noise determines the ridge; else None.
-    sweeps : number of further sweeps over several blocks on the sample; a third more are made if
-        `Joint.learn` undoes some.
+    n_effective_rows : effective number of rows of the run, if the noise determines the ridge; else
+        None.
+    half_factors : whether the factors are rounded to float16, see `half_factor`.
     damping : mu relative to the top eigenvalue of the first block's covariance; replaces `noise`.
-    ridge : coefficient of the kernel norm in the loss; if `worth` is set, 0 or an estimate.
+    ridge : coefficient of the kernel norm in the loss; with `n_effective_rows`, 0 or an estimate.
     max_batch : number of rows of a step. mu is large enough that the ridge of several blocks needs
         no more kernel values than such a step.
-    known : targets of the rows that are centers, if there are any.
+    center_targets : targets of the rows that are centers, if there are any.
     batch : number of rows of a step, divided by the factor on their leverages in the weights of
         `block_step`; infinite for a full batch.
-    halves : whether the factors are rounded to float16, see `half_factor`.
+    sweeps : number of further sweeps over several blocks on the sample; a third more are made if
+        `Joint.learn` undoes some.
     report : function that writes an entry of the log: "block" after each block, and "sweeps", with
         the seconds of their parts.
 
     Each rank keeps its rows of the factors and, if Z is partitioned, of arrays with one row per
     center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`); for
-    the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; with `halves` b^3 / 3 more.
-    Memory besides H the larger of 2 b^2 + 2 h b and 3 b^2 elements (b^2 of them for L),
-    (3 b + 2 h) c for c outputs, and on the CPU buffers of products (`planning.memory`).
+    the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; with `half_factors`
+    b^3 / 3 more. Memory besides H the larger of 2 b^2 + 2 h b and 3 b^2 elements (b^2 of them for
+    L), (3 b + 2 h) c for c outputs, and on the CPU buffers of products (`planning.memory`).
 
     Raises
     ------
     ConfigError
         The kernel between the centers and the rows is zero or not finite.
     """
-    H: list[Array | None] = []
-    probe, ranks = probe.of_no_center(op.backend), S.ranks
+    results = _BlockResults()
+    probe, ranks = probe.without_centers(op.backend), S.ranks
     Z = Z if isinstance(Z, Centers) else Centers.of(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = Z.zeros(S.Y)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
-    measured, sketches, scales = list[dict[str, float]](), list[Array](), list[float]()
-    mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
+    mu, L, top, rows = math.inf, None, None, effective_rows(S, center_targets)
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
-        least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
-        factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top, halves)
+        min_jitter = noise_floor(op, len(Z)) if ridge else 0.0
+        factor = BlockFactor(
+            op, Z, block, S, values, center_targets, seed, batch, min_jitter, top, half_factors
+        )
         top = factor.top
         clock.stop("covariance")
         if i == 0:
-            noise = _refined_noise(factor, probe, noise, rows, worth, report)
-            ridge = ridge if worth is None else noise.penalty(worth)
+            noise = _refine_noise(factor, probe, noise, rows, n_effective_rows, report)
+            ridge = ridge if n_effective_rows is None else noise.penalty(n_effective_rows)
             mu = max(noise.penalty(rows), MIN_PENALTY * top) if damping is None else damping * top
             clock.stop("noise")
         _fit_block(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
@@ -218,34 +225,56 @@ def build_block(
         # explicit features, every step computes them for all blocks.
         n_round = 1 if factor.norm.L is None else len(blocks)
         if i == 0:
-            added_mu = _added_damping(factor, probe, mu, ridge, n_round, max_batch)
-        damped = factor.damped(probe, mu + added_mu, ridge, n_round)
-        leverage += damped.leverage
-        mu = damped.mu - n_round * ridge - added_mu  # if mu had to grow, it grows for all blocks
-        jitter = factor.norm.jitter
-        measured.append({"lambda_1": damped.lambda_1, "mu": damped.ridge_mu, "jitter": jitter})
+            increase = _damping_increase(factor, probe, mu, ridge, n_round, max_batch)
+        damped_factor = factor.damped_factor(probe, mu + increase, ridge, n_round)
+        leverage += damped_factor.leverage
+        # If rounding required a larger mu, it grows for all later blocks.
+        mu = damped_factor.mu - n_round * ridge - increase
+        measurements = damped_factor.measurements(factor.norm.jitter)
         clock.stop("factor")
-        report("block", {"block": i, "blocks": len(blocks)} | measured[-1] | clock.seconds)
+        report("block", {"block": i, "blocks": len(blocks)} | measurements | clock.seconds)
         if ridge and len(blocks) == 1:
             L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        sketches.append(_sketch(op, damped.H, seed, i, Z))
-        H.append(triangle_rows(damped.kept, len(damped.H), ranks))
-        scales.append(damped.scale)
-        del damped
-    mus, jitters, lambdas = ([m[name] for m in measured] for name in ("mu", "jitter", "lambda_1"))
+        results.add(damped_factor, measurements, _sketch(op, damped_factor.H, seed, i, Z), ranks)
+        del damped_factor
+    H, scales, jitters = results.H, results.scales, results.column("jitter")
     if len(blocks) > 1:
-        penalties = max(DAMPING * mu, ridge), max(DAMPING * noise.penalty(rows), ridge)
-        joint = Joint(op, Z, S, known, blocks, H, start, values, penalties[0], jitters, scales)
-        _timed_sweeps(joint, sweeps, seed, penalties[1], probe, report)
+        penalty, noise_penalty = (max(DAMPING * x, ridge) for x in (mu, noise.penalty(rows)))
+        joint = Joint(op, Z, S, center_targets, blocks, H, start, values, penalty, jitters, scales)
+        _sweep_and_report(joint, sweeps, seed, noise_penalty, probe, report)
     _rescale_start(op, Z, start, values, probe)
-    rules = _step_rules(op, leverage, lambdas, known, ranks)
-    center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
+    rules = _step_rules(op, leverage, results.column("lambda_1"), center_targets, ranks)
+    needs_values = values is not None and ridge and len(blocks) > 1
     return BlockPreconditioner(
-        blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
-        ridge, ranks=ranks, scales=scales if halves else None,
+        blocks, H, rules, min(results.column("mu")), jitters, Z.values_at_points(start), S.n_rows,
+        results.sketches, Z.values_at_points(values) if needs_values else None, L, ridge,
+        ranks=ranks, scales=scales if half_factors else None,
     )  # fmt: skip
+
+
+class _BlockResults:
+    """Lists with an entry per block, see `BlockPreconditioner` and `DampedFactor.measurements`."""
+
+    def __init__(self) -> None:
+        self.H: list[Array | None] = []
+        self.scales, self.sketches = list[float](), list[Array]()
+        self.measurements = list[dict[str, float]]()
+
+    def add(
+        self, factor: DampedFactor, measurements: dict[str, float], sketch: Array,
+        ranks: Communicator,
+    ) -> None:  # fmt: skip
+        """Add the results of a block, of whose factor a rank keeps its rows."""
+        self.H.append(triangle_rows(factor.stored_H, len(factor.H), ranks))
+        self.scales.append(factor.scale)
+        self.sketches.append(sketch)
+        self.measurements.append(measurements)
+
+    def column(self, name: str) -> list[float]:
+        """Return the measurement of this name of each block."""
+        return [measurements[name] for measurements in self.measurements]
 
 
 class _Clock:
@@ -268,7 +297,7 @@ class _Clock:
         self._began = now
 
 
-def _added_damping(
+def _damping_increase(
     factor: BlockFactor, probe: Sample, mu: float, ridge: float, n: int, max_batch: float
 ) -> float:
     """Return the increase of mu with which the ridge takes no more kernel values than a batch.
@@ -276,19 +305,19 @@ def _added_damping(
     A step evaluates `blocks_due` of the n blocks against all centers, and a batch takes as many
     values as max_batch / b blocks. All blocks are assumed to have the leverage of this block.
     """
-    most_blocks, added = max(1.0, max_batch / len(factor.Z)), 0.0
-    if n == 1 or not ridge or blocks_due(n, ridge / (mu + n * ridge)) <= most_blocks:
-        return added  # even a step size of 1, the largest one, needs no larger mu
+    max_blocks, increase = max(1.0, max_batch / len(factor.Z)), 0.0
+    if n == 1 or not ridge or blocks_due(n, ridge / (mu + n * ridge)) <= max_blocks:
+        return increase  # even a step size of 1, the largest one, needs no larger mu
     while True:
-        damped = factor.damped(probe, mu + added, ridge, n)
-        leverage = damped.leverage
+        damped_factor = factor.damped_factor(probe, mu + increase, ridge, n)
+        leverage = damped_factor.leverage
         (mean,) = factor.ranks.broadcast_scalars([n * float(leverage.sum()) / len(leverage)])
-        eta = StepRule(mean, damped.lambda_1, 1.0, True, mean).eta(max_batch)
-        excess = blocks_due(n, eta * ridge / damped.ridge_mu) / most_blocks
+        eta = StepRule(mean, damped_factor.lambda_1, 1.0, True, mean).eta(max_batch)
+        excess = blocks_due(n, eta * ridge / damped_factor.ridge_mu) / max_blocks
         if excess <= 1:
-            return added
-        added = DAMPING_MARGIN * excess * damped.mu - mu - n * ridge
-        del damped
+            return increase
+        increase = DAMPING_MARGIN * excess * damped_factor.mu - mu - n * ridge
+        del damped_factor
 
 
 def _fit_block(
@@ -299,51 +328,51 @@ def _fit_block(
     With several blocks, the fit is subtracted from the targets of the sample.
     """
     weights = factor.learn(penalty)
-    in_block, in_stripe = overlap(factor.block, factor.centers.own)
+    in_block, in_stripe = overlap(factor.block, factor.centers.stripe_slice)
     start[in_stripe] = weights[in_block]
     if several:
         factor.subtract_fit(S, weights)
 
 
-def _timed_sweeps(
-    joint: Joint, sweeps: int, seed: int, least: float, probe: Sample,
+def _sweep_and_report(
+    joint: Joint, sweeps: int, seed: int, smaller_penalty: float, probe: Sample,
     report: Callable[[str, dict[str, Any]], None],
 ) -> None:  # fmt: skip
     """Make the sweeps of `Joint.learn`, and report their number and time.
 
-    least : the penalty of the noise and the ridge. `DAMPING` does not apply to the ridge, as the
-        steps converge to the solution with the ridge. The joint penalty is based on mu, whose lower
-        bound may be far above that of the noise. If both noise and ridge are 0, there is no second
-        penalty to try.
+    smaller_penalty : the penalty of the noise and the ridge. `DAMPING` does not apply to the ridge,
+        as the steps converge to the solution with the ridge. The joint penalty is based on mu,
+        whose lower bound may be far above that of the noise. If both noise and ridge are 0, there
+        is no second penalty to try.
     """
     clock = _Clock(joint.op.backend)
-    joint.learn(sweeps, seed, least or math.inf, probe)
+    joint.learn(sweeps, seed, smaller_penalty or math.inf, probe)
     if joint.n_sweeps:
         clock.stop("sweeps")
         report("sweeps", {"sweeps": joint.n_sweeps, "penalty": joint.penalty} | clock.seconds)
 
 
-def _refined_noise(
-    factor: BlockFactor, probe: Sample, noise: Noise, rows: float, worth: float | None,
+def _refine_noise(
+    factor: BlockFactor, probe: Sample, noise: Noise, rows: float, n_effective_rows: float | None,
     report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """Return the result of `noise_on_fresh_rows` for the first block, and report a new noise."""
     fresh = noise_on_fresh_rows(factor, probe, noise, rows)
     if fresh is not noise:
-        facts = {"variance": fresh.variance, "tried": fresh.tried, "fresh": probe.n_fresh}
-        ridge = {} if worth is None else {"ridge": fresh.penalty(worth)}
-        report("fresh noise", facts | ridge)
+        entry = {"variance": fresh.variance, "tried": fresh.trials, "fresh": probe.n_fresh}
+        ridge = {} if n_effective_rows is None else {"ridge": fresh.penalty(n_effective_rows)}
+        report("fresh noise", entry | ridge)
     return fresh
 
 
 def _step_rules(
-    op: KernelOperator, leverage: Array, lambdas: list[float], known: CenterTargets | None,
+    op: KernelOperator, leverage: Array, lambdas: list[float], center_targets: CenterTargets | None,
     ranks: Communicator,
 ) -> list[StepRule]:  # fmt: skip
     """Return the step rule of each block. leverage : (h,) of the probe's rows in all blocks."""
     mean = float(leverage.sum()) / len(leverage)
     largest, mean = ranks.broadcast_scalars([float(leverage.max()), mean]).tolist()
-    if known is None:  # otherwise rows that are centers have a leverage above 0
+    if center_targets is None:  # otherwise rows that are centers have a leverage above 0
         check_overlap(op, largest, "leverage")
     return [StepRule(largest, lambda_1, 1.0, True, mean) for lambda_1 in lambdas]
 
@@ -351,8 +380,8 @@ def _step_rules(
 def _rescale_start(
     op: KernelOperator, Z: Centers, start: Array, values: Array | None, probe: Sample
 ) -> None:
-    """Multiply the start by the factor with the least error on fresh rows, see `on_fresh_rows`."""
-    factor, _ = on_fresh_rows(op, Z, start, probe)
+    """Multiply the start by the factor with the least error on fresh rows (`fit_to_fresh_rows`)."""
+    factor, _ = fit_to_fresh_rows(op, Z, start, probe)
     start *= factor
     if values is not None:
         values *= factor
@@ -367,4 +396,4 @@ def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> 
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
     Z.stripes.broadcast(G)
-    return G[Z.stripes.ranks.stripe(len(G))].copy() if Z.partitioned else G
+    return G[Z.stripes.ranks.stripe(len(G))].copy() if Z.is_partitioned else G

@@ -29,7 +29,7 @@ from streamkern.solver.precondition.step_rule import (
     top_eigenvalue,
 )
 
-KNOWN_STEPS = 8
+CENTER_EIGENVALUE_STEPS = 8
 """Lanczos steps for the term of the centers in lambda_1; as the smaller term it needs only a few.
 Measured in docs/explanation/solver-measured.md."""
 MAX_GROWTH = 10.0
@@ -42,7 +42,7 @@ class DampedFactor(NamedTuple):
     """The factor of a block for a mu, and its measurements on the probe.
 
     H : (b, b) factor, rounded to values of float16 if it is kept as such.
-    kept : (b, b) what steps multiply with: H, or `scale` times H in float16.
+    stored_H : (b, b) the array with which steps multiply: H, or `scale` times H in float16.
     scale : 1 without rounding.
     mu : damping of the covariance.
     ridge_mu : such that H K_bb H^T <= 1 / ridge_mu, smaller than mu by the effect of rounding.
@@ -51,15 +51,15 @@ class DampedFactor(NamedTuple):
     """
 
     H: Array
-    kept: Array
+    stored_H: Array
     scale: float
     mu: float
     ridge_mu: float
     leverage: Array
     lambda_1: float
 
-    def measured(self, jitter: float) -> dict[str, float]:
-        """Return the measurements of the block for the log. jitter : of its factor L"""
+    def measurements(self, jitter: float) -> dict[str, float]:
+        """Return the measurements of the block for the log. jitter : jitter of its factor L."""
         return {"lambda_1": self.lambda_1, "mu": self.ridge_mu, "jitter": jitter}
 
 
@@ -72,23 +72,23 @@ class BlockFactor:
         all matrices of the block.
     values : (q, c) K(Z, Z) alpha of the previous blocks at the centers of this rank's stripe; None
         for explicit features.
-    known, seed, batch : see `build_block`.
-    least_jitter : see `weight_norm`.
+    center_targets, seed, batch : see `build_block`.
+    min_jitter : see `weight_norm`.
     top : top eigenvalue of the first block's covariance, the scale of the damping; None for the
         first block, which computes it.
-    halves : whether factors are rounded to float16.
+    half_factors : whether factors are rounded to float16.
     """
 
     def __init__(
         self, op: KernelOperator, centers: Centers, block: slice, S: Sample,
-        values: Array | None, known: CenterTargets | None, seed: int, batch: float,
-        least_jitter: float, top: float | None, halves: bool = False,
+        values: Array | None, center_targets: CenterTargets | None, seed: int, batch: float,
+        min_jitter: float, top: float | None, half_factors: bool = False,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
-        self.values, self.known = values, known
-        self.seed, self.ranks, self.batch, self.halves = seed, S.ranks, batch, halves
+        self.values, self.center_targets = values, center_targets
+        self.seed, self.ranks, self.batch, self.half_factors = seed, S.ranks, batch, half_factors
         self.Z = centers.block(block)
-        self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
+        self.norm = weight_norm(op, self.Z, min_jitter, self.ranks.agree)
         self.C, self.moment = self._covariance(S)
         # Lanczos would fail on NaN with an error that does not name the cause.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
@@ -121,9 +121,9 @@ class BlockFactor:
             self.backend.add_gram(C, W, scale)
             moment += W.T @ Y
         moment *= scale
-        if self.known is not None and self.norm.L is not None:
+        if self.center_targets is not None and self.norm.L is not None:
             del slab
-            self._add_known(self.known, self.norm.L, C, moment)
+            self._add_center_rows(self.center_targets, self.norm.L, C, moment)
         return self.ranks.sum(C, self.backend), self.ranks.sum(moment, self.backend)
 
     def _outside_block(self, S: Sample) -> tuple[Array | None, float]:
@@ -132,21 +132,25 @@ class BlockFactor:
         The former are the square roots of the weights, and 0 for rows that are centers of the
         block. With the latter, the other rows represent all such rows of the stream.
         """
-        inside = S.in_block(self.block)
-        share = 0.0 if self.known is None else self.known.share(self.block)
-        scale = (1 - share) / max(S.outside(self.block), 1)
-        if not inside.any():
+        in_block = S.in_block(self.block)
+        share = 0.0 if self.center_targets is None else self.center_targets.share(self.block)
+        scale = (1 - share) / max(S.n_outside(self.block), 1)
+        if not in_block.any():
             return S.root, scale
-        outside = self.backend.asarray(~inside, self.op.dtype)
-        return (outside if S.root is None else outside * S.root), scale
+        is_outside = self.backend.asarray(~in_block, self.op.dtype)
+        return (is_outside if S.root is None else is_outside * S.root), scale
 
-    def _add_known(self, known: CenterTargets, L: Array, C: Array, moment: Array) -> None:
+    def _add_center_rows(
+        self, center_targets: CenterTargets, L: Array, C: Array, moment: Array
+    ) -> None:
         """Add the term of the rows that are centers of the block, for which W is L^T."""
-        n, block, values, rows = known.n_rows, self.block, self.values, self.ranks.stripe(len(L))
-        w, L = known.weights[block, None][rows], L[rows]
+        n, block, rows = center_targets.n_rows, self.block, self.ranks.stripe(len(L))
+        w, L = center_targets.weights[block, None][rows], L[rows]
         W = L * self.backend.xp.sqrt(w)
         self.backend.add_gram(C, W, 1 / n, lower=self.ranks.is_single)
-        residuals = known.Y[block] if values is None else known.Y[block] - self._block_values()
+        residuals = center_targets.Y[block]
+        if self.values is not None:
+            residuals = residuals - self._block_values()
         moment += L.T @ (residuals[rows] * (w / n))
 
     def _block_values(self) -> Array:
@@ -194,7 +198,9 @@ class BlockFactor:
             values = self.values
             values += self.centers.product(self.op, self.block, self.Z, weights)
 
-    def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> DampedFactor:
+    def damped_factor(
+        self, probe: Sample, damping: float, ridge: float, n_blocks: int
+    ) -> DampedFactor:
         """Return H_b with its mu, and the leverages and lambda_1 measured on the probe.
 
         mu is at least damping + n_blocks * ridge, and larger if rounding requires it. A factor that
@@ -202,10 +208,11 @@ class BlockFactor:
         """
         agree, min_mu = self.ranks.agree, damping + n_blocks * ridge
         H, mu = inverse_root(self.op, self.norm, self.C, min_mu, self.top, agree)
-        kept, scale, growth = H, 1.0, 1.0
-        if self.halves:
+        # Without rounding to float16, the stored factor is H itself.
+        stored_H, scale, growth = H, 1.0, 1.0
+        if self.half_factors:
             scale = self.ranks.broadcast_scalars([half_scale(H)]).item()
-            H, kept, growth = round_factor(self.backend, H, scale)
+            H, stored_H, growth = round_factor(self.backend, H, scale)
             growth = self.ranks.broadcast_scalars([growth]).item()
             if growth > MAX_GROWTH:
                 warn(
@@ -215,21 +222,22 @@ class BlockFactor:
                     once="float16 factor",
                 )
         leverage, lambda_1 = self._measure(H, probe)
-        if self.known is not None:
-            share = self.known.share(self.block) if self.known.is_complete else 0.0
-            lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known, growth)
+        targets = self.center_targets
+        if targets is not None:
+            share = targets.share(self.block) if targets.is_complete else 0.0
+            lambda_1 = (1 - share) * lambda_1 + self._center_eigenvalue(H, targets, growth)
         ridge_mu = mu / growth
         lambda_1 = self.ranks.broadcast_scalars([lambda_1 + n_blocks * ridge / ridge_mu]).item()
         check_overlap(self.op, lambda_1, "covariance")
-        return DampedFactor(H, kept, scale, mu, ridge_mu, leverage, lambda_1)
+        return DampedFactor(H, stored_H, scale, mu, ridge_mu, leverage, lambda_1)
 
-    def _known_eigenvalue(self, H: Array, known: CenterTargets, most: float) -> float:
+    def _center_eigenvalue(self, H: Array, center_targets: CenterTargets, growth: float) -> float:
         """Return the top eigenvalue of the term of the block's centers in the covariance.
 
         The features of these rows are H L L^T. The eigenvalue is at most 1, because their term is a
-        part of C, or at most `most` after rounding.
+        part of C, or at most `growth` after rounding.
         """
-        L, w = self.norm.L, known.weights[self.block] / known.n_rows
+        L, w = self.norm.L, center_targets.weights[self.block] / center_targets.n_rows
         if L is None:
             return 0.0
 
@@ -238,7 +246,7 @@ class BlockFactor:
 
         rng = np.random.default_rng([self.seed, 3])
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
-        return min(most, top_eigenvalue(self.backend, apply, start, KNOWN_STEPS))
+        return min(growth, top_eigenvalue(self.backend, apply, start, CENTER_EIGENVALUE_STEPS))
 
     def _measure(self, H: Array, probe: Sample) -> tuple[Array, float]:
         """Return |phi|^2 of each row of the probe, (h,), and lambda_1; phi = H k(Z_b, x)."""
@@ -256,19 +264,20 @@ class BlockFactor:
         if not math.isfinite(largest):  # 0 is an error only for all blocks together
             check_overlap(self.op, largest, "leverage")
 
-        def top(phi: Array, largest: float) -> float:
-            if not probe.fresh:
+        def covariance_eigenvalue(phi: Array, largest: float) -> float:
+            if not probe.first_fresh:
                 return fresh_eigenvalue(backend, phi, largest, start)
             # The probe has all rows of the stream, so their covariance is exact.
             return top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
 
         if math.isinf(self.batch):
-            return leverage, top(phi, largest)
+            return leverage, covariance_eigenvalue(phi, largest)
         # lambda_1(S_v) of `step_rule`, with v from the step for the unweighted lambda_1.
-        rule = StepRule(largest, top(phi, largest), 1.0, True, float(leverage.sum()) / h)
+        lambda_1 = covariance_eigenvalue(phi, largest)
+        rule = StepRule(largest, lambda_1, 1.0, True, float(leverage.sum()) / h)
         w = 1 / (1 + LEVERAGE_FRACTION * rule.eta(1, 1 / self.batch) / self.batch * leverage)
         phi *= backend.xp.sqrt(w)
-        return leverage, top(phi, float((w * leverage).max()))
+        return leverage, covariance_eigenvalue(phi, float((w * leverage).max()))
 
 
 MIN_CENTER_SHARE = 0.25
@@ -301,33 +310,36 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     factor : the first block.
     rows : effective number of rows of the sample.
     """
-    least = noise.penalty(rows)
-    too_small = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
-    if noise.grows or too_small or probe.n_fresh < 2 or not least > 0:
+    first_penalty = noise.penalty(rows)
+    is_too_small = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
+    if noise.grows or is_too_small or probe.n_fresh < 2 or not first_penalty > 0:
         return noise
+    # The penalties are the penalty of the noise times powers of ten.
     squares_by_exponent: dict[int, npt.NDArray[Any]] = {}
 
     def error(multiple: float) -> float:
-        squares = _fresh_squared_errors(factor, probe, least * multiple)
+        squares = _fresh_squared_errors(factor, probe, first_penalty * multiple)
         squares = factor.ranks.broadcast_scalars(squares.tolist())
         if not np.isfinite(squares).all():
             return math.inf
         squares_by_exponent[round(math.log10(multiple))] = squares
         return float(squares.mean())
 
-    top = max(round(math.log10(factor.top / least)), 0)
-    errors = geometric_search(error, max(top - DECADES, 0), 0, top, stride=1)
+    max_exponent = max(round(math.log10(factor.top / first_penalty)), 0)
+    errors = geometric_search(error, max(max_exponent - DECADES, 0), 0, max_exponent, stride=1)
     if 0 not in errors:
         errors[0] = error(1.0)
     if not squares_by_exponent:
         return noise
+    # The best penalty is compared with the smallest one that has a factor.
     best = min(squares_by_exponent, key=lambda exponent: errors[exponent])
-    smallest = min(squares_by_exponent)  # the smallest penalty that has a factor
+    smallest = min(squares_by_exponent)
     gain = squares_by_exponent[smallest] - squares_by_exponent[best]
     if gain.mean() <= FRESH_NOISE_GAIN_SE * gain.std() / math.sqrt(len(gain)):
         return noise
-    tried = [(least * 10.0**k * rows, errors[k]) for k in sorted(squares_by_exponent)]
-    return Noise(float(least * 10.0 ** parabola_minimum(errors) * rows), round(rows), False, tried)
+    trials = [(first_penalty * 10.0**k * rows, errors[k]) for k in sorted(squares_by_exponent)]
+    variance = float(first_penalty * 10.0 ** parabola_minimum(errors) * rows)
+    return Noise(variance, round(rows), False, trials)
 
 
 def _fresh_squared_errors(factor: BlockFactor, probe: Sample, penalty: float) -> npt.NDArray[Any]:
@@ -335,7 +347,7 @@ def _fresh_squared_errors(factor: BlockFactor, probe: Sample, penalty: float) ->
 
     They are NaN if rounding makes the penalty impossible.
     """
-    op, fresh = factor.op, slice(probe.fresh, len(probe))
+    op, fresh = factor.op, slice(probe.first_fresh, len(probe))
     weights = factor.solution(penalty)
     if weights is None:
         return np.full(probe.n_fresh, np.nan)

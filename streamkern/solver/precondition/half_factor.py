@@ -61,19 +61,23 @@ def half_scale(H: Array) -> float:
 def round_factor(backend: Backend, H: Array, scale: float) -> RoundedFactor:
     """Round a lower triangular H (b, b) in float32 as in the module docstring.
 
-    scale : power of two, see `half_scale`. Takes b^3 / 3 FLOPs, and the memory of the result.
+    Takes b^3 / 3 FLOPs, and the memory of the result.
+
+    scale : power of two, see `half_scale`.
     """
     xp, values, squares = backend.xp, H.copy(), 0.0
     inverse, halves = 1 / H.diagonal(), xp.zeros(H.shape, np.float16)
     for cols in tiles(len(H), PANEL)[::-1]:
         below, left = slice(cols.start, None), slice(cols.start)
         panel = xp.ascontiguousarray(values[below, cols].T)
-        errors, rounded = xp.zeros_like(panel), xp.zeros(panel.shape, np.float16)
+        errors, half_panel = xp.zeros_like(panel), xp.zeros(panel.shape, np.float16)
+        # From the last column to the first: entries are rounded after the errors on their right.
         for k in range(len(panel))[::-1]:
             j, x, e = cols.start + k, panel[k, k:], errors[k, k:]
-            backend.assign(ROUND, x=x, e=e, q=rounded[k, k:], scale=scale, inverse=inverse[j, None])
+            q = half_panel[k, k:]
+            backend.assign(ROUND, x=x, e=e, q=q, scale=scale, inverse=inverse[j, None])
             backend.assign(FEED_BACK, x=panel[:k, k:], e=e, row=H[j, cols.start : j, None])
-        values[below, cols], halves[below, cols] = panel.T, rounded.T
+        values[below, cols], halves[below, cols] = panel.T, half_panel.T
         backend.accumulate(values[below, left], errors.T, H[cols, left])
         squares += float((errors * errors).sum())
     return RoundedFactor(values, halves, (1 + math.sqrt(squares)) ** 2)

@@ -1,7 +1,7 @@
 """The choice of held-out rows to find a ridge, and the search of a grid of exponents.
 
 Normal equations are sums over rows. If the held-out rows also have sums of their own, the other
-rows can be fitted, and the error on the held-out rows measured, without another pass. Rows of one
+rows can be fitted, and the error on the held-out rows measured, in the same epoch. Rows of one
 origin are in the same part, because held-out copies of fitted rows would favour models that
 memorise rows. An origin is a stored row, or a hash of `hash_rows`, which is the same for equal
 rows.
@@ -129,20 +129,22 @@ def geometric_search(
     """
     errors = {start: measure(base**start)}
 
-    def improves(exponent: int) -> bool:
+    def measure_and_compare(exponent: int) -> bool:
+        """Measure an exponent, and return whether its error is less than all errors before."""
         if exponent in errors or not low <= exponent <= high:
             return False
-        least = min(errors.values())
+        best_error = min(errors.values())
         errors[exponent] = measure(base**exponent)
-        return errors[exponent] < (1 - MIN_ERROR_REDUCTION) * least or math.isinf(least)
+        limit = (1 - MIN_ERROR_REDUCTION) * best_error
+        return errors[exponent] < limit or math.isinf(best_error)
 
     for step in (-stride, stride):
         exponent = start + step
-        while improves(exponent):
+        while measure_and_compare(exponent):
             exponent += step
     best = min(errors, key=lambda exponent: errors[exponent])
     for exponent in (best - 1, best + 1):
-        improves(exponent)
+        measure_and_compare(exponent)
     return dict(sorted(errors.items()))
 
 
@@ -154,14 +156,14 @@ def parabola_minimum(errors: Mapping[int, float]) -> float:
     the best exponent that was tried.
     """
     best = min(errors, key=lambda exponent: errors[exponent])
-    inner = [
+    has_neighbours = [
         exponent
         for exponent in errors
         if math.isfinite(sum(errors.get(exponent + k, math.inf) for k in (-1, 1)))
     ]
-    if not inner:
+    if not has_neighbours:
         return float(best)
-    middle = min(inner, key=lambda exponent: errors[exponent])
+    middle = min(has_neighbours, key=lambda exponent: errors[exponent])
     left, mid, right = (math.log(max(errors[middle + k], TINY_ERROR)) for k in (-1, 0, 1))
     curvature = left - 2 * mid + right
     if curvature <= 0:

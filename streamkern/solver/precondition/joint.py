@@ -37,13 +37,13 @@ class Change(NamedTuple):
     """Change of the function by a sweep, or a direction of conjugate gradients.
 
     weights : (q, c) weights of the centers of this rank's stripe.
-    sampled : (s, c) values at this rank's rows of the sample.
-    centers : (q, c) values at the centers of the stripe; None for explicit features.
+    sample_values : (s, c) values at this rank's rows of the sample.
+    center_values : (q, c) values at the centers of the stripe; None for explicit features.
     """
 
     weights: Array
-    sampled: Array
-    centers: Array | None
+    sample_values: Array
+    center_values: Array | None
 
 
 class Joint:
@@ -54,7 +54,7 @@ class Joint:
 
     Z : the centers.
     S : this rank's rows of the sample, with the residuals of the targets in S.Y.
-    known : targets of the rows that are centers, or None.
+    center_targets : targets of the rows that are centers, or None.
     blocks : slices of the centers.
     H : this rank's rows of the factor of each block.
     start : (q, c) weights of the centers of this rank's stripe, changed in place.
@@ -66,58 +66,60 @@ class Joint:
     """
 
     def __init__(
-        self, op: KernelOperator, Z: Centers, S: Sample, known: CenterTargets | None,
+        self, op: KernelOperator, Z: Centers, S: Sample, center_targets: CenterTargets | None,
         blocks: list[slice], H: list[Array | None], start: Array, values: Array | None,
         penalty: float, jitters: list[float], scales: list[float] | None = None,
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
-        self.ranks, self.own = S.ranks, Z.own
+        self.ranks, self.stripe_slice = S.ranks, Z.stripe_slice
         self.jitters, self.n_sweeps = jitters, 0
         self.scales = scales or [1.0] * len(blocks)
         jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
-        self.jitter = jitter[self.own, None]
+        self.jitter = jitter[self.stripe_slice, None]
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
-        self.known = None if known is None else known.part(self.own)
+        self.center_targets = (
+            None if center_targets is None else center_targets.part(self.stripe_slice)
+        )
         self.H, self.start, self.penalty, self.values = H, start, penalty, values
         all_centers = slice(0, len(Z))
-        share = 0.0 if known is None else known.share(all_centers)
-        outside = op.backend.asarray(~S.in_block(all_centers), op.dtype)
-        outside *= (1 - share) / max(1, S.outside(all_centers))
-        # Weights of the sample's rows in the objective: 0 for centers, which are in `known`.
-        self.weights = (outside if S.root is None else outside * S.root**2)[:, None]
+        share = 0.0 if center_targets is None else center_targets.share(all_centers)
+        # Weights of the sample's rows in the objective: 0 for centers, which `center_targets` has.
+        weights = op.backend.asarray(~S.in_block(all_centers), op.dtype)
+        weights *= (1 - share) / max(1, S.n_outside(all_centers))
+        self.weights = (weights if S.root is None else weights * S.root**2)[:, None]
 
-    def learn(self, n: int, seed: int, least: float, probe: Sample) -> None:
-        """Sweep n times; if `least` is a smaller penalty, try it in two thirds of the sweeps.
+    def learn(self, n: int, seed: int, smaller_penalty: float, probe: Sample) -> None:
+        """Sweep n times, two thirds of them with `smaller_penalty` if it is clearly smaller.
 
-        A third of the sweeps use the present penalty, the others `least`. If the latter do not
-        lower the error on fresh rows of the probe, they are undone, and another third use the
-        present penalty. Without fresh rows all n sweeps use the present penalty.
+        A third of the sweeps use the present penalty, the others `smaller_penalty`. If the latter
+        do not lower the error on fresh rows of the probe, they are undone, and another third use
+        the present penalty. Without fresh rows all n sweeps use the present penalty.
         """
-        n_first, first_penalty = n - 2 * n // 3, self.penalty
-        if least > CLEAR_GAIN * first_penalty or n_first == n or not probe.n_fresh:
+        n_third, penalty = n - 2 * n // 3, self.penalty
+        if smaller_penalty > CLEAR_GAIN * penalty or n_third == n or not probe.n_fresh:
             self.sweeps(n, seed)
             return
-        self.sweeps(n_first, seed)
-        before, error = self._state(), self._fresh_error(probe)
-        self.penalty = least
-        self.sweeps(n - n_first, seed, first=n_first)
+        self.sweeps(n_third, seed)
+        state, error = self._state(), self._fresh_error(probe)
+        self.penalty = smaller_penalty
+        self.sweeps(n - n_third, seed, start_number=n_third)
         if not self._fresh_error(probe) < error:
-            self._restore(before)
-            self.penalty = first_penalty
-            self.sweeps(n_first, seed, first=n)
+            self._restore(state)
+            self.penalty = penalty
+            self.sweeps(n_third, seed, start_number=n)
 
-    def sweeps(self, n: int, seed: int, first: int = 0) -> None:
+    def sweeps(self, n: int, seed: int, start_number: int = 0) -> None:
         """Make up to n sweeps with conjugate directions.
 
-        first : number of the first sweep, for the random order of the blocks.
+        start_number : number of the first sweep, for the random order of the blocks.
         """
         previous: tuple[Change, Array] | None = None
         energy = self._energy()
-        for number in range(first, first + n):
-            before = self._state()
+        for number in range(start_number, start_number + n):
+            state = self._state()
             self.sweep(np.random.default_rng([seed, 4, number]))
             self.n_sweeps += 1
-            previous = self._conjugate(before, previous, energy)
+            previous = self._conjugate(state, previous, energy)
             energy_before, energy = energy, self._energy()
             if bool((energy_before - energy <= SWEEP_TOLERANCE * energy_before).all()):
                 break
@@ -129,18 +131,21 @@ class Joint:
 
     def _move(self, b: int) -> None:
         """Move block b along its Newton step u, with the best length for each output."""
-        op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
+        op, block, S = self.op, self.blocks[b], self.S
+        values, center_targets = self.values, self.center_targets
         xp, Z = op.backend.xp, self.Z.block(block)
-        in_block, in_stripe = overlap(block, self.own)
+        in_block, in_stripe = overlap(block, self.stripe_slice)
+        # The gradient: the terms of the sample, of the centers that are rows, and of the penalty.
         g = self._gradient(S.X, Z, self.weights * S.Y)
-        if known is not None and values is not None:
-            w = self._center_weights(known)
-            g += self._gradient(self.Z.stripe, Z, w * (known.Y - values))
+        if center_targets is not None and values is not None:
+            w = self._center_weights(center_targets)
+            g += self._gradient(self.Z.stripe, Z, w * (center_targets.Y - values))
         norm_gradient = self.start[in_stripe] if values is None else values[in_stripe]
         g[in_block] -= self.penalty * norm_gradient
         if values is not None:
             g[in_block] -= self.penalty * self.jitters[b] * self.start[in_stripe]
         self._sum(g)
+        # The step, and the curvature of the objective along it, by the same terms.
         H, u = self.H[b], xp.empty(g.shape, op.dtype)
         assert H is not None
         self._sum(apply_root(H, g, u, self.ranks, op.backend, scale=self.scales[b]))
@@ -152,7 +157,7 @@ class Joint:
             Ku_centers = self.Z.product(op, block, Z, u)
             squares = u_stripe * Ku_centers[in_stripe] + self.jitters[b] * u_stripe * u_stripe
             curvature += self.penalty * squares.sum(axis=0)
-            if known is not None:
+            if center_targets is not None:
                 curvature += (w * Ku_centers**2).sum(axis=0)
         self._sum(curvature)
         # The length is at most 1, also if rounding makes the curvature zero or negative.
@@ -174,30 +179,31 @@ class Joint:
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
     def _fresh_error(self, probe: Sample) -> float:
-        return on_fresh_rows(self.op, self.Z, self.start, probe)[1]
+        """Return the error of the present weights on fresh rows, see `fit_to_fresh_rows`."""
+        return fit_to_fresh_rows(self.op, self.Z, self.start, probe)[1]
 
     def _restore(self, state: Change) -> None:
         """Return to a result of `_state`."""
-        self.start[...], self.S.Y[...] = state.weights, state.sampled
+        self.start[...], self.S.Y[...] = state.weights, state.sample_values
         if self.values is not None:
-            self.values[...] = state.centers
+            self.values[...] = state.center_values
 
     def _conjugate(
-        self, before: Change, previous: tuple[Change, Array] | None, energy: Array
+        self, state: Change, previous: tuple[Change, Array] | None, energy: Array
     ) -> tuple[Change, Array]:
-        """Make the change since `before` conjugate to the previous direction, and step along it.
+        """Make the change since `state` conjugate to the previous direction, and step along it.
 
-        Returns the direction, in the memory of `before`, and its curvature, (c,): infinite if the
+        Returns the direction, in the memory of `state`, and its curvature, (c,): infinite if the
         change is only rounding errors.
 
         previous : the previous direction and its curvature, or None.
         energy : (c,) objective before the change.
         """
-        xp, d = self.op.backend.xp, before
-        xp.subtract(self.start, before.weights, out=d.weights)
-        xp.subtract(before.sampled, self.S.Y, out=d.sampled)
-        if d.centers is not None:
-            xp.subtract(self.values, before.centers, out=d.centers)
+        xp, d = self.op.backend.xp, state  # d overwrites the arrays of `state`
+        xp.subtract(self.start, state.weights, out=d.weights)
+        xp.subtract(state.sample_values, self.S.Y, out=d.sample_values)  # S.Y has residuals
+        if d.center_values is not None:
+            xp.subtract(self.values, state.center_values, out=d.center_values)
         if previous is not None:
             direction, curvature = previous
             beta = -self._inner(d, direction) / curvature
@@ -207,8 +213,8 @@ class Joint:
                     part += beta * previous_part
         curvature = self._inner(d, d)
         # In a smaller change, fewer than half of the digits are right.
-        significant = curvature > eps(self.op.dtype) * energy
-        curvature = xp.where(significant, curvature, xp.inf)
+        is_significant = curvature > eps(self.op.dtype) * energy
+        curvature = xp.where(is_significant, curvature, xp.inf)
         self._step(d, self._slope(d) / curvature)
         return d, curvature
 
@@ -216,9 +222,9 @@ class Joint:
         """Move along the direction d. length : (c,)."""
         self.start += length * d.weights
         residuals = self.S.Y
-        residuals -= length * d.sampled
+        residuals -= length * d.sample_values
         if self.values is not None:
-            self.values += length * d.centers
+            self.values += length * d.center_values
 
     def _energy(self) -> Array:
         """Return the objective, (c,)."""
@@ -226,33 +232,35 @@ class Joint:
         if self.values is None:
             return self._sum(total + self.penalty * (start**2).sum(axis=0))
         total += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
-        if self.known is not None:
-            w = self._center_weights(self.known)
-            total += (w * (self.known.Y - self.values) ** 2).sum(axis=0)
+        if self.center_targets is not None:
+            w = self._center_weights(self.center_targets)
+            total += (w * (self.center_targets.Y - self.values) ** 2).sum(axis=0)
         return self._sum(total)
 
-    def _inner(self, d: Change, other: Change) -> Array:
-        """Return d^T (Hessian of half the objective) other, (c,)."""
-        total = (self.weights * d.sampled * other.sampled).sum(axis=0)
-        d_weights, other_weights = d.weights, other.weights
-        if other.centers is None:
-            return self._sum(total + self.penalty * (d_weights * other_weights).sum(axis=0))
-        total += self.penalty * (d_weights * other.centers).sum(axis=0)
-        total += self.penalty * (self.jitter * d_weights * other_weights).sum(axis=0)
-        if self.known is not None:
-            total += (self._center_weights(self.known) * d.centers * other.centers).sum(axis=0)
+    def _inner(self, d: Change, e: Change) -> Array:
+        """Return d^T (Hessian of half the objective) e, (c,)."""
+        total = (self.weights * d.sample_values * e.sample_values).sum(axis=0)
+        if e.center_values is None:
+            return self._sum(total + self.penalty * (d.weights * e.weights).sum(axis=0))
+        total += self.penalty * (d.weights * e.center_values).sum(axis=0)
+        total += self.penalty * (self.jitter * d.weights * e.weights).sum(axis=0)
+        if self.center_targets is not None:
+            w = self._center_weights(self.center_targets)
+            total += (w * d.center_values * e.center_values).sum(axis=0)
         return self._sum(total)
 
     def _slope(self, d: Change) -> Array:
         """Return the rate at which half the objective falls along d, (c,)."""
-        values, known = self.values, self.known
-        center_residuals = None if values is None or known is None else known.Y - values
+        values, center_targets = self.values, self.center_targets
+        center_residuals = (
+            None if values is None or center_targets is None else center_targets.Y - values
+        )
         return self._inner(Change(-self.start, self.S.Y, center_residuals), d)
 
     @staticmethod
-    def _center_weights(known: CenterTargets) -> Array:
+    def _center_weights(center_targets: CenterTargets) -> Array:
         """Return the weights of the rows that are centers in the objective, (q, 1)."""
-        return known.weights[:, None] / known.n_rows
+        return center_targets.weights[:, None] / center_targets.n_rows
 
     def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
         """Return K(X, Z)^T r, (b, c)."""
@@ -262,7 +270,7 @@ class Joint:
         return g
 
 
-def on_fresh_rows(
+def fit_to_fresh_rows(
     op: KernelOperator, Z: Centers, start: Array, probe: Sample
 ) -> tuple[float, float]:
     """Return the factor, from 0 to 1, with which a start fits fresh rows best, and its error.
@@ -276,7 +284,7 @@ def on_fresh_rows(
     """
     if not probe.n_fresh:
         return 1.0, math.nan
-    fresh = slice(probe.fresh, len(probe))
+    fresh = slice(probe.first_fresh, len(probe))
     f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
     Z.stripes.sum(f)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2

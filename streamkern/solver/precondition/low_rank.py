@@ -49,18 +49,18 @@ class LowRankPreconditioner:
 
     def correction(
         self, op: KernelOperator, x: Points, g: Array, out: Array, *,
-        same: tuple[Array, Array] | None = None, part: slice = slice(None),
+        equal_pairs: tuple[Array, Array] | None = None, part: slice = slice(None),
     ) -> Array:  # fmt: skip
         """Write E D E^T K(X_s, X) g to `out`, (s, c): the weights on X_s for a gradient g on X.
 
         x : right points, m rows.
         g : (m, c).
-        same : (i, j), row i of X_s is row j of X.
+        equal_pairs : (i, j), row i of X_s is row j of X.
         part : rows of X_s whose kernel values are used; the results of all parts are to be summed.
 
         Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
-        values = op.product(self.X_s[part], x, g, out=out[part], same=same)
+        values = op.product(self.X_s[part], x, g, out=out[part], equal_pairs=equal_pairs)
         return damp(op.backend, self.E, self.D, values, out, part)
 
 
@@ -71,10 +71,10 @@ def damp(
 
     values : the rows `part` of g, whose other rows are 0; `values` may be a view of `out`.
     """
-    with backend.workspace((E.shape[1], values.shape[1]), out.dtype) as damped:
-        backend.matmul_t(E[part], values, damped)
-        damped *= D[:, None]
-        return backend.matmul(E, damped, out)
+    with backend.workspace((E.shape[1], values.shape[1]), out.dtype) as D_Et_g:
+        backend.matmul_t(E[part], values, D_Et_g)
+        D_Et_g *= D[:, None]
+        return backend.matmul(E, D_Et_g, out)
 
 
 def build_low_rank(
@@ -157,33 +157,33 @@ def _with_rule(
 
 
 def rule_of_gram(
-    op: KernelOperator, K: Array, damped: tuple[Array, Array] | None, root: Array | None,
-    seed: list[int], *, checked: bool = False,
+    op: KernelOperator, K: Array, damping: tuple[Array, Array] | None, root: Array | None,
+    seed: list[int], *, check: bool = False,
 ) -> StepRule:  # fmt: skip
     """Return the step rule of K - Q D Q^T, scaled by the weights.
 
     Its leverage is the largest diagonal entry, its lambda_1 the top eigenvalue divided by h.
 
     K : (h, h), overwritten.
-    damped : Q (h, q) and D (q,), or None for K itself.
+    damping : Q (h, q) and D (q,), or None for K itself.
     root : (h,) square roots of the sample weights, or None.
-    checked : whether ConfigError is raised unless the leverage is finite and above 0.
+    check : whether ConfigError is raised unless the leverage is finite and above 0.
     """
     h = len(K)
-    if damped is not None:
-        Q, D = damped
+    if damping is not None:
+        Q, D = damping
         for rows in tiles(h, 512):
             K[rows] -= (Q[rows] * D) @ Q.T
     weigh_gram(K, root)
     leverage = float(K.diagonal().max())
-    if checked:
+    if check:
         check_overlap(op, leverage, "leverage")
     start = op.backend.asarray(np.random.default_rng(seed).standard_normal(h), op.dtype)
     lambda_1 = top_eigenvalue(op.backend, lambda v: K @ v / h, start, EIGENVALUE_STEPS)
     return StepRule(leverage, lambda_1)
 
 
-def build_extended(
+def build_extended_low_rank(
     op: KernelOperator, Z: Points, X_s: Points, probe: Points, *, level: int, tau: float = 1.0,
     seed: int = 0, root: Array | None = None,
 ) -> LowRankPreconditioner:  # fmt: skip
@@ -223,8 +223,8 @@ def build_extended(
     del K
     A = op.product(Z, X_s, xp.ascontiguousarray(e * (lam**-1.5 / (n * s**0.5))))
     ids = np.arange(n)
-    KA = op.product(Z, Z, A, same=(ids, ids))
-    G, B = (_symmetric(op, left, KA) for left in (A, KA))
+    KA = op.product(Z, Z, A, equal_pairs=(ids, ids))
+    G, B = _symmetric(op, A, KA), _symmetric(op, KA, KA)
     try:
         ritz, U = on_demand("scipy.linalg").eigh(B / n, G)
     except (np.linalg.LinAlgError, ValueError) as error:  # numbers near overflow
@@ -306,28 +306,28 @@ def _krylov(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array
     xp, s, width = backend.xp, len(A), _width(k)
     Q = xp.empty((s, KRYLOV_BLOCKS * width), A.dtype)
     T = xp.zeros((Q.shape[1], Q.shape[1]), np.float64)
-    drawn = np.random.default_rng([seed, EIGEN_STAGE]).standard_normal((s, width))
-    start = backend.asarray(drawn, A.dtype)
+    normal = np.random.default_rng([seed, EIGEN_STAGE]).standard_normal((s, width))
+    start = backend.asarray(normal, A.dtype)
     block, _ = xp.linalg.qr(start)
-    product, projected = (xp.empty((s, width), A.dtype) for _ in range(2))
-    tiny = 0.0
-    for first in range(0, Q.shape[1], width):
-        end = first + width
-        Q[:, first:end], basis = block, Q[:, :end]
+    product, projection = (xp.empty((s, width), A.dtype) for _ in range(2))
+    rounding = 0.0  # above the rounding errors of the products so far
+    for begin in range(0, Q.shape[1], width):
+        end = begin + width
+        Q[:, begin:end], basis = block, Q[:, :end]
         backend.matmul(A, block, product)
         coefficients = backend.matmul_t(basis, product, xp.empty((end, width), A.dtype))
-        T[:end, first:end] = coefficients
-        tiny = max(tiny, 10 * float(np.finfo(A.dtype).eps) * float(abs(product).max()))
+        T[:end, begin:end] = coefficients
+        rounding = max(rounding, 10 * float(np.finfo(A.dtype).eps) * float(abs(product).max()))
         if end == Q.shape[1]:
             break
-        product -= backend.matmul(basis, coefficients, projected)
+        product -= backend.matmul(basis, coefficients, projection)
         # If the Krylov space is invariant, the remainder is only rounding errors, which may be zero
         # or equal in all columns. Tiny random numbers then give new directions.
-        product += tiny * xp.roll(start, first + 1, axis=0)
+        product += rounding * xp.roll(start, begin + 1, axis=0)
         block, _ = xp.linalg.qr(product)
         # A second projection, as a small remainder is not quite orthogonal to the basis.
         backend.matmul_t(basis, block, coefficients)
-        block, _ = xp.linalg.qr(block - backend.matmul(basis, coefficients, projected))
+        block, _ = xp.linalg.qr(block - backend.matmul(basis, coefficients, projection))
     T = xp.triu(T) + xp.triu(T, 1).T
     lam, V = backend.top_eigh(T, k)
     E = backend.matmul(Q, xp.ascontiguousarray(V.astype(A.dtype)), xp.empty((s, k), A.dtype))

@@ -79,32 +79,32 @@ class Noise:
     variance : kappa.
     n_rows : number of rows of the estimate.
     grows : whether kappa is assumed to grow with the number of rows.
-    tried : (kappa, mean squared error) of each trial, ascending; none without an estimate.
+    trials : (kappa, mean squared error) of each trial, ascending; none without an estimate.
     exponent : largest power of ten with about the least error, relative to the mean k(x, x).
-    each : noise of every output, if it was requested.
+    per_output : noise of every output, if it was requested.
     """
 
     variance: float = 0.0
     n_rows: int = 1
     grows: bool = True
-    tried: list[tuple[float, float]] = field(default_factory=list)
+    trials: list[tuple[float, float]] = field(default_factory=list)
     exponent: int = FIRST_NOISE_EXPONENT
-    each: tuple[Noise, ...] = ()
+    per_output: tuple[Noise, ...] = ()
 
     @property
     def error(self) -> float:
         """Least mean squared leave-one-out error of the trials; infinite without a trial."""
-        return min((value for _, value in self.tried), default=math.inf)
+        return min((value for _, value in self.trials), default=math.inf)
 
     @property
     def kappa_of_least_error(self) -> float:
         """The kappa of the trial with the least error."""
-        return min(self.tried, key=lambda trial: trial[1])[0]
+        return min(self.trials, key=lambda trial: trial[1])[0]
 
     @property
     def rows_are_predictive(self) -> bool:
         """True if rows predict each other: the error is smaller than with the largest noise."""
-        return bool(self.tried) and self.error <= MAX_PREDICTIVE_ERROR_RATIO * self.tried[-1][1]
+        return bool(self.trials) and self.error <= MAX_PREDICTIVE_ERROR_RATIO * self.trials[-1][1]
 
     def penalty(self, n: float) -> float:
         """Return the penalty of |f|^2 for the mean squared error of n rows."""
@@ -115,15 +115,14 @@ class Noise:
 NO_NOISE = Noise()
 
 
-def distinct_origins(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
-    """Return the indices of the first `most` rows with distinct origins. origins : (n,)."""
-    first = np.unique(origins, return_index=True)[1]
-    return np.sort(first)[:most]
+def distinct_origins(origins: npt.NDArray[Any], n: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
+    """Return the indices of the first n rows with distinct origins. origins : (N,)."""
+    return np.sort(np.unique(origins, return_index=True)[1])[:n]
 
 
 def find_noise(
-    op: KernelOperator, Z: Points | None, rows: SampleRows, near: Noise | None = None,
-    finest: float = 0.0, each: bool = False,
+    op: KernelOperator, Z: Points | None, rows: SampleRows, initial: Noise | None = None,
+    min_penalty: float = 0.0, per_output: bool = False,
 ) -> Noise:  # fmt: skip
     """Return the noise with the least leave-one-out error of the rows.
 
@@ -132,17 +131,17 @@ def find_noise(
     Z : points that define explicit features; None for a kernel.
     rows : rows with distinct origins, with equal rows merged; see `distinct_origins` and
         `samples.merge_equal_rows`.
-    near : noise of the same rows with another kernel, at which the search begins.
-    finest : smallest penalty that is tried, relative to the mean k(x, x), to the nearest power of
-        ten; 0: as small as `MIN_NOISE_EXPONENT`.
-    each : whether the noise of each output is estimated as well.
+    initial : noise of the same rows with another kernel, at which the search begins.
+    min_penalty : smallest penalty that is tried, relative to the mean k(x, x), to the nearest
+        power of ten; 0: as small as `MIN_NOISE_EXPONENT`.
+    per_output : whether the noise of each output is estimated as well.
     """
-    if not each and rows.repeats is None:
+    if not per_output and rows.repeats is None:
         rows = rows._replace(Y=compress_outputs(op.backend, rows.Y))
     if len(rows.X if rows.repeats is None else rows.repeats.group) < MIN_ROWS_OF_NOISE:
         return Noise(10.0**FIRST_NOISE_EXPONENT)
     K = weighted_gram(op, Z, rows.X, rows.root)
-    return _search(_LeftOut(op, K, rows, each), near, finest)
+    return _search(_LeftOut(op, K, rows, per_output), initial, min_penalty)
 
 
 def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise) -> Noise:
@@ -152,16 +151,15 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
     nor the squared errors of the rows are significantly below those of f = 0. This happens with few
     rows, where a few large targets may determine `noise`.
     """
-    if not noise.tried or noise.each:
+    if not noise.trials or noise.per_output:
         return noise
     squares, zero_squares, scale = row_errors(op, Z, rows, noise)
     gain = mean_difference_in_se(zero_squares, squares)
     root_gain = mean_difference_in_se(np.sqrt(zero_squares), np.sqrt(squares))
     if max(gain, root_gain) >= MIN_GAIN_SE:
         return noise
-    return replace(
-        noise, variance=10.0**MAX_NOISE_EXPONENT * scale, grows=False, exponent=MAX_NOISE_EXPONENT
-    )
+    variance = 10.0**MAX_NOISE_EXPONENT * scale
+    return replace(noise, variance=variance, grows=False, exponent=MAX_NOISE_EXPONENT)
 
 
 def mean_difference_in_se(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
@@ -207,13 +205,17 @@ class _LeftOut:
     m_g - f(x_g) = kappa / n_g (A^-1 m)_g and h_g = 1 - kappa / n_g (A^-1)_gg.
 
     K : (n, n) see `weighted_gram`.
-    each : whether errors are returned for each output.
+    rows : see `find_noise`.
+    per_output : whether errors are returned for each output.
     n : number of rows before equal ones were merged, N.
     scale : mean k(x, x).
     """
 
-    def __init__(self, op: KernelOperator, K: Array, rows: SampleRows, each: bool = False) -> None:
-        self.op, self.backend, self.K, self.rows, self.each = op, op.backend, K, rows, each
+    def __init__(
+        self, op: KernelOperator, K: Array, rows: SampleRows, per_output: bool = False
+    ) -> None:
+        self.op, self.backend, self.K = op, op.backend, K
+        self.rows, self.per_output = rows, per_output
         self.n = len(rows.X) if rows.repeats is None else len(rows.repeats.group)
         self.scale = float(K.diagonal().sum()) / self.n
         self.n_outputs = rows.Y.shape[1]
@@ -225,10 +227,10 @@ class _LeftOut:
         """
         inverse = self._inverse(relative)
         if inverse is None:
-            return np.full(self.n_outputs if self.each else 1, math.inf)
+            return np.full(self.n_outputs if self.per_output else 1, math.inf)
         panels = tiles(self.n_outputs, MAX_PANEL_OUTPUTS)
         sums = [self._panel_errors(inverse, relative * self.scale, cols) for cols in panels]
-        errors = np.concatenate(sums) if self.each else np.asarray(sum(sums))
+        errors = np.concatenate(sums) if self.per_output else np.asarray(sum(sums))
         return np.where(np.isfinite(errors), errors, math.inf)
 
     def row_errors(self, kappa: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -254,16 +256,13 @@ class _LeftOut:
         residuals /= (inverse * inverse).sum(axis=0)[:, None]
         if root is not None:
             residuals /= root[:, None]
-        values: npt.NDArray[np.float64] = self.backend.to_host(
-            self.rows.Y.astype(np.float64) - residuals
-        )
-        return values
+        Y = self.rows.Y.astype(np.float64)
+        return np.asarray(self.backend.to_host(Y - residuals))
 
     def _inverse(self, relative: float) -> Array | None:
         """Return the inverse of the lower Cholesky factor of A; None if A has none."""
-        A, xp = self.K.copy(), self.backend.xp
-        diagonal = xp.arange(len(A))
-        A[diagonal, diagonal] += relative * self.scale
+        A = self.K.copy()
+        A.reshape(-1)[:: len(A) + 1] += relative * self.scale
         if not self.backend.cholesky(A):
             return None
         return self.backend.inverse_lower(A)
@@ -276,7 +275,8 @@ class _LeftOut:
 
     def _panel_errors(self, inverse: Array, kappa: float, cols: slice) -> npt.NDArray[np.float64]:
         """Return the mean squared error of the outputs `cols`, as `errors`."""
-        axis, to_host = 0 if self.each else None, self.backend.to_host
+        axis = 0 if self.per_output else None
+        to_host = self.backend.to_host
         targets = self._weighted_targets(cols)
         alpha_squares, squares = self._squares(inverse, kappa, cols, targets)
         rounding = (eps(self.op.dtype) * self.scale) ** 2 * to_host(alpha_squares.sum(axis=axis))
@@ -293,16 +293,16 @@ class _LeftOut:
         if self.rows.repeats is None:
             return alpha**2, (alpha / inverse_diagonal[:, None]) ** 2
         residuals = kappa * backend.to_host(alpha)
-        free = kappa * backend.to_host(inverse_diagonal)
-        return alpha**2, self._repeats_squares(residuals, free, cols)
+        one_minus_h = kappa * backend.to_host(inverse_diagonal)
+        return alpha**2, self._repeats_squares(residuals, one_minus_h, cols)
 
     def _repeats_squares(
-        self, residuals: npt.NDArray[Any], free: npt.NDArray[Any], cols: slice
+        self, residuals: npt.NDArray[Any], one_minus_h: npt.NDArray[Any], cols: slice
     ) -> npt.NDArray[np.float64]:
         """Return the squared errors of the rows before equal ones were merged, (N, k).
 
         residuals : (n, k) sqrt(w) (m - f) of the merged rows.
-        free : (n,) 1 - h.
+        one_minus_h : (n,) of the merged rows.
         """
         repeats, root = self.rows.repeats, self.backend.to_host(self.rows.root)
         assert repeats is not None
@@ -311,21 +311,23 @@ class _LeftOut:
         r = repeats.Y[:, cols] - f[group]
         share = repeats.w / weights[group]
         # The divisor is 0 for a single row that only the row itself determines.
-        r /= np.maximum(1 - share * (1 - free[group]), TINY_ERROR)[:, None]
+        r /= np.maximum(1 - share * (1 - one_minus_h[group]), TINY_ERROR)[:, None]
         return np.asarray(repeats.w[:, None] * r**2)
 
 
-def _search(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
+def _search(errors: _LeftOut, initial: Noise | None, min_penalty: float) -> Noise:
     """Return the noise with the least error, and the noise of each output if it is requested."""
     if not (math.isfinite(errors.scale) and errors.scale > 0):
         return NO_NOISE  # the factorisation of K(Z, Z) will raise an error
-    cached_errors = cache(errors.errors)
-    n, start, stride, limit = errors.n, FIRST_NOISE_EXPONENT, 2, _noise_limit(errors.rows)
+    cached_errors, n, limit = cache(errors.errors), errors.n, _noise_limit(errors.rows)
     lowest = MIN_NOISE_EXPONENT
-    if finest:
-        lowest = max(lowest, min(round(math.log10(n * finest)), MAX_NOISE_EXPONENT))
-    if near is not None and near.tried:
-        start, stride = near.exponent, 1
+    if min_penalty:
+        lowest = max(lowest, min(round(math.log10(n * min_penalty)), MAX_NOISE_EXPONENT))
+    # The result with another kernel is near: the search moves by single powers of ten.
+    start, stride = FIRST_NOISE_EXPONENT, 2
+    if initial is not None and initial.trials:
+        start, stride = initial.exponent, 1
+    start = max(start, lowest)
 
     def noise_of(k: int | None = None) -> Noise:
         """Return the noise of output k; None: of all outputs together."""
@@ -334,15 +336,13 @@ def _search(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
             values = cached_errors(relative)
             return float(values.sum() if k is None else values[k])
 
-        by_exponent = geometric_search(
-            error, max(start, lowest), lowest, MAX_NOISE_EXPONENT, stride=stride
-        )
+        by_exponent = geometric_search(error, start, lowest, MAX_NOISE_EXPONENT, stride=stride)
         return _best_noise(by_exponent, errors.scale, n, limit)
 
     with errors.backend.single_threaded_blas():  # once, rather than for every product
         noise = noise_of()
-        if errors.each:
-            noise = replace(noise, each=tuple(map(noise_of, range(errors.n_outputs))))
+        if errors.per_output:
+            noise = replace(noise, per_output=tuple(map(noise_of, range(errors.n_outputs))))
     return noise
 
 
@@ -368,12 +368,14 @@ def _noise_limit(rows: SampleRows) -> float:
         return math.inf
     n, n_groups = len(repeats.group), len(rows.X)
     w = repeats.w[:, None] / repeats.w.mean()
-    within = float((w * (repeats.Y - repeats.means()[repeats.group]) ** 2).sum()) / (n - n_groups)
+    deviations = repeats.Y - repeats.means()[repeats.group]
+    group_variance = float((w * deviations**2).sum()) / (n - n_groups)
     centered = repeats.Y - (w * repeats.Y).mean(axis=0)
-    between = float((w * centered**2).sum()) / n - within
+    variance_of_means = float((w * centered**2).sum()) / n - group_variance
     # A bound of a hundredth hardly changes the means of groups. With a smaller one the steps of
     # `block` may diverge.
-    return max(within / between, 10.0**FIRST_NOISE_EXPONENT) if between > 0 else math.inf
+    ratio = group_variance / variance_of_means if variance_of_means > 0 else math.inf
+    return max(ratio, 10.0**FIRST_NOISE_EXPONENT)
 
 
 def _best_noise(errors: dict[int, float], scale: float, n: int, limit: float) -> Noise:
@@ -386,13 +388,13 @@ def _best_noise(errors: dict[int, float], scale: float, n: int, limit: float) ->
     scale : mean k(x, x), the unit of the powers.
     limit : see `_noise_limit`.
     """
-    tried = [(10.0**k * scale, value) for k, value in errors.items() if math.isfinite(value)]
-    if not tried:
+    trials = [(10.0**k * scale, value) for k, value in errors.items() if math.isfinite(value)]
+    if not trials:
         return NO_NOISE
-    least = min(errors.values())
-    tied = [k for k, value in errors.items() if value <= (1 + MIN_ERROR_REDUCTION) * least]
-    if 10.0 ** tied[0] * scale == tried[0][0]:
-        within_limit = [k for k in tied if 10.0**k <= limit] or tied[:1]
-        largest = within_limit[-1]
-        return Noise(10.0**largest * scale, n, False, tried, largest)
-    return Noise(float(10.0 ** parabola_minimum(errors) * scale), n, True, tried, tied[-1])
+    bound = (1 + MIN_ERROR_REDUCTION) * min(errors.values())
+    near_optimal = [k for k, value in errors.items() if value <= bound]
+    if 10.0 ** near_optimal[0] * scale == trials[0][0]:
+        allowed = [k for k in near_optimal if 10.0**k <= limit] or near_optimal[:1]
+        return Noise(10.0 ** allowed[-1] * scale, n, False, trials, allowed[-1])
+    variance = float(10.0 ** parabola_minimum(errors) * scale)
+    return Noise(variance, n, True, trials, near_optimal[-1])

@@ -24,14 +24,14 @@ NO_OVERLAP = (
 """Template of an error message; its fields are the kernel, and a measured value with its name."""
 
 
-def check_overlap(op: KernelOperator, value: float, what: str) -> None:
+def check_overlap(op: KernelOperator, value: float, quantity: str) -> None:
     """Raise ConfigError unless a measured value of a kernel matrix is finite and above 0.
 
     value : such as the trace of the covariance of kernel values between centers and rows.
-    what : name of the value, for the error message.
+    quantity : name of the value, for the error message.
     """
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
+        raise ConfigError(NO_OVERLAP.format(op.kernel, f"{quantity} {value:g}"))
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,16 @@ def on_one_rank(condition: bool) -> bool:
 
 
 def weight_norm(
-    op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = on_one_rank
+    op: KernelOperator, Z: Points, min_jitter: float, agree: Agree = on_one_rank
 ) -> WeightNorm:
     """Return the norm of the weights of the centers Z.
 
-    least_jitter : smallest relative jitter, as `least` of `jittered_cholesky`.
+    min_jitter : smallest jitter, relative to the largest k(z, z).
+    agree : see `Agree`.
     """
     if op.kernel.explicit:
         return WeightNorm(None, 0.0)
-    return WeightNorm(*jittered_cholesky(op, Z, least_jitter, agree))
+    return WeightNorm(*jittered_cholesky(op, Z, min_jitter, agree))
 
 
 def inverse_root(
@@ -128,16 +129,17 @@ def noise_floor(op: KernelOperator, p: int) -> float:
 
 
 def jittered_cholesky(
-    op: KernelOperator, Z: Points, least: float = 0.0, agree: Agree = on_one_rank
+    op: KernelOperator, Z: Points, min_jitter: float = 0.0, agree: Agree = on_one_rank
 ) -> tuple[Array, float]:
     """Return the Cholesky factor L (p, p) of K(Z, Z) + jitter I, and the final jitter.
 
     Equal or nearly equal centers make K(Z, Z) singular, and rounding makes it indefinite by about
-    eps times its norm. So the jitter starts at 10 eps or `least`, whichever is larger, times the
-    largest k(z, z). It is multiplied by 10 until the factorisation succeeds.
+    eps times its norm. So the jitter starts at 10 eps or `min_jitter`, whichever is larger, times
+    the largest k(z, z). It is multiplied by 10 until the factorisation succeeds.
 
     Z : p centers.
-    least : smallest jitter, relative to the largest k(z, z).
+    min_jitter : smallest jitter, relative to the largest k(z, z).
+    agree : see `Agree`.
 
     Raises
     ------
@@ -146,29 +148,29 @@ def jittered_cholesky(
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))
-    relative = max(10 * eps(op.dtype), least)
+    relative_jitter = max(10 * eps(op.dtype), min_jitter)
     K = xp.empty((len(Z), len(Z)), op.dtype)
     while True:
         op.gram(Z, out=K)
         largest = float(abs(K.diagonal()).max())
         if not largest:
             check_overlap(op, largest, "largest k(z, z)")
-        jitter = relative * largest
+        jitter = relative_jitter * largest
         K[diagonal, diagonal] += jitter
         if agree(op.backend.cholesky(K)):
             return K, jitter
-        if relative > 1:
+        if relative_jitter > 1:
             raise ConfigError(
                 f"K(Z, Z) of {op.kernel} cannot be factored even with a jitter as large as its "
                 "diagonal: the kernel is not positive definite, or the centers are not finite or, "
                 "in the half-precision modes, more than 65504 bandwidths away from the mean",
                 "check the data for outliers, or scale the features",
             )
-        relative *= 10
+        relative_jitter *= 10
 
 
 def eps(dtype: Any) -> float:
-    """Return the relative spacing of the numbers of a floating dtype."""
+    """Return the relative_jitter spacing of the numbers of a floating dtype."""
     return float(np.finfo(dtype).eps)
 
 

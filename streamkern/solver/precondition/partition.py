@@ -30,7 +30,7 @@ from streamkern.planning.memory import RANK_SLAB_BYTES
 
 BROADCAST_CENTERS = 1024
 """Number of partitioned centers that are broadcast to all ranks at a time."""
-Same = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+EqualPairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Pairs (i, j) of equal points, as two arrays of indices; see `KernelOperator.product`."""
 
 
@@ -41,7 +41,8 @@ class PartViews:
     """
 
     def __init__(self, parts: Sequence[slice]) -> None:
-        self._parts, self._array, self._views = list(parts), None, list[Array]()
+        self._parts, self._views = list(parts), list[Array]()
+        self._array: Array = None
 
     def __call__(self, a: Array) -> list[Array]:
         """Return the views of `a`, one for each part."""
@@ -52,12 +53,10 @@ class PartViews:
 
 def overlap(block: slice, stripe: slice) -> tuple[slice, slice]:
     """Return the centers in both slices, as indices in the block and as indices in the stripe."""
-    first = max(block.start, stripe.start)
-    stop = max(first, min(block.stop, stripe.stop))
-    return (
-        slice(first - block.start, stop - block.start),
-        slice(first - stripe.start, stop - stripe.start),
-    )
+    start = max(block.start, stripe.start)
+    stop = max(start, min(block.stop, stripe.stop))
+    in_block = slice(start - block.start, stop - block.start)
+    return in_block, slice(start - stripe.start, stop - stripe.start)
 
 
 def gather_rows(rows: Array, ranks: Communicator, backend: Backend) -> None:
@@ -73,7 +72,7 @@ class Partition(CenterPartition):
     All sums are in place, return their argument, and have the same bits on all ranks that receive
     them.
 
-    first_row : index in the batch of this rank's first row, set by `begin`, if both rows and
+    first_row : index in the batch of this rank's first row, set by `begin_batch`, if both rows and
         centers are partitioned.
     """
 
@@ -86,7 +85,7 @@ class Partition(CenterPartition):
 
     # -- sums ------------------------------------------------------------------------------
 
-    def begin(self, m: int, n: int) -> None:
+    def begin_batch(self, m: int, n: int) -> None:
         """Prepare for a batch of n rows, m of them on this rank. Collective call."""
         grid = self.grid
         if grid.columns == 1 or grid.rows == 1:
@@ -184,10 +183,10 @@ class Partition(CenterPartition):
         """Return the index of this rank's first row in the batch; it has m rows. Collective."""
         return self.ranks.exclusive_scan(m) if self.is_replicated else self.first_row
 
-    def gather_batch(self, a: Array, first: int, n: int, batch_rows: slice, out: Array) -> None:
+    def gather_batch(self, a: Array, start: int, n: int, batch_rows: slice, out: Array) -> None:
         """Write the rows `batch_rows` of the batch on all ranks to `out`. Collective call.
 
-        a : (m, ...) this rank's rows of the batch, from row `first` on.
+        a : (m, ...) this rank's rows of the batch, from row `start` on.
         n : number of rows of the batch.
         """
         if self.grid.rows == 1:
@@ -197,7 +196,7 @@ class Partition(CenterPartition):
         with nullcontext(out) if self.is_replicated else workspace as rows:
             rows[...] = 0
             if not self.grid.column:  # the other ranks of this row of the grid have the same rows
-                rows[first : first + len(a)] = a
+                rows[start : start + len(a)] = a
             gather_rows(rows, self.ranks, self.backend)
             if not self.is_replicated:
                 out[...] = rows[batch_rows]
@@ -223,12 +222,12 @@ class Partition(CenterPartition):
         return out
 
     @contextmanager
-    def gathered(self, a: Array, part: slice) -> Iterator[Array]:
+    def lend_gathered(self, a: Array, part: slice) -> Iterator[Array]:
         """Yield the result of `gather`, in a workspace."""
         with ExitStack() as workspaces:
-            yield self._gathered(a, part, workspaces)
+            yield self._gather_in(a, part, workspaces)
 
-    def _gathered(self, a: Array, part: slice, workspaces: ExitStack) -> Array:
+    def _gather_in(self, a: Array, part: slice, workspaces: ExitStack) -> Array:
         """Return the result of `gather`, in a workspace that is added to `workspaces`."""
         if self.is_replicated:
             return a[part]
@@ -236,13 +235,13 @@ class Partition(CenterPartition):
         return self.gather(a, part, workspaces.enter_context(workspace))
 
     @contextmanager
-    def gathered_points(self, Z: Points, part: slice) -> Iterator[Points]:
+    def lend_gathered_points(self, Z: Points, part: slice) -> Iterator[Points]:
         """Yield the points of a slice of all centers. Z : this rank's centers. Collective call."""
         with ExitStack() as workspaces:
-            yield Z.each(lambda a: self._gathered(a, part, workspaces))
+            yield Z.each(lambda a: self._gather_in(a, part, workspaces))
 
     @contextmanager
-    def replaced(self, a: Array, part: slice) -> Iterator[Array]:
+    def replace_rows(self, a: Array, part: slice) -> Iterator[Array]:
         """Yield an array with one row for each center in a slice; then copy its rows to `a`.
 
         a : array with one row for each center of this rank; if it has all centers, a view of it is
@@ -256,12 +255,13 @@ class Partition(CenterPartition):
             for in_part, in_own in self.within(part):
                 a[in_own] = rows[in_part]
 
-    def same(self, part: slice) -> Same:
+    def equal_pairs(self, part: slice) -> EqualPairs:
         """Return the pairs (i, j) where center i of a slice is center j of this rank."""
+        # An empty pair first, as there may be no other, and an empty list has no type.
         pairs = [(slice(0, 0), slice(0, 0)), *self.within(part)]
         i, j = (
-            np.concatenate([np.arange(s.start, s.stop) for s in side])
-            for side in zip(*pairs, strict=True)
+            np.concatenate([np.arange(s.start, s.stop) for s in slices])
+            for slices in zip(*pairs, strict=True)
         )
         return i, j
 
@@ -276,18 +276,18 @@ class Partition(CenterPartition):
         turn : see `RankGrid.of_row`.
         """
         rows = self.grid.of_row(len(out), turn)
-        same = self.same(slice(part.start + rows.start, part.start + rows.stop))
+        pairs = self.equal_pairs(slice(part.start + rows.start, part.start + rows.stop))
         if not self.ranks.is_single:
             out[...] = 0
-        with self.gathered_points(Z, part) as x:
-            op.product(x[rows], Z, weights, out=out[rows], same=same)
+        with self.lend_gathered_points(Z, part) as x:
+            op.product(x[rows], Z, weights, out=out[rows], equal_pairs=pairs)
         self.sum(out)
 
     def norm_product(self, op: KernelOperator, Z: Points, weights: Array, out: Array) -> Array:
         """Write K(Z, Z) weights to `out`, (q, c), at this rank's centers. Collective call."""
         n = self.p if self.is_replicated else BROADCAST_CENTERS
         for turn, part in enumerate(tiles(self.p, n)):
-            with self.replaced(out, part) as values:
+            with self.replace_rows(out, part) as values:
                 self.product(op, Z, part, weights, values, turn)
         return out
 
@@ -296,65 +296,66 @@ class Partition(CenterPartition):
 class Centers:
     """The p centers of a setup, whose work is divided into one stripe of centers for each rank.
 
-    points : points of all centers or, if they are `partitioned`, of this rank's stripe.
+    points : points of all centers, or of this rank's stripe if the centers are partitioned.
     stripes : the partition into stripes. A rank has the q rows of its stripe of arrays with weights
         of centers, or with values at centers.
+    is_partitioned : whether each rank has only its stripe of the points.
     """
 
     points: Points
     stripes: Partition
-    partitioned: bool = False
+    is_partitioned: bool = False
 
     @classmethod
     def of(
         cls, points: Points, backend: Backend, ranks: Communicator = SINGLE, p: int | None = None,
-        *, partitioned: bool = False,
+        *, is_partitioned: bool = False,
     ) -> Centers:  # fmt: skip
         """Return the centers. p : number of all centers, needed if they are partitioned."""
         p = len(points) if p is None else p
         grid = RankGrid(ranks.rank, ranks.size, ranks.size)
-        return cls(points, Partition([slice(0, p)], grid, ranks, backend), partitioned)
+        return cls(points, Partition([slice(0, p)], grid, ranks, backend), is_partitioned)
 
     def __len__(self) -> int:
         return self.stripes.p
 
     @property
-    def own(self) -> slice:
+    def stripe_slice(self) -> slice:
         """The stripe of this rank, as a slice of all centers."""
         return self.stripes.in_block[0]
 
     @property
     def stripe(self) -> Points:
         """The centers of this rank's stripe."""
-        return self.points if self.partitioned else self.points[self.own]
+        return self.points if self.is_partitioned else self.points[self.stripe_slice]
 
     def block(self, block: slice) -> Points:
         """Return the centers of a block, on all ranks. Collective call.
 
         The result is a view, or new memory if the centers are partitioned.
         """
-        if not self.partitioned:
+        if not self.is_partitioned:
             return self.points[block]
         return self.points.each(lambda a: self.stripes.gather(a, block))
 
-    def zeros(self, like: Array) -> Array:
-        """Return zeros (q, c) for the stripe, with as many columns as `like`."""
-        shape = length(self.own), like.shape[1]
-        return self.stripes.backend.xp.zeros(shape, like.dtype)
+    def zeros(self, Y: Array) -> Array:
+        """Return zeros (q, c) for the stripe, with the columns and the dtype of Y (n, c)."""
+        shape = length(self.stripe_slice), Y.shape[1]
+        return self.stripes.backend.xp.zeros(shape, Y.dtype)
 
-    def held(self, values: Array) -> Array:
+    def values_at_points(self, values: Array) -> Array:
         """Return the values at the centers of `points`, from the stripe (q, c). Collective call."""
-        return values if self.partitioned else self.stripes.gather(values, slice(0, len(self)))
+        return values if self.is_partitioned else self.stripes.gather(values, slice(0, len(self)))
 
     def product(self, op: KernelOperator, block: slice, Z: Points, weights: Array) -> Array:
         """Return K(stripe, Z) weights, (q, c).
 
         Z, weights : centers of the block, and their weights, (b, c).
         """
-        in_block, in_stripe = overlap(block, self.own)
+        in_block, in_stripe = overlap(block, self.stripe_slice)
         i = np.arange(in_stripe.start, in_stripe.stop)
-        same = i, np.arange(in_block.start, in_block.stop)
-        return op.product(self.stripe, Z, weights, same=same)
+        pairs = i, np.arange(in_block.start, in_block.stop)
+        return op.product(self.stripe, Z, weights, equal_pairs=pairs)
 
 
 def apply_root(

@@ -23,9 +23,9 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.points import Points
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 
-COPIED = 0.9
+MIN_COPY_SHARE = 0.9
 """Smallest fraction of equal rows with equal targets at which equal rows may be copies."""
-MANY = 8
+MIN_REPEATS_PER_ROW = 8
 """Number of rows per distinct row, on average, from which equal rows are not copies, because copies
 that balance classes are fewer."""
 
@@ -44,17 +44,18 @@ class Repeats(NamedTuple):
 
     def may_be_copies(self) -> bool:
         """Return whether nearly all equal rows have equal targets, and the groups are small."""
-        n, first = len(self.group), np.unique(self.group, return_index=True)[1]
-        if n >= MANY * len(first):
+        n, heads = len(self.group), np.unique(self.group, return_index=True)[1]
+        if n >= MIN_REPEATS_PER_ROW * len(heads):
             return False
-        equal_targets = (self.Y[first][self.group] == self.Y).all(axis=1)
-        return bool(equal_targets.sum() - len(first) >= COPIED * (n - len(first)))
+        # The first row of a group equals itself, and is not counted.
+        has_equal_target = (self.Y[heads][self.group] == self.Y).all(axis=1)
+        return bool(has_equal_target.sum() - len(heads) >= MIN_COPY_SHARE * (n - len(heads)))
 
     def are_common(self) -> bool:
         """Return whether more than half of the rows equal an earlier row."""
         return 2 * (int(self.group.max()) + 1) < len(self.group)
 
-    def compressed(self, backend: Backend) -> Repeats:
+    def compress(self, backend: Backend) -> Repeats:
         """Return the repeats with fewer target columns, see `compress_outputs`."""
         return self._replace(Y=backend.to_host(compress_outputs(backend, backend.asarray(self.Y))))
 
@@ -67,10 +68,10 @@ class Repeats(NamedTuple):
         sums /= weights[:, None]
         return sums
 
-    def of(self, groups: slice) -> Repeats | None:
+    def in_groups(self, groups: slice) -> Repeats | None:
         """Return the repeats of some consecutive groups; None if none of them has two rows."""
-        inside = (self.group >= groups.start) & (self.group < groups.stop)
-        part = Repeats(self.group[inside] - groups.start, self.Y[inside], self.w[inside])
+        rows = (self.group >= groups.start) & (self.group < groups.stop)
+        part = Repeats(self.group[rows] - groups.start, self.Y[rows], self.w[rows])
         n = min(groups.stop, int(self.group.max()) + 1) - groups.start
         return part if len(part.group) > n else None
 
@@ -81,7 +82,7 @@ class SampleRows(NamedTuple):
     X : (n, d) features.
     Y : (n, c) targets.
     root : (n,) square roots of the sample weights, or None.
-    fresh : index of the first fresh row; rows before it are also in the other sample.
+    first_fresh : index of the first fresh row; rows before it are also in the other sample.
     center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
     repeats : the rows before equal ones were merged; None if no two are equal.
     """
@@ -89,7 +90,7 @@ class SampleRows(NamedTuple):
     X: Array
     Y: Array
     root: Array | None = None
-    fresh: int = 0
+    first_fresh: int = 0
     center_index: npt.NDArray[np.int64] | None = None
     repeats: Repeats | None = None
 
@@ -99,12 +100,13 @@ class SampleRows(NamedTuple):
             self.X[index], self.Y[index], None if self.root is None else self.root[index]
         )
 
-    def first(self, n: int, backend: Backend) -> SampleRows:
+    def first_rows(self, n: int, backend: Backend) -> SampleRows:
         """Return the first n rows, with compressed targets, see `compress_outputs`."""
         part = self.part(slice(n))
-        if self.repeats is None or (repeats := self.repeats.of(slice(0, n))) is None:
+        repeats = None if self.repeats is None else self.repeats.in_groups(slice(0, n))
+        if repeats is None:
             return part._replace(Y=compress_outputs(backend, part.Y))
-        repeats = repeats.compressed(backend)
+        repeats = repeats.compress(backend)
         return part._replace(Y=backend.asarray(repeats.means(), part.Y.dtype), repeats=repeats)
 
 
@@ -120,8 +122,8 @@ def compress_outputs(backend: Backend, Y: Array) -> Array:
     with backend.single_threaded_blas():
         G = xp.zeros((n, n))
         for cols in tiles(Y.shape[1], MAX_PANEL_OUTPUTS):
-            wide = Y[:, cols].astype(np.float64)
-            G += wide @ wide.T
+            Y64 = Y[:, cols].astype(np.float64)
+            G += Y64 @ Y64.T
         values, vectors = xp.linalg.eigh(G)
     L: Array = vectors * xp.sqrt(xp.maximum(values, 0))
     return L
@@ -139,22 +141,24 @@ def merge_equal_rows(backend: Backend, rows: SampleRows) -> SampleRows:
     if rows.root is not None:
         w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
     if not w.all() and w.any():
-        weighted = np.flatnonzero(w)
-        X, Y, w = X[weighted], Y[weighted], w[weighted]
-    first, group = np.unique(
+        nonzero = np.flatnonzero(w)
+        X, Y, w = X[nonzero], Y[nonzero], w[nonzero]
+    # The bytes of a row are one value of `np.void`, so that equal rows are equal values.
+    heads, group = np.unique(
         np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
         return_index=True, return_inverse=True,
     )[1:]  # fmt: skip
-    if len(first) == len(rows.X):
+    if len(heads) == len(rows.X):
         return rows
-    order = np.argsort(first)
-    new_index = np.empty(len(first), np.int64)
-    new_index[order] = np.arange(len(first))
+    # `np.unique` sorts the groups by value; number them by their first rows.
+    order = np.argsort(heads)
+    new_index = np.empty(len(heads), np.int64)
+    new_index[order] = np.arange(len(heads))
     repeats = Repeats(new_index[group.reshape(-1)], np.asarray(Y, np.float64), w)
     sums = np.bincount(repeats.group, w)
-    parts = (X[first[order]], repeats.means(), np.sqrt(sums))
+    parts = (X[heads[order]], repeats.means(), np.sqrt(sums))
     X, Y, root = (backend.asarray(part, X.dtype) for part in parts)
-    return SampleRows(X, Y, root, repeats=repeats if len(first) < len(w) else None)
+    return SampleRows(X, Y, root, repeats=repeats if len(heads) < len(w) else None)
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ class Sample:
     X : n left points.
     Y : (n, c) targets.
     root : (n,) square roots of the sample weights, or None.
-    fresh : index of the first fresh row; rows before it are also in the other sample.
+    first_fresh : index of the first fresh row; rows before it are also in the other sample.
     center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
     ranks : ranks that share the rows of the sample; SINGLE: this rank has all of them.
     """
@@ -172,20 +176,21 @@ class Sample:
     X: Points
     Y: Array
     root: Array | None = None
-    fresh: int = 0
+    first_fresh: int = 0
     center_index: npt.NDArray[np.int64] | None = None
     ranks: Communicator = SINGLE
 
     def __len__(self) -> int:
         return len(self.X)
 
-    def shared(self, ranks: Communicator) -> Sample:
+    def shard(self, ranks: Communicator) -> Sample:
         """Return this rank's stripe of the rows."""
-        own = ranks.stripe(len(self))
-        root, center_index = (None if a is None else a[own] for a in (self.root, self.center_index))
-        return Sample(self.X[own], self.Y[own], root, self.fresh, center_index, ranks)
+        rows = ranks.stripe(len(self))
+        root = None if self.root is None else self.root[rows]
+        center_index = None if self.center_index is None else self.center_index[rows]
+        return Sample(self.X[rows], self.Y[rows], root, self.first_fresh, center_index, ranks)
 
-    def outside(self, block: slice) -> int:
+    def n_outside(self, block: slice) -> int:
         """Return the number of rows, on all ranks, that are not centers of a block. Collective."""
         n = len(self) - int(self.in_block(block).sum())
         return int(self.ranks.allgather([n]).sum())
@@ -207,20 +212,20 @@ class Sample:
         """Number of rows, at the end, that no fit of the setup has used.
 
         It is 0 if some rows are centers, because the setup uses the targets of all such rows;
-        `of_no_center` removes them.
+        `without_centers` removes them.
         """
         if self.center_index is not None and (self.center_index >= 0).any():
             return 0
-        return len(self) - self.fresh
+        return len(self) - self.first_fresh
 
-    def of_no_center(self, backend: Backend) -> Sample:
+    def without_centers(self, backend: Backend) -> Sample:
         """Return the rows that are not centers, or all rows if each is one."""
         if self.center_index is None or (self.center_index < 0).sum() in (0, len(self)):
             return self
         rows = np.flatnonzero(self.center_index < 0)
         index = backend.asarray(rows)
         root = None if self.root is None else self.root[index]
-        return Sample(self.X[index], self.Y[index], root, int((rows < self.fresh).sum()))
+        return Sample(self.X[index], self.Y[index], root, int((rows < self.first_fresh).sum()))
 
 
 @dataclass(frozen=True)
@@ -244,12 +249,13 @@ class CenterTargets:
         """Return the fraction of the stream's rows that are centers of a block."""
         return float(self.counts[block].sum()) / self.n_rows
 
-    def part(self, own: slice) -> CenterTargets:
+    def part(self, centers: slice) -> CenterTargets:
         """Return the targets of a slice of the centers."""
-        return replace(self, counts=self.counts[own], weights=self.weights[own], Y=self.Y[own])
+        counts, weights = self.counts[centers], self.weights[centers]
+        return replace(self, counts=counts, weights=weights, Y=self.Y[centers])
 
 
-def by_center(
+def merge_center_targets(
     backend: Backend, center_index: npt.NDArray[np.int64], Y: npt.NDArray[Any],
     w: npt.NDArray[Any] | None, *, p: int, n_rows: int,
 ) -> CenterTargets:  # fmt: skip
@@ -269,14 +275,15 @@ def by_center(
     return CenterTargets(counts, backend.asarray(weights), backend.asarray(sums), n_rows)
 
 
-def effective_rows(S: Sample, known: CenterTargets | None) -> float:
+def effective_rows(S: Sample, center_targets: CenterTargets | None) -> float:
     """Return the effective number of rows of the sample and the centers.
 
     The mean over as many equally weighted rows has the same variance as the estimate of
-    `BlockFactor`: q of n rows are centers, all of them known, and the sample represents the others.
+    `BlockFactor`: q of n rows are centers, whose targets are known, and the sample represents the
+    others.
     """
     all_centers = slice(0, np.iinfo(np.int64).max)
-    q = 0 if known is None else int(known.counts.sum())
-    n = max(S.n_rows, q) if known is None else known.n_rows
-    n_sampled = S.outside(all_centers)
-    return 1 / ((1 - q / n) ** 2 / max(1, n_sampled) + q / n**2)
+    q = 0 if center_targets is None else int(center_targets.counts.sum())
+    n = max(S.n_rows, q) if center_targets is None else center_targets.n_rows
+    n_sample = S.n_outside(all_centers)
+    return 1 / ((1 - q / n) ** 2 / max(1, n_sample) + q / n**2)

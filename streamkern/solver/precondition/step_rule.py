@@ -142,7 +142,7 @@ class StepRule:
         return self.leverage / self.lambda_1 + 1
 
 
-def saved_rules(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
+def rules_from_meta(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
     """Return the step rules of a setup's `meta`, with steps `scale` times as long."""
     return [replace(StepRule(**rule), scale=scale) for rule in rules]
 
@@ -185,19 +185,19 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
     start : (b,) start vector of the Krylov space.
     """
     b, h = int(phi.shape[0]), int(phi.shape[1])
-    n_first = h // 2
-    if n_first == 0:
+    n_half = h // 2
+    if n_half == 0:
         return leverage
-    first, second = phi[:, :n_first], phi[:, n_first:]
-    on_first, basis = _lanczos(
-        backend, lambda v: first @ (first.T @ v) / n_first, start, EIGENVALUE_STEPS
+    first_half, second_half = phi[:, :n_half], phi[:, n_half:]
+    first_value, basis = _lanczos(
+        backend, lambda v: first_half @ (first_half.T @ v) / n_half, start, EIGENVALUE_STEPS
     )
-    W = basis @ second
-    M = backend.to_host(W @ W.T / (h - n_first))
-    on_second = float(np.linalg.eigvalsh(M)[-1])
-    noise = (1 + math.sqrt(b / n_first)) ** 2
-    only_noise = on_first <= noise * on_second
-    return max(on_second if only_noise else on_first, leverage / h)
+    W = basis @ second_half
+    M = backend.to_host(W @ W.T / (h - n_half))
+    second_value = float(np.linalg.eigvalsh(M)[-1])
+    max_noise_ratio = (1 + math.sqrt(b / n_half)) ** 2
+    differs_by_noise_only = first_value <= max_noise_ratio * second_value
+    return max(second_value if differs_by_noise_only else first_value, leverage / h)
 
 
 def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tuple[float, Array]:
@@ -211,10 +211,10 @@ def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tup
     alphas: list[float] = []
     betas: list[float] = []
     for k in range(len(basis)):
-        w, earlier = apply(basis[k]), basis[: k + 1]
+        w, previous = apply(basis[k]), basis[: k + 1]
         alphas.append(float((w * basis[k]).sum()))
         for _twice in range(2):
-            w = w - (earlier @ w) @ earlier
+            w = w - (previous @ w) @ previous
         beta = _norm(w)
         betas.append(beta)
         if beta <= rounding * max([*alphas, 1e-30]):

@@ -134,7 +134,7 @@ class StepLoop:
         self.position, self.report = position, report
         self.step_is_whole = True
         self.ranks = run.inputs.ranks
-        self.share = run.method.share(run.problem, run.sizes, self.ranks)
+        self.share = run.method.center_partition(run.problem, run.sizes, self.ranks)
         self.n_rank_rows = 0
         self._best_weights: Any = None
         self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
@@ -275,7 +275,7 @@ class StepLoop:
         """Return the leave-one-out predictions of the rows."""
         assembled, solver, options = self.assembled, self.solver, self.run.config.solver
         if isinstance(solver, KernelRidgeSolver):
-            return solver.left_out(self.state)
+            return solver.leave_one_out(self.state)
         sums = (solver, self.state) if isinstance(solver, DirectSolver) else None
         Z = assembled.op.points(self.run.backend.asarray(assembled.arrays["Z"]), right=True)
         ridge = assembled.meta["setup"].get("ridge", options.fixed_ridge)
@@ -296,7 +296,7 @@ class StepLoop:
                 in_flight_bytes=sizes.loader_in_flight_bytes,
                 threads=config.data.prefetch_threads,
                 client=client,
-                repeat=self.run.method.same_rows,
+                repeat=self.run.method.needs_same_rows,
                 shard=Shard(self.share.grid.row, self.share.grid.rows),
                 keep_bytes=self.run.kept_bytes,
             ) as reader,

@@ -102,7 +102,7 @@ def leave_one_out_predictions(
     op: KernelOperator, Z: Points, ridge: float, batches: Iterable[Batch],
     sums: tuple[DirectSolver, State] | None = None,
 ) -> LeftOut:  # fmt: skip
-    """Return the leave-one-out predictions of least squares; see `DirectSolver.left_out`.
+    """Return the leave-one-out predictions of least squares; see `DirectSolver.leave_one_out`.
 
     Each row is predicted by the model that minimises the squared error of all other rows.
 
@@ -126,7 +126,7 @@ def leave_one_out_predictions(
             ids = np.arange(rows.start, rows.stop)
             solver.step(state, Batch(X[rows], Y[rows], ids, None if w is None else w[rows]))
         sums = solver, state
-    return sums[0].left_out(sums[1], X, Y, w)
+    return sums[0].leave_one_out(sums[1], X, Y, w)
 
 
 def _with_normalised_intervals(

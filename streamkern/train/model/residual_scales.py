@@ -15,7 +15,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
-from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.kernels.sparse import for_sparse_rows
 from streamkern.planning.memory import RESIDUAL_SCALE_BYTES, RESIDUAL_SCALE_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
@@ -94,7 +94,7 @@ def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Kern
     X : (q, d) points of the scale; the operator shifts all points by their mean
     """
     kernel = Laplace(bandwidth) if bandwidth else op.kernel
-    kernel = of_sparse_rows(kernel) if op.kernel.sparse else kernel
+    kernel = for_sparse_rows(kernel) if op.kernel.sparse else kernel
     precision = "float64" if op.precision == "float64" else "exact"
     shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype) if len(X) else None
     return KernelOperator(kernel, op.backend, precision, shift)

@@ -6,7 +6,7 @@ trained on, do not score epochs, and are used for no choice of the setup. See `c
 
 If there are too few rows, "auto" sets none aside, and the calibration uses leave-one-out
 predictions: each row is predicted by all others except copies of itself. If all rows are centers of
-solver "direct", `KernelRidgeSolver.left_out` computes them. For other solvers that come close to
+solver "direct", `KernelRidgeSolver.leave_one_out` computes them. For other solvers that come close to
 the least-squares minimum, `leave_one_out_predictions` does. There are none
 
 - for sgd and EigenPro, which may be far from the minimum.
@@ -65,7 +65,7 @@ class CalibrationSplit(NamedTuple):
     leaves_rows_unused : whether rows are left out of the training rows although nothing is
         calibrated with them
     allows_leave_one_out : whether leave-one-out predictions may replace the calibration rows, if
-        the solver can compute them; see `KernelRidgeSolver.left_out`
+        the solver can compute them; see `KernelRidgeSolver.leave_one_out`
     """
 
     training_rows: BaseSource

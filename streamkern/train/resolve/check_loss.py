@@ -9,7 +9,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.base import Loss
-from streamkern.losses.checks import check_own_loss
+from streamkern.losses.checks import check_user_loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class, make_loss
 from streamkern.train.resolve.training_data import Data, check_targets
@@ -20,7 +20,7 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
     """Raise an error if the loss, or the transform of the targets, cannot be used in this run.
 
     Raises ConfigError if the loss does not suit the targets; if the solver does not support it in
-    such a run; if a user-defined loss violates a rule of `check_own_loss`; or if a log scale is set
+    such a run; if a user-defined loss violates a rule of `check_user_loss`; or if a log scale is set
     for classes. Raises DataError if the loss has a log link and the targets are too small for it.
 
     complete : whether no other rows will follow, as they may in `partial_fit`
@@ -32,7 +32,7 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
         _check_levels(config, data)
         _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)
         if isinstance(loss, Loss):
-            check_own_loss(loss, data.source.n_outputs)
+            check_user_loss(loss, data.source.n_outputs)
         _check_log_link(config, data, sets_unit=complete and not has_initial_weights)
     if config.model.target_transform == "log" and data.source.classes is not None:
         raise ConfigError(

@@ -22,7 +22,7 @@ from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.fourier import FourierFeatures, check_sampled
+from streamkern.kernels.fourier import FourierFeatures, check_has_frequencies
 from streamkern.kernels.points import Grid
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
@@ -254,7 +254,7 @@ class _OpenedRun:
             may_be_integer = rows_as_centers or settings.precision == "integer"
             dtype = data.source.dtype if may_be_integer else np.dtype(np.float32)
             if config.model.features == "fourier":
-                check_sampled(kernel)
+                check_has_frequencies(kernel)
                 kernel = FourierFeatures(p, kernel.describe())
             widened = widened or (self.fixed_sizes is not None and self.fixed_sizes.widened)
             transforms = data.source.feed_transforms

@@ -23,7 +23,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.path_kinds import content_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.kernels.sparse import for_sparse_rows
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import SQUARES, make_loss
 from streamkern.solver.methods import find
@@ -101,7 +101,7 @@ class Data:
     def kernel_of(self, kernel: Kernel) -> Kernel:
         """Return the kernel for these rows. Raises ConfigError if they are sparse and it cannot
         take sparse rows."""
-        return of_sparse_rows(kernel) if self.sparse else kernel
+        return for_sparse_rows(kernel) if self.sparse else kernel
 
     @property
     def feature_names(self) -> list[str]:
@@ -273,7 +273,7 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
     """
     model = config.model
     method = find(config.solver.name, model.features, squares=model.loss == SQUARES)
-    if method.same_rows or config.run.early_stopping:
+    if method.needs_same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(MIN_AUTO_SAMPLES / n_rows)))
 

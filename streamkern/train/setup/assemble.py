@@ -27,7 +27,7 @@ from streamkern.losses.own import recorded_loss
 from streamkern.losses.scaled import scaled_loss
 from streamkern.solver.base import Solver
 from streamkern.solver.direct import Direct
-from streamkern.solver.equations import middle, on_grid
+from streamkern.solver.equations import geometric_mean, round_to_grid
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.noise import (
     NO_NOISE,
@@ -252,24 +252,24 @@ def _estimate_noise(
     if not method.estimates_noise(run.problem):
         return NO_NOISE, n_eff, options, ridges
     rows = read_rows()
-    each_output = method.ridge_each and run.problem.several_targets
+    each_output = method.ridge_per_output and run.problem.several_targets
     estimates_ridge = method.estimates_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
     if not (estimates_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n_eff, options, ridges
-    noise_rows = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
-    noise = find_noise(op, points, noise_rows, each=each_output)
+    noise_rows = rows if len(rows.X) <= NOISE_ROWS else rows.first_rows(NOISE_ROWS, run.backend)
+    noise = find_noise(op, points, noise_rows, per_output=each_output)
     noise = or_the_mean(op, points, noise_rows, noise)
     if len(rows.X) > NOISE_ROWS:
         noise = noise_of_more_rows(op, points, rows, noise)
-    facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
+    facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.trials}
     if estimates_ridge:
         n_eff = n_effective(run, op, op.dtype, targets)
         options = options.with_ridge(noise.penalty(n_eff))
-        if noise.each:
-            ridges = on_grid([of_output.penalty(n_eff) for of_output in noise.each])
-            options = options.with_ridge(middle(ridges))
+        if noise.per_output:
+            ridges = round_to_grid([of_output.penalty(n_eff) for of_output in noise.per_output])
+            options = options.with_ridge(geometric_mean(ridges))
         facts |= {"worth": n_eff, "ridge": options.ridge}
     report("noise", facts)
     return noise, n_eff, options, ridges

@@ -42,7 +42,7 @@ def broadcast_setup(
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
-        (sample, probe), known_targets = samples(), work.known
+        (sample, probe), known_targets = samples(), work.center_targets
         fields = {"sample": sample._asdict(), "probe": probe._asdict()}
         if known_targets is not None:
             names = ("counts", "weights", "Y")
@@ -53,8 +53,9 @@ def broadcast_setup(
                 if array is not None and not np.isscalar(array):
                     arrays_sent[f"{group}.{name}"] = np.asarray(work.op.backend.to_host(array))
         meta_sent = dict(meta) | {
-            "fresh": [sample.fresh, probe.fresh], "noise": asdict(replace(work.noise, tried=[])),
-            "worth": work.worth, "ridge": work.options.ridge,
+            "fresh": [sample.first_fresh, probe.first_fresh],
+            "noise": asdict(replace(work.noise, trials=[])),
+            "worth": work.n_effective_rows, "ridge": work.options.ridge,
             "known": None if known_targets is None
             else [known_targets.n_rows, known_targets.is_complete],
         }  # fmt: skip

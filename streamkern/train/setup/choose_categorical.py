@@ -85,7 +85,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
     if not looks_for_categorical(run.config, run.data, run.precision, run.centers_from):
         return kernel
     n = max(run.problem.n_rows // ROWS_PER_EXAMINED_ROW, MIN_EXAMINED_ROWS)
-    rows = rows.first(min(n, MAX_EXAMINED_ROWS), run.backend)
+    rows = rows.first_rows(min(n, MAX_EXAMINED_ROWS), run.backend)
     host = np.asarray(run.backend.to_host(rows.X))
     groups = groups_by_feature(host)
     for j in _target_mean_features(run.data.source):
@@ -96,7 +96,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
 
     def fit_kernel(kernel: Kernel, start: Noise | None) -> _Fit | None:
         noise = find_noise(operator(kernel), None, rows, start, run.method.min_penalty)
-        return _Fit(kernel, noise) if noise.tried and math.isfinite(noise.error) else None
+        return _Fit(kernel, noise) if noise.trials and math.isfinite(noise.error) else None
 
     def operator(kernel: Kernel) -> KernelOperator:
         return search_operator(run, kernel, host, run.grid)

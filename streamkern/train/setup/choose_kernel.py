@@ -124,7 +124,7 @@ def find_kernel(
     metric : scales (d,) or matrix (d, r) of the kernel; None for no metric
     categorical : categorical features of the kernel
     """
-    rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
+    rows = rows.first_rows(n_kernel_rows(len(rows.X)), run.backend)
     search = _KernelSearch(run, rows, run.backend.to_host(rows.X), metric, categorical)
     first_notation, *other_notations = candidate_kernels(run)
     best_fit, first_fit = search.find_bandwidth(first_notation, None, report)
@@ -132,7 +132,7 @@ def find_kernel(
     for notation in other_notations:
         best_fits.append(search.find_bandwidth(notation, best_fits[-1], report)[0])
     best = roughest_equivalent(best_fits)
-    if best is first_fit or not (best.noise.tried and first_fit.noise.tried):
+    if best is first_fit or not (best.noise.trials and first_fit.noise.trials):
         return best  # there is nothing to compare, or no error was finite
     errors, zero_errors, _ = row_errors(search.operator(best.kernel), None, rows, best.noise)
     first_errors, *_ = row_errors(search.operator(first_fit.kernel), None, rows, first_fit.noise)

@@ -121,7 +121,7 @@ def _choose(
                 rows = read(run.problem.metric_rows)
                 stored_part = _copy_part(rows, part)
             if rows.repeats is not None:  # a loss depends on more than the mean of equal rows
-                stored_part = stored_part._replace(repeats=rows.repeats.of(part))
+                stored_part = stored_part._replace(repeats=rows.repeats.in_groups(part))
             few = FewRows(lambda: few_part, lambda: stored_part)
     if learned.kernel is None and kernel_is_open:
         find = plain_kernel if learned.metric is None else partial(find_in_metric, learned.metric)

@@ -16,7 +16,7 @@ from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
-from streamkern.losses.checks import check_own_loss
+from streamkern.losses.checks import check_user_loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.own import is_own
@@ -146,7 +146,7 @@ def fit_loss(
         errors = F * targets.scale + targets.mean - Y
         loss = loss.fitted(errors, targets.scale)
         if is_own(loss):
-            check_own_loss(loss, errors.shape[1], float(errors.std()) or 1.0)
+            check_user_loss(loss, errors.shape[1], float(errors.std()) or 1.0)
         shift = _best_shift(loss, errors, Y, w) if fit_intercept else 0.0
         outputs = TargetScale(targets.mean + shift, targets.scale)
     else:  # scale the start, and divide the scale by the gain
@@ -263,7 +263,7 @@ def leave_one_out(
     """
     rows, stored_rows, to_host = few_rows.read(), few_rows.read_stored(), op.backend.to_host
     scaled = to_host(stored_rows.Y).astype(np.float64)
-    F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
+    F = left_out_values(op, Z, rows, noise) if noise.trials else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
     K = to_host(weighted_gram(op, Z, rows.X, None))
     bounded_Y = to_host(rows.Y)

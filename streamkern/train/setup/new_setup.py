@@ -123,7 +123,7 @@ def _stripes(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[Stripe]:
     centers, the arrays with a row for each center.
     """
     method = run.method
-    triangular = method.sharded_arrays if method.made_in_stripes else ()
-    by_center = ("Z", *method.by_center) if run.problem.center_ranks > 1 else ()
-    full_width = sorted(name for name in arrays if name.startswith(by_center))
+    triangular = method.sharded_arrays if method.computes_in_stripes else ()
+    prefixes = ("Z", *method.center_array_prefixes) if run.problem.center_ranks > 1 else ()
+    full_width = sorted(name for name in arrays if name.startswith(prefixes))
     return stripes_in(arrays, triangular, run.inputs.ranks, full_width)

@@ -166,12 +166,12 @@ def _fit_model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats)
     rows_with_targets = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))
     merged_rows = merge_equal_rows(op.backend, rows_with_targets)
     noise = find_noise(op, None, merged_rows)
-    if not noise.tried:
+    if not noise.trials:
         return None
     F = left_out_values(op, None, merged_rows, noise)
     if merged_rows.repeats is not None:
         F = F[merged_rows.repeats.group]
-    kappa = min(noise.tried, key=lambda trial: trial[1])[0]
+    kappa = min(noise.trials, key=lambda trial: trial[1])[0]
     return _Model(merged_rows, kappa, F, spread(F - Y, np.ones(Y.shape[1])))
 
 

@@ -29,7 +29,7 @@ from streamkern.solver.precondition.noise import (
 from streamkern.solver.precondition.samples import (
     CenterTargets,
     SampleRows,
-    by_center,
+    merge_center_targets,
     merge_equal_rows,
 )
 from streamkern.store.row_block import RowBlock
@@ -99,7 +99,7 @@ def draw_samples(
     sample_part, probe_part = slice(sizes.n_sample), slice(n_rows - sizes.n_probe, n_rows)
     n_shared = max(0, sizes.n_sample - probe_part.start)
     sample, probe = (
-        rows.part(part)._replace(fresh=fresh, center_index=rows.center_index[part])
+        rows.part(part)._replace(first_fresh=fresh, center_index=rows.center_index[part])
         for part, fresh in ((sample_part, 0), (probe_part, n_shared))
     )
     if squares is not None:
@@ -182,7 +182,7 @@ def center_targets(
         _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
         w = None if root is None else root * root
     to_host = run.backend.to_host
-    targets_by_center = by_center(
+    targets_by_center = merge_center_targets(
         run.backend, center_index, to_host(Y), None if w is None else to_host(w),
         p=run.problem.p, n_rows=run.data.source.n_rows,
     )  # fmt: skip

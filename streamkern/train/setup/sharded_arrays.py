@@ -30,13 +30,13 @@ from streamkern.train.restart.run_snapshot import POST_TRAINING_PREFIXES, is_sol
 def setup_loader(run: ResolvedRun) -> DeviceLoader:
     """Return the loader of this rank's shards of a setup."""
     method, ranks = run.method, run.inputs.ranks
-    partition = method.share(run.problem, run.sizes, ranks)
+    partition = method.center_partition(run.problem, run.sizes, ranks)
 
     def rows(name: str, n: int) -> Ints | slice | None:
         if not partition.is_replicated:
-            if name.startswith(("Z", *method.by_center)):
+            if name.startswith(("Z", *method.center_array_prefixes)):
                 return partition.rows(name)
-            if name.startswith(method.in_columns):
+            if name.startswith(method.column_array_prefixes):
                 return partition.in_block[0]
         is_sharded = name.startswith(method.sharded_arrays) and not ranks.is_single
         return ranks.triangle(n) if is_sharded else None
@@ -47,7 +47,7 @@ def setup_loader(run: ResolvedRun) -> DeviceLoader:
 def state_loader(run: ResolvedRun) -> DeviceLoader:
     """Return the loader of a checkpoint; if ranks partition the centers, it loads the rows of this
     rank."""
-    partition = run.method.share(run.problem, run.sizes, run.inputs.ranks)
+    partition = run.method.center_partition(run.problem, run.sizes, run.inputs.ranks)
 
     def rows(name: str, n: int) -> Ints | None:
         is_sharded = _is_state_array(name) and not partition.is_replicated

@@ -75,27 +75,26 @@ class Case:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tried_errors_equal_penalised_least_squares(weighted: bool) -> None:
     case = Case(0.5, weighted)
-    found = case.found()
-    assert len(found.tried) >= 4
-    for kappa, error in found.tried:
+    noise = case.found()
+    assert len(noise.trials) >= 4
+    for kappa, error in noise.trials:
         assert error == pytest.approx(case.error(kappa / N), rel=1e-6)
     grid = [case.error(kappa / N) for kappa in 10.0 ** np.arange(-6, 3)]
-    assert case.error(found.penalty(N)) < 1.01 * min(grid)
+    assert case.error(noise.penalty(N)) < 1.01 * min(grid)
     assert case.error(LOW.penalty(N)) > 1.02 * min(grid)
-    assert not found.grows
+    assert not noise.grows
 
 
 @pytest.mark.parametrize("noise", [0.1, 1.0])
 def test_noise_of_gaussian_process_is_estimated(noise: float) -> None:
-    """Check the variance for functions in the span of the centers that are drawn from the
-    process."""
+    """Check the variance for functions that are drawn in the span of the centers."""
     case, rng = Case(0.0), np.random.default_rng(5)
     K_zz = ref.laplace(case.Z, case.Z, 4.0)
     K = ref.laplace(case.X, case.Z, 4.0)
-    drawn = np.linalg.solve(np.linalg.cholesky(K_zz).T, rng.standard_normal((P, 2)))
-    Y = K @ drawn + np.sqrt(noise) * rng.standard_normal((N + H, 2))
-    found = case.found_for(Y)
-    assert noise / 3 < found.variance < 3 * noise
+    weights = np.linalg.solve(np.linalg.cholesky(K_zz).T, rng.standard_normal((P, 2)))
+    Y = K @ weights + np.sqrt(noise) * rng.standard_normal((N + H, 2))
+    estimate = case.found_for(Y)
+    assert noise / 3 < estimate.variance < 3 * noise
 
 
 def test_noise_free_targets_keep_noise() -> None:
@@ -119,7 +118,7 @@ def test_few_centers_or_learned_rows_keep_noise() -> None:
     assert few.found() is LOW
     case = Case(3.0, block=int(MIN_CENTER_SHARE * P))
     assert case.found() is not LOW
-    case.probe = Sample(case.probe.X, case.probe.Y, fresh=H)
+    case.probe = Sample(case.probe.X, case.probe.Y, first_fresh=H)
     assert case.found() is LOW
 
 
@@ -128,7 +127,7 @@ def test_preconditioner_reports_ridge_of_run(block: int) -> None:
     case, events = Case(3.0), list[dict[str, Any]]()
     pre = build_block(
         case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe,
-        block_slices(P, block), noise=LOW, worth=1e5, ridge=LOW.penalty(1e5),
+        block_slices(P, block), noise=LOW, n_effective_rows=1e5, ridge=LOW.penalty(1e5),
         report=lambda event, fields: events.append({"event": event, **fields}),
     )  # fmt: skip
     noise = [e for e in events if e["event"] == "fresh noise"]
@@ -149,8 +148,11 @@ def test_given_ridge_is_kept() -> None:
 
 @pytest.mark.slow
 def test_run_finds_noise_that_setup_rows_do_not_show() -> None:
-    """Check a smooth function in 20 dimensions with a rough kernel: to rows that are all centers,
-    all small ridges look alike. The default must be as good as the best of several ridges."""
+    """Check a smooth function in 20 dimensions with a rough kernel.
+
+    All small ridges have the same error on rows that are all centers. The default must be as good
+    as the best of several ridges.
+    """
     X = rows(7, 6000, 20).astype(np.float32)
     hidden, weights = rows(10, 100, 20), rows(8, 100, 1)
     clean = np.exp(-((X[:, None] - hidden[None]) ** 2).sum(axis=2) / 32) @ weights
@@ -166,6 +168,6 @@ def test_run_finds_noise_that_setup_rows_do_not_show() -> None:
     def error(fitted: KernelRegressor) -> float:
         return float(((fitted.predict(X[3000:]).reshape(-1, 1) - clean[3000:]) ** 2).mean())
 
-    found = model("auto")
+    automatic = model("auto")
     best = min(error(model(ridge)) for ridge in (0.0, 1e-6, 1e-5, 1e-4))
-    assert error(found) < 1.02 * best
+    assert error(automatic) < 1.02 * best

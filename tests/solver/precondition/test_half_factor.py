@@ -26,11 +26,11 @@ from tests.solver_problems import Array, both, operator, rows
 
 P, MU, JITTER = PANEL + 60, 1e-6, 1e-6
 ROUNDING = 3e-6
-"""Bound of the errors of a product, of two halves and of float32, over its absolute terms."""
+"""Bound of the relative error of a product of two halves, or of float32, with absolute terms."""
 HALVES = METHODS["blocks, ridge"] | {"solver.factor_dtype": "float16"}
 
 
-def ill_conditioned() -> tuple[Array, Array]:
+def make_ill_conditioned() -> tuple[Array, Array]:
     """Return a factor in float32 and kernel values (n, P) of other rows, with a large mean."""
     Z, X = rows(1, P, 3), rows(2, 2000, 3)
     kernel = ref.make_kernel("laplace", 20.0)
@@ -40,40 +40,42 @@ def ill_conditioned() -> tuple[Array, Array]:
 
 def test_errors_are_small_multiples_of_rows() -> None:
     """Check H' = (I + P) H with the norm of P that is returned, and values of float16."""
-    H, K = ill_conditioned()
+    H, K = make_ill_conditioned()
     scale = half_scale(H)
     assert 2.0**13 < scale * np.abs(H).max() <= 2.0**14
-    found = round_factor(Backend(1), H, scale)
-    assert found.halves.dtype == np.float16
-    np.testing.assert_array_equal(found.halves.astype(np.float32), scale * found.values)
-    assert not np.triu(found.values, 1).any()
-    error = np.linalg.solve(np.float64(H).T, np.float64(found.values).T).T - np.eye(P)
-    assert found.growth == pytest.approx((1 + np.linalg.norm(error)) ** 2, rel=1e-3)
-    assert found.growth < 1.5
-    # Each entry alone changes features far more than any multiple of rows.
-    alone = (H * scale).astype(np.float16) / np.float32(scale)
+    factor = round_factor(Backend(1), H, scale)
+    assert factor.halves.dtype == np.float16
+    np.testing.assert_array_equal(factor.halves.astype(np.float32), scale * factor.values)
+    assert not np.triu(factor.values, 1).any()
+    error = np.linalg.solve(np.float64(H).T, np.float64(factor.values).T).T - np.eye(P)
+    assert factor.growth == pytest.approx((1 + np.linalg.norm(error)) ** 2, rel=1e-3)
+    assert factor.growth < 1.5
+    # Rounding each entry by itself changes features far more.
+    by_entry = (H * scale).astype(np.float16) / np.float32(scale)
     features = K @ np.float64(H).T
     size = np.linalg.norm(features, 2)
-    changes = [np.linalg.norm(K @ np.float64(H - near).T, 2) for near in (found.values, alone)]
-    assert changes[0] < (found.growth**0.5 - 1) * size
+    changes = [np.linalg.norm(K @ np.float64(H - A).T, 2) for A in (factor.values, by_entry)]
+    assert changes[0] < (factor.growth**0.5 - 1) * size
     assert changes[1] > 10 * changes[0], changes
 
 
-def built(ranks: Communicator = SINGLE, halves: bool = True) -> BlockPreconditioner:
-    """Return two blocks, in float16 or not, with a sample and a probe that have no center."""
+def build_preconditioner(
+    ranks: Communicator = SINGLE, half_factors: bool = True
+) -> BlockPreconditioner:
+    """Return the preconditioner of two blocks; no row of the sample or the probe is a center."""
     op = operator(bandwidth=20.0, precision="exact")
     X, probe = rows(1, 900, 3), rows(2, 300, 3)
     Y = np.sin(X[:, :1]).astype(np.float32)
     return build_block(
-        op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y).shared(ranks),
+        op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y).shard(ranks),
         Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)), block_slices(80, 40),
-        noise=Noise(1e-4, 900), ridge=1e-4, sweeps=4, halves=halves,
+        noise=Noise(1e-4, 900), ridge=1e-4, sweeps=4, half_factors=half_factors,
     )  # fmt: skip
 
 
 def test_the_step_is_that_of_the_rounded_factor() -> None:
     """Check leverages, the bound of the ridge and the step against dense matrices in float64."""
-    pre, Z, probe = built(), rows(0, 80, 3), rows(2, 300, 3)
+    pre, Z, probe = build_preconditioner(), rows(0, 80, 3), rows(2, 300, 3)
     kernel, leverage = ref.make_kernel("laplace", 20.0), np.zeros(300)
     assert pre.scales is not None
     for b, (block, scale) in enumerate(zip(pre.blocks, pre.scales, strict=True)):
@@ -87,23 +89,24 @@ def test_the_step_is_that_of_the_rounded_factor() -> None:
         truth = H.T @ (H @ g)
         assert (np.abs(u - truth) <= ROUNDING * np.abs(H.T) @ (np.abs(H) @ np.abs(g))).all()
     assert pre.rules[0].mean == pytest.approx(leverage.mean(), rel=1e-4)
-    assert built(halves=False).mu / 1.5 < pre.mu < built(halves=False).mu  # that of the ridge
+    float32_mu = build_preconditioner(half_factors=False).mu
+    assert float32_mu / 1.5 < pre.mu < float32_mu  # `mu` is `ridge_mu`, reduced by rounding
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_have_rows_of_the_rounded_factor(size: int) -> None:
-    alone, many = built(), on_threads(size, built)
-    assert all(pre.scales == alone.scales and pre.mu == many[0].mu for pre in many)
+    single, on_ranks = build_preconditioner(), on_threads(size, build_preconditioner)
+    assert all(pre.scales == single.scales and pre.mu == on_ranks[0].mu for pre in on_ranks)
     for b in range(2):
-        parts = [np.pad(pre.H[b], ((0, 0), (0, 40 - pre.H[b].shape[1]))) for pre in many]
-        whole = np.float32(np.concatenate(parts))
-        assert {pre.H[b].dtype for pre in many} == {np.dtype(np.float16)}
-        expected = np.float32(alone.H[b])
+        parts = [np.pad(pre.H[b], ((0, 0), (0, 40 - pre.H[b].shape[1]))) for pre in on_ranks]
+        gathered = np.float32(np.concatenate(parts))
+        assert {pre.H[b].dtype for pre in on_ranks} == {np.dtype(np.float16)}
+        expected = np.float32(single.H[b])
         # Entries may differ in their last bit, and in its compensation.
-        assert np.abs(whole - expected).max() < 1e-2 * np.abs(expected).max()
+        assert np.abs(gathered - expected).max() < 1e-2 * np.abs(expected).max()
         g = rows(3, 40, 2).astype(np.float32)
-        terms = [pre.apply(b, g, Backend(1), np.empty_like(g)) for pre in many]
-        H = np.float64(whole) / alone.scales[b]
+        terms = [pre.apply(b, g, Backend(1), np.empty_like(g)) for pre in on_ranks]
+        H = np.float64(gathered) / single.scales[b]
         bound = ROUNDING * np.abs(H.T) @ (np.abs(H) @ np.abs(g))
         assert (np.abs(sum(terms) - H.T @ (H @ g)) <= bound).all()
 
@@ -112,7 +115,7 @@ def test_a_stop_leaves_no_trace(tmp_path: Path) -> None:
     """Check also that weights are nearly those of a run with factors in float32."""
     result = assert_resume_gives_same_bits(tmp_path, [1, 7], HALVES, array_source())
     plain = finished(settings(**METHODS["blocks, ridge"]), source=array_source())
-    weights = [np.asarray(each.model.weights) for each in (result, plain)]
+    weights = [np.asarray(run.model.weights) for run in (result, plain)]
     assert np.linalg.norm(weights[0] - weights[1]) < 1e-2 * np.linalg.norm(weights[1])
     assert not np.array_equal(*weights)
 
@@ -124,8 +127,8 @@ def test_factors_travel_between_ranks_and_runs(tmp_path: Path) -> None:
     for name, size in (("one", 1), ("many", 2)):
         config = rank_runs.settings(store, tmp_path / name, **changes | rank_runs.grid(size, 1))
         rank_runs.on_ranks(size, config)
-    one, many = (rank_runs.alpha(tmp_path / name) for name in ("one", "many"))
-    assert np.linalg.norm(many - one) < 1e-2 * np.linalg.norm(one)
+    on_one_rank, on_two_ranks = (rank_runs.alpha(tmp_path / name) for name in ("one", "many"))
+    assert np.linalg.norm(on_two_ranks - on_one_rank) < 1e-2 * np.linalg.norm(on_one_rank)
 
 
 def test_inaccurate_factor_warns() -> None:
@@ -139,10 +142,11 @@ def test_inaccurate_factor_warns() -> None:
             build_block(
                 op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y),
                 Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)),
-                block_slices(80, 80), damping=damping, halves=True,
+                block_slices(80, 80), damping=damping, half_factors=True,
             )  # fmt: skip
-        found = [w for w in caught if "is too inaccurate for this kernel" in str(w.message)]
-        assert len(found) == n_warnings, damping
+        messages = [str(w.message) for w in caught]
+        warnings_of_factor = [m for m in messages if "is too inaccurate for this kernel" in m]
+        assert len(warnings_of_factor) == n_warnings, damping
 
 
 def test_half_of_the_memory_of_factors_is_planned() -> None:

@@ -35,10 +35,10 @@ def test_folds_have_expected_sizes_for_any_stride(stride: int) -> None:
     n = 20_000
     rows = stride * np.arange(n)
     for parts, share in ((1, 1 / HELD_OUT_PARTS), (FOLDS, 1 / FOLDS)):
-        found = np.bincount(held_out_parts(rows, parts), minlength=parts + 1)
+        counts = np.bincount(held_out_parts(rows, parts), minlength=parts + 1)
         room = 5 * math.sqrt(n * share * (1 - share))
-        np.testing.assert_allclose(found[1:], n * share, atol=room)
-        assert len(found) == parts + 1
+        np.testing.assert_allclose(counts[1:], n * share, atol=room)
+        assert len(counts) == parts + 1
 
 
 def test_few_centers_use_several_folds() -> None:
@@ -48,15 +48,15 @@ def test_few_centers_use_several_folds() -> None:
 @given(at=st.floats(-12.9, 1.9), depth=st.floats(0.05, 3))
 def test_minimum_of_unimodal_curve_is_found(at: float, depth: float) -> None:
     """Check within a third of a power of ten; no exponent is tried twice, or beyond the limits."""
-    tried = []
+    trials = []
 
     def measure(ridge: float) -> float:
-        tried.append(ridge)
+        trials.append(ridge)
         return 1 + depth * (math.log10(ridge) - at) ** 2
 
     errors = geometric_search(measure, -6, -13, 2)
     assert abs(parabola_minimum(errors) - at) < 0.35
-    assert len(set(tried)) == len(tried) == len(errors)
+    assert len(set(trials)) == len(trials) == len(errors)
     assert list(errors) == sorted(errors)
     assert min(errors) >= -13
     assert max(errors) <= 2
@@ -78,7 +78,7 @@ def test_ridges_with_infinite_error_are_skipped() -> None:
 def test_rows_have_equal_bits_only_if_equal(dtype: type) -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 2, (1000, 6)).astype(dtype) * dtype(1.1)
-    found = hash_rows(X, Backend(threads=1))
-    groups, ours = (np.unique(A, axis=0, return_inverse=True)[1] for A in (X, found))
+    hashes = hash_rows(X, Backend(threads=1))
+    groups, ours = (np.unique(A, axis=0, return_inverse=True)[1] for A in (X, hashes))
     assert len(np.unique(np.stack([groups.ravel(), ours.ravel()]), axis=1).T) == groups.max() + 1
     assert ours.max() == groups.max()

@@ -80,8 +80,8 @@ def test_spectrum_without_a_gap_is_accurate() -> None:
     np.testing.assert_allclose(lam[:-1], truth[:19], rtol=0.02)
     assert lam[-1] <= 1.05 * truth[19]
     # What the eigenvectors leave of A is as small as the best ones could leave it.
-    rest = A.astype(np.float64) - (E * (E * (A @ E)).sum(axis=0)) @ E.T
-    assert np.linalg.norm(rest, 2) <= 1.05 * truth[20]
+    remainder = A.astype(np.float64) - (E * (E * (A @ E)).sum(axis=0)) @ E.T
+    assert np.linalg.norm(remainder, 2) <= 1.05 * truth[20]
 
 
 def symmetric(values: Array) -> Array:
@@ -104,8 +104,7 @@ def symmetric(values: Array) -> Array:
     ids=["identity", "projector", "rank 2", "no rounding", "constant", "diagonal", "duplicates"],
 )  # fmt: skip
 def test_repeated_eigenvalues_beyond_block_width_are_found(A: Array, dtype: Any) -> None:
-    """Check that without rounding the space is exhausted at once; 110 eigenvectors are more than
-    there are different rows."""
+    """Check a Krylov space that is invariant, of fewer different rows than eigenvectors."""
     for k in (30, 110):
         lam, _, truth = check(A.astype(dtype), k)
         eps = float(np.finfo(dtype).eps)
@@ -128,8 +127,7 @@ def test_any_size_and_decay_is_accurate(n: int, share: float, decay: float, seed
 
 
 def test_equal_eigenvalues_are_found() -> None:
-    """Check the last two of 33 eigenvalues that are equal up to rounding, of which LAPACK often
-    finds none."""
+    """Check the last two of 33 equal eigenvalues, of which LAPACK often finds none."""
     for seed in range(40):
         basis, _ = np.linalg.qr(rows(seed, 33, 33))
         A = basis @ basis.T

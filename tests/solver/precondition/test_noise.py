@@ -29,11 +29,11 @@ from streamkern.solver.precondition.noise import (
     or_the_mean,
     row_errors,
 )
-from streamkern.solver.precondition.samples import MANY, SampleRows, merge_equal_rows
+from streamkern.solver.precondition.samples import MIN_REPEATS_PER_ROW, SampleRows, merge_equal_rows
 
 
 @contextmanager
-def prepared(
+def prepare_rows(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, bandwidth: float = 2
 ) -> Iterator[tuple[KernelOperator, Points, SampleRows]]:
     with get_backend("cpu", 1, "none") as backend:
@@ -43,12 +43,12 @@ def prepared(
         yield op, Z, merge_equal_rows(backend, SampleRows(X, Y, None if w is None else np.sqrt(w)))
 
 
-def found(
+def estimate(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None = None, bandwidth: float = 2,
-    finest: float = 0.0,
+    min_penalty: float = 0.0,
 ) -> Noise:  # fmt: skip
-    with prepared(X, Y, w, bandwidth) as (op, Z, rows):
-        return find_noise(op, Z, rows, finest=finest)
+    with prepare_rows(X, Y, w, bandwidth) as (op, Z, rows):
+        return find_noise(op, Z, rows, min_penalty=min_penalty)
 
 
 def kernel_matrix(X: np.ndarray, bandwidth: float = 2) -> np.ndarray:
@@ -62,9 +62,9 @@ def squares_without_each_row(
     """Return (n,) weighted squared errors of rows, each by a fit to all others."""
     K, squares = kernel_matrix(X), []
     for i in range(len(X)):
-        left = np.delete(np.arange(len(X)), i)
-        noise = np.diag(kappa / w[left])
-        f = K[i, left] @ np.linalg.solve(K[np.ix_(left, left)] + noise, Y[left])
+        fitted = np.delete(np.arange(len(X)), i)
+        noise = np.diag(kappa / w[fitted])
+        f = K[i, fitted] @ np.linalg.solve(K[np.ix_(fitted, fitted)] + noise, Y[fitted])
         squares.append(w[i] * ((Y[i] - f) ** 2).sum())
     return np.array(squares)
 
@@ -80,12 +80,12 @@ def test_loo_error_equals_refits_without_each_row(
     X = rng.standard_normal((distinct, 3))[at]
     Y = rng.standard_normal((40, 2)) + X[:, :1] * (distinct < 40)
     w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
-    with prepared(X, Y, w if weighted else None) as (op, Z, rows):
+    with prepare_rows(X, Y, w if weighted else None) as (op, Z, rows):
         noise = find_noise(op, Z, rows)
         errors, zero_errors, _ = row_errors(op, Z, rows, noise)
-    assert len(noise.tried) >= 3
-    squares = {kappa: squares_without_each_row(X, Y, w, kappa) for kappa, _ in noise.tried}
-    for kappa, error in noise.tried:
+    assert len(noise.trials) >= 3
+    squares = {kappa: squares_without_each_row(X, Y, w, kappa) for kappa, _ in noise.trials}
+    for kappa, error in noise.trials:
         assert error == pytest.approx(squares[kappa].mean(), rel=rel), kappa
     np.testing.assert_allclose(errors, squares[noise.kappa_of_least_error], rtol=1e-6)
     np.testing.assert_allclose(zero_errors, w * (Y**2).sum(axis=1), rtol=1e-12)
@@ -97,12 +97,12 @@ def test_compressed_outputs_give_same_noise(weighted: bool) -> None:
     rng = np.random.default_rng(1)
     X, Y = rng.standard_normal((30, 3)), rng.standard_normal((30, 100))
     w = rng.uniform(0.2, 3, 30) if weighted else None
-    together, parts = found(X, Y, w), [found(X, Y[:, k : k + 50], w) for k in (0, 50)]
-    for kappa, error in together.tried:
-        expected = [dict(part.tried)[kappa] for part in parts if kappa in dict(part.tried)]
+    all_outputs, parts = estimate(X, Y, w), [estimate(X, Y[:, k : k + 50], w) for k in (0, 50)]
+    for kappa, error in all_outputs.trials:
+        expected = [dict(part.trials)[kappa] for part in parts if kappa in dict(part.trials)]
         if len(expected) == 2:
             assert error == pytest.approx(sum(expected), rel=1e-9)
-    assert len(together.tried) >= 3
+    assert len(all_outputs.trials) >= 3
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.5])
@@ -111,40 +111,46 @@ def test_noise_of_gaussian_process_is_estimated(noise: float) -> None:
     rng = np.random.default_rng(1)
     X = rng.standard_normal((600, 2))
     f = np.linalg.cholesky(kernel_matrix(X) + 1e-10 * np.eye(600)) @ rng.standard_normal((600, 4))
-    variance = found(X, f + math.sqrt(noise) * rng.standard_normal(f.shape)).variance
+    variance = estimate(X, f + math.sqrt(noise) * rng.standard_normal(f.shape)).variance
     assert noise / 1.6 < variance < noise * 1.6
 
 
 def test_noise_free_targets_give_largest_harmless_noise() -> None:
     X = np.random.default_rng(2).standard_normal((300, 2))
-    noise = found(X, np.abs(X[:, :1]))
-    least = min(error for _, error in noise.tried)
-    borne = [kappa for kappa, error in noise.tried if error <= 1.001 * least]
-    assert (noise.variance, noise.grows) == (max(borne), False)
+    noise = estimate(X, np.abs(X[:, :1]))
+    smallest_error = min(error for _, error in noise.trials)
+    harmless = [kappa for kappa, error in noise.trials if error <= 1.001 * smallest_error]
+    assert (noise.variance, noise.grows) == (max(harmless), False)
     assert noise.variance < 1e-2
     assert noise.penalty(1e6) == noise.variance / 1e6
 
 
-@pytest.mark.parametrize("finest", [1e-12, 1e-5, 1e-2, 1e9])
-def test_minimum_penalty_bounds_search(finest: float) -> None:
+@pytest.mark.parametrize("min_penalty", [1e-12, 1e-5, 1e-2, 1e9])
+def test_minimum_penalty_bounds_search(min_penalty: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 2))
     Y = X.sum(axis=1, keepdims=True)
-    free, least = found(X, Y, bandwidth=20), found(X, Y, bandwidth=20, finest=finest)
+    without_minimum, with_minimum = (
+        estimate(X, Y, bandwidth=20),
+        estimate(X, Y, bandwidth=20, min_penalty=min_penalty),
+    )
     # k(x, x) is 1; powers of ten are tried, and none above a million
-    assert min(kappa for kappa, _ in least.tried) >= min(200 * finest / 10**0.5, 1e6)
-    assert least.error >= free.error
-    assert dict(free.tried).items() <= dict(least.tried).items() or finest > 1e-12
-    assert (least.error > 1.2 * free.error) == (finest > 1e-5)
+    assert min(kappa for kappa, _ in with_minimum.trials) >= min(200 * min_penalty / 10**0.5, 1e6)
+    assert with_minimum.error >= without_minimum.error
+    assert (
+        dict(without_minimum.trials).items() <= dict(with_minimum.trials).items()
+        or min_penalty > 1e-12
+    )
+    assert (with_minimum.error > 1.2 * without_minimum.error) == (min_penalty > 1e-5)
 
 
 def test_pure_noise_is_smoothed_away() -> None:
     rng = np.random.default_rng(3)
-    assert found(rng.standard_normal((300, 2)), rng.standard_normal((300, 1))).variance > 1
+    assert estimate(rng.standard_normal((300, 2)), rng.standard_normal((300, 1))).variance > 1
 
 
 def test_noise_of_too_few_rows_is_the_default() -> None:
-    assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**FIRST_NOISE_EXPONENT
+    assert estimate(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**FIRST_NOISE_EXPONENT
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -153,30 +159,29 @@ def test_loo_values_equal_refits_without_each_row(weighted: bool) -> None:
     X = rng.standard_normal((30, 3))
     Y = rng.standard_normal((30, 2)) + X[:, :1]
     w = rng.uniform(0.2, 3, 30) if weighted else np.ones(30)
-    with prepared(X, Y, w if weighted else None) as (op, Z, rows):
+    with prepare_rows(X, Y, w if weighted else None) as (op, Z, rows):
         noise = find_noise(op, Z, rows)
         values = left_out_values(op, Z, rows, noise)
     kappa, K = noise.kappa_of_least_error, kernel_matrix(X)
     for i in range(30):
-        others = np.arange(30) != i
-        alpha = np.linalg.solve(K[others][:, others] + kappa * np.diag(1 / w[others]), Y[others])
-        np.testing.assert_allclose(values[i], K[i, others] @ alpha, rtol=1e-6, atol=1e-9)
+        fitted = np.arange(30) != i
+        alpha = np.linalg.solve(K[fitted][:, fitted] + kappa * np.diag(1 / w[fitted]), Y[fitted])
+        np.testing.assert_allclose(values[i], K[i, fitted] @ alpha, rtol=1e-6, atol=1e-9)
 
 
 def test_two_large_targets_do_not_determine_noise() -> None:
-    """Check two equal rows that are predicted a little better, while 38 others are predicted
-    worse."""
+    """Check two rows that are predicted a little better, and 38 that are predicted worse."""
     rng = np.random.default_rng([39, 5])
     X = rng.standard_t(1.5, (1000, 4))
     y = np.exp(np.tanh(X[:, 0]) + rng.normal(size=1000))
     X, Y = X[:40] / X[:40].std(axis=0), (y - y[:40].mean())[:40, None]
-    with prepared(X, Y, None, bandwidth=1.7) as (op, Z, rows):
+    with prepare_rows(X, Y, None, bandwidth=1.7) as (op, Z, rows):
         noise = find_noise(op, Z, rows)
         assert noise.variance < 1
         assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(10.0**MAX_NOISE_EXPONENT)
         shifted_rows = rows._replace(Y=X[:, :1])
-        known = find_noise(op, Z, shifted_rows)
-        assert or_the_mean(op, Z, shifted_rows, known) is known
+        learnable = find_noise(op, Z, shifted_rows)
+        assert or_the_mean(op, Z, shifted_rows, learnable) is learnable
 
 
 def test_mean_difference_in_se_equals_paired_t_statistic() -> None:
@@ -191,12 +196,11 @@ def test_mean_difference_in_se_equals_paired_t_statistic() -> None:
 @pytest.mark.parametrize("words", [1, 2, 3, 8, 40])
 @pytest.mark.parametrize("scatter", [0.0, 0.3, 2.0])
 def test_unrelated_words_keep_their_mean_targets(words: int, scatter: float) -> None:
-    """Check words that do not predict each other, so that the largest noise would make the model
-    constant."""
+    """Check words that do not predict each other, for which every noise has the same error."""
     rng = np.random.default_rng(words)
     at = rng.permutation(np.arange(words * 24) % words)
     Y = (rng.standard_normal(words)[at] + scatter * rng.standard_normal(len(at)))[:, None]
-    noise = found(np.eye(words)[at], Y)
+    noise = estimate(np.eye(words)[at], Y)
     shrunk = 24 / (24 + noise.variance)  # the most that a mean target is moved to the mean of all
     signal, of_mean = 1.0, scatter**2 / 24
     if scatter < 1 and words > 1:
@@ -208,7 +212,7 @@ def test_scatter_of_equal_rows_bounds_noise() -> None:
     rng = np.random.default_rng(0)
     X, Y = np.zeros((500, 3)), rng.standard_normal((500, 1))
     X[7], Y[7] = [1, 2, 3], 50
-    noise = found(X, Y, bandwidth=1)
+    noise = estimate(X, Y, bandwidth=1)
     assert 50 / (1 + noise.variance) > 40
 
 
@@ -225,15 +229,17 @@ def test_copies_differ_from_repeated_measurements() -> None:
 
     assert may_be_copies(np.repeat(X, 6, axis=0), np.repeat(Y, 6, axis=0))
     assert not may_be_copies(np.repeat(X, 6, axis=0), rng.standard_normal((300, 1)))
-    assert not may_be_copies(np.repeat(X, MANY, axis=0), np.repeat(Y, MANY, axis=0))
+    assert not may_be_copies(
+        np.repeat(X, MIN_REPEATS_PER_ROW, axis=0), np.repeat(Y, MIN_REPEATS_PER_ROW, axis=0)
+    )
 
 
 @given(st.integers(1, 50), st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True))
 def test_copies_of_a_stored_row_are_used_once(n_stored: int, numbers: list[int]) -> None:
     rows = np.array(numbers)
     at = distinct_origins(rows % n_stored)
-    kept = rows[at] % n_stored
-    assert len(set(kept.tolist())) == len(kept) == len({k % n_stored for k in numbers})
+    origins = rows[at] % n_stored
+    assert len(set(origins.tolist())) == len(origins) == len({k % n_stored for k in numbers})
     assert (np.diff(at) > 0).all()
 
 
@@ -242,8 +248,7 @@ def test_noise_rows_are_limited() -> None:
 
 
 def test_penalty_decreases_with_rows() -> None:
-    """Check that it falls like 1 / sqrt(n) at first and then like 1 / n, without extrapolation from
-    fewer rows."""
+    """Check that it falls like 1 / sqrt(n) at first, and then like 1 / n."""
     noise = Noise(0.5, 1000)
     assert noise.penalty(500) == 0.5 / 500
     assert noise.penalty(4000) == pytest.approx(2 * 0.5 / 4000)

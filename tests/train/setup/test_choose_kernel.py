@@ -230,7 +230,7 @@ def test_nearest_equivalent_bandwidth_is_chosen() -> None:
 
 def test_roughest_equivalent_kernel_is_chosen() -> None:
     def of(error: float) -> FoundKernel:
-        return FoundKernel(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
+        return FoundKernel(get_kernel("laplace", 1.0), Noise(trials=[(1.0, error)]))
 
     actual = [of(1.0), of(0.9), of(0.88)]
     assert roughest_equivalent(actual) is actual[1]
