@@ -183,9 +183,9 @@ def _check_settings(config: RunConfig) -> None:
             f"{reason} needs all rows at once and cannot be used with partial_fit",
             "use fit, or random centers and another solver",
         )
-    if method.same_rows or config.solver.warm_start is not None:
+    if method.needs_same_rows or config.solver.warm_start is not None:
         reason = "warm_start needs a run of its own"
-        if method.same_rows:
+        if method.needs_same_rows:
             reason = f"{mention('solver', name)} needs the same rows in every epoch"
         raise ConfigError(
             f"{reason} and cannot be used with partial_fit", "use fit, or another solver"

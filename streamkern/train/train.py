@@ -123,7 +123,9 @@ def train(
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
     has_run_dir = directory is not None
-    with handle_stop(stop, saves_work=has_run_dir, position=lambda: "before the next step") as request:
+    with handle_stop(
+        stop, saves_work=has_run_dir, position=lambda: "before the next step"
+    ) as request:
         trainer_context = start_trainer(
             config, inputs, directory, request, progress, on_evaluation, all_callbacks
         )  # fmt: skip

@@ -6,8 +6,8 @@ trained on, do not score epochs, and are used for no choice of the setup. See `c
 
 If there are too few rows, "auto" sets none aside, and the calibration uses leave-one-out
 predictions: each row is predicted by all others except copies of itself. If all rows are centers of
-solver "direct", `KernelRidgeSolver.leave_one_out` computes them. For other solvers that come close to
-the least-squares minimum, `leave_one_out_predictions` does. There are none
+solver "direct", `KernelRidgeSolver.leave_one_out` computes them. For other solvers that come close
+to the least-squares minimum, `leave_one_out_predictions` does. There are none
 
 - for sgd and EigenPro, which may be far from the minimum.
 - for rows that change from epoch to epoch, and for stored copies that differ, such as those of

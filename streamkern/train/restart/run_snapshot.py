@@ -157,7 +157,7 @@ class RunSnapshot:
         load_solver : whether the arrays of the solver are loaded, about p^2 numbers
         """
         target = CentersTarget()
-        setup_factory: TargetFactory = on_host
+        setup_factory: TargetFactory = allocate_on_host
         if not load_solver:
             setup_factory = _model_array_factory(allocate_on_host if load_centers else target)
         with RunDirectory(location, writable=False, storage_options=storage_options) as run:
