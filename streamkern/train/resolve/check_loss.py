@@ -21,7 +21,8 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
 
     Raises ConfigError if the loss does not suit the targets; if the solver does not support it in
     such a run; if a user-defined loss violates a rule of `check_user_loss`; or if a log scale is
-    set for classes. Raises DataError if the loss has a log link and the targets are too small for it.
+    set for classes. Raises DataError if the loss has a log link and the targets are too small for
+    it.
 
     complete : whether no other rows will follow, as they may in `partial_fit`
     has_initial_weights : whether the run starts from existing weights
