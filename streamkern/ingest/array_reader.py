@@ -239,15 +239,16 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
+    unused: tuple[str, ...] = ()
     if request.y is None or isinstance(request.y, str | int | list | tuple):
         split = split_columns([str(name) for name in table.columns], request, "X")
         columns = [list(split.targets), *([list(split.weights)] if split.weights else [])]
         y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
         request = request._replace(y=y, w=w[0] if w else None)
-        table = table[list(split.features)]
+        table, unused = table[list(split.features)], split.unused
     names = names_of_columns(table)
     reader = open_memory(with_lengths(table, "X"), request)
-    reader.columns = names
+    reader.columns, reader.unused = names, unused
     return reader
 
 

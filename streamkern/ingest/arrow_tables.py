@@ -95,6 +95,7 @@ class ArrowReader(Reader):
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
+        self.unused = () if self._lists else split.unused
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._columns_read = split.all_columns
         self._marks, self._drop_missing = request.marks, request.drop_missing

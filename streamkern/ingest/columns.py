@@ -26,7 +26,8 @@ class ReadRequest(NamedTuple):
         the default targets, and for no weights
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
-    dropped : names of columns to leave out; they may be missing if `columns` is given
+    dropped : names of columns to leave out as features; if `columns` is given, they may be missing,
+        or targets
     cells : None if features are numbers; otherwise features are Arrow tables of any cells, and
         these texts mark a missing one
     marks : the user's markers of missing cells, also in targets
@@ -98,11 +99,15 @@ class ReadRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Columns of a table by role; `targets` and `weights` are empty if they are not read."""
+    """Columns of a table by role; `targets` and `weights` are empty if they are not read.
+
+    unused : the columns without a role
+    """
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
     weights: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
     @property
     def all_columns(self) -> list[str]:
@@ -147,7 +152,7 @@ def split_columns(
             "use it once, as feature, target or weight",
         )
     dropped_targets = [name for name in target_names if name in request.dropped]
-    if dropped_targets:
+    if dropped_targets and request.columns is None:
         raise DataError(
             f"column {dropped_targets[0]!r} of {location} is a target or weight and cannot be "
             "dropped",
@@ -168,9 +173,11 @@ def split_columns(
             f"leave at least one column out of {mention('y=')}, {mention('sample_weight=')} or "
             f"{mention('drop=')}",
         )
+    used = {*features, *target_names}
+    unused = tuple(name for name in names if name not in used)
     if not request.targets:
         targets, weights = [], []
-    return Split(tuple(features), tuple(targets), tuple(weights))
+    return Split(tuple(features), tuple(targets), tuple(weights), unused)
 
 
 def _refuse_values(values: Any, n_columns: int, parameter: str, location: str) -> None:
@@ -325,6 +332,14 @@ class RecordedArrays(NamedTuple):
 
 DEFAULT_ARRAYS = RecordedArrays()
 """Names of data with the default names."""
+
+
+def unused_columns(form: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the columns of earlier files that no feature was made of; later files may have them.
+
+    form : `StoreSpec.file_form`
+    """
+    return tuple((form or {}).get("unused", ()))
 
 
 def recorded_form(data: Any) -> Mapping[str, Any] | None:

@@ -89,6 +89,7 @@ class CsvReader(Reader):
         if layout.named:
             self.columns, self.target_columns = split.features, split.targets
             self.weight_column = next(iter(split.weights), None)
+            self.unused = tuple(k for k in split.unused if k not in layout.index_columns)
         elif request.cells is not None:
             raise DataError(
                 f"{location} has no header line, and columns that are not numbers need names",

@@ -35,6 +35,7 @@ class Reader:
         other data
     columns, target_columns, weight_column : names of the columns of X, y and w as returned; None
         if they have none
+    unused : names of the columns that were read for no array, without an index of the rows
     files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
         in memory
     file_form : form of the files as in `StoreSpec`; None if the format is self-describing
@@ -53,6 +54,7 @@ class Reader:
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     weight_column: str | None = None
+    unused: tuple[str, ...] = ()
     file_form: Mapping[str, Any] | None = None
     _n_rows: int | None = None
 
@@ -107,6 +109,7 @@ class WrappingReader(Reader):
 _DESCRIPTION: Final = (
     "natural_dtype", "as_text", "targets_as_text", "typed", "identity", "encoder", "has_cells",
     "file_form", "sparse_shape", "width", "columns", "target_columns", "weight_column",
+    "unused",
 )  # fmt: skip
 """Attributes of a reader that describe its rows."""
 

@@ -233,13 +233,12 @@ def received_data(
         )
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
         return _of_frame(X, y, sample_weight)
-    if isinstance(y, str) and is_dask_table(X) and y in X.columns:
-        dropped, column = [y], None
-        if isinstance(sample_weight, str) and sample_weight in X.columns:
-            column, sample_weight = sample_weight, X[sample_weight]
-            dropped.append(column)
-        targets, w = convert_received(X[y], "y"), _weights(sample_weight, X)
-        return Received(X.drop(columns=dropped), targets, w, (y,), True, column)
+    if (
+        is_dask_table(X)
+        and X.ndim == 2
+        and (_are_dask_names(y, X) or isinstance(sample_weight, str))
+    ):
+        return _of_dask_frame(X, y, sample_weight)
     for name, argument in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(argument, str):
             raise DataError(
@@ -281,6 +280,26 @@ def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
         y = X.select(list(split.targets))
         y = y.get_column(split.targets[0]) if len(split.targets) == 1 else y
     rows, w = X.select(list(split.features)), _weights(sample_weight, X)
+    return Received(rows, received_targets(y), w, names_of_targets(y), of_columns, column)
+
+
+def _are_dask_names(y: Any, X: Any) -> bool:
+    """Return whether y are names of columns of a Dask data frame, whose length is not known."""
+    several = isinstance(y, list | tuple) and len(y) > 0
+    return isinstance(y, str) or (several and all(isinstance(k, str) and k in X.columns for k in y))
+
+
+def _of_dask_frame(X: Any, y: Any, sample_weight: Any) -> Received:
+    """Return the data of a Dask data frame in which targets or weights are named columns."""
+    of_columns = _are_dask_names(y, X)
+    column = sample_weight if isinstance(sample_weight, str) else None
+    request = ReadRequest(y=y if of_columns else (), w=column)
+    split = split_columns([str(name) for name in X.columns], request, "X")
+    if split.weights:
+        column, sample_weight = split.weights[0], X[split.weights[0]]
+    if of_columns:
+        y = X[split.targets[0]] if len(split.targets) == 1 else X[list(split.targets)]
+    rows, w = X[list(split.features)], _weights(sample_weight, X)
     return Received(rows, received_targets(y), w, names_of_targets(y), of_columns, column)
 
 

@@ -157,8 +157,8 @@ def open_rows(
         the given order.
     files : closes everything that is opened
     like : the model, or the schema of its data, with the default names of arrays, target columns
-        and weight column, and the encoder of a table. Without `targets`, these target columns are
-        left out if they exist, and so is the weight column if it is not used.
+        and weight column, and the encoder of a table. These target columns and the weight column
+        are left out if they exist and are not read.
     targets : whether targets and sample weights are read
     x, y, sample_weight, missing, external, foreign : as in `ingest`
     form : as in `open_reader`
@@ -200,7 +200,9 @@ def open_rows(
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
     )  # fmt: skip
-    unused = [weight_column] if weight_column not in (None, sample_weight) else []
+    known_names = (*(like.target_columns or ()), *([weight_column] if weight_column else []))
+    features = {*(expected_columns or ())}
+    unused = [name for name in known_names if name != sample_weight and name not in features]
     if encoder is not None:
         _check_table(kinds)
         reader: Reader = encoded_reader(opened, encoder, unused)

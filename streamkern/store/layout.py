@@ -96,7 +96,8 @@ class StoreSpec:
         The encoder that made the features from the columns of a table, as in `Encoder.json`.
     file_form : JSON or None
         How the files of the rows are read (`FileForm.record`), for later files of the same format;
-        and the number of features of sparse rows (`sparse_features`).
+        their columns that no feature was made of (`unused_columns`); and the number of features of
+        sparse rows (`sparse_features`).
     n_counted : int or None
         Rows with a sample weight above 0, if some have none.
     n_left_out : int

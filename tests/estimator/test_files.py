@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import dask.dataframe
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 
 import streamkern as sk
@@ -90,3 +92,64 @@ def test_temporary_stores_are_deleted_after_each_call(
         assert not list(tmp_path.glob(stores))
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("choice", [{"drop": ["id"]}, {"x": ["p", "q", "r"]}])
+@pytest.mark.parametrize("words", [False, True])
+def test_columns_left_out_of_training_may_be_present_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, list[str]], words: bool
+) -> None:
+    """Check that predict, evaluate, partial_fit and append accept the table of the training."""
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame(X, columns=list("pqr"))
+    if words:
+        frame["r"] = np.where(X[:, 2] > 0, "up", "down")
+    table = frame.assign(id=np.arange(N)[::-1] * 7, y=Y)
+    table.to_csv("all.csv", index=False)
+    table.to_parquet("all.parquet")
+    sk.ingest_store("all.csv", "s.zarr", y="y", **choice)
+    model = sk.KernelRegressor(n_centers=9, solver="block", run_dir="run").fit("s.zarr")
+    expected = model.predict(frame)
+    for known in (model, sk.load("run")):
+        for rows in ("all.csv", "all.parquet", table, polars.from_pandas(table)):
+            assert np.allclose(known.predict(rows), expected)
+            assert sk.evaluate(known, rows)["r2"] == pytest.approx(known.score(frame, Y))
+            assert sk.evaluate(known, rows, "id")["r2"] < 1e-3  # another target of the same table
+    assert sk.load("run").partial_fit("all.csv").partial_fit(table).n_features_in_ == 3
+    assert sk.append_store("all.csv", "s.zarr").n_rows == 2 * N
+    assert sk.append_store(table, "s.zarr", dtype="float32").n_rows == 3 * N
+    with pytest.raises(sk.DataError, match=r"unseen at fit time: other|has 'other' besides"):
+        model.predict(table.assign(other=1.0))
+
+
+def test_dask_frames_hold_their_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that columns of a Dask data frame are found by name, as those of pandas are."""
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(u=Y, v=Y**2, w=W)
+    lazy = dask.dataframe.from_pandas(frame, npartitions=3)
+    for y in ("u", ["u", "v"]):
+        model = sk.KernelRegressor(n_centers=9).fit(frame.drop(columns="w"), y)
+        other = sk.KernelRegressor(n_centers=9).fit(lazy.drop(columns="w"), y)
+        rows = frame.drop(columns="w")
+        assert np.allclose(other.predict(rows), model.predict(rows))
+        assert other.score(lazy.drop(columns="w")) == pytest.approx(model.score(rows))
+        assert sk.evaluate(model, lazy.drop(columns="w")) == pytest.approx(sk.evaluate(model, rows))
+    weighted = sk.KernelRegressor(n_centers=9).fit(frame, "u", sample_weight="w")
+    assert weighted.score(lazy) == pytest.approx(weighted.score(frame))
+    with pytest.raises(sk.DataError, match="need targets y, but these have none"):
+        weighted.score(lazy[["p", "q", "r", "v"]])
+    with pytest.raises(sk.DataError, match="has no column 'z'"):
+        weighted.fit(lazy, "z")
+
+
+def test_dask_frames_of_an_encoded_table_are_refused_with_remedies() -> None:
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(r=np.where(X[:, 2] > 0, "up", "down"))
+    model = sk.KernelRegressor(n_centers=9).fit(frame, Y)
+    lazy = dask.dataframe.from_pandas(frame, npartitions=3)
+    with pytest.raises(sk.DataError, match="Dask data frames must be numeric"):
+        model.predict(lazy)
+    with pytest.raises(sk.DataError, match="Dask data frames must be numeric"):
+        model.score(lazy, Y)
+    for remedy in (lazy.compute(), frame):
+        assert np.array_equal(model.predict(remedy), model.predict(frame))
+    parts = [model.predict(part.compute()) for part in lazy.partitions]
+    assert np.allclose(np.concatenate(parts), model.predict(frame))
