@@ -168,7 +168,7 @@ def checked_rows(
     values = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
     if reset and isinstance(values, np.ndarray) and array_is_rounded(values):
         warn_of_rounded("X")
-    with shorten_errors(X, "X"):
+    with shorten_errors(X, "X", encodable=reset and getattr(X, "ndim", 2) == 2):
         if is_frame(X):
             rows = _checked_frame(estimator, X, numbers, reset=reset)
         else:
@@ -259,10 +259,11 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def shorten_errors(values: Any, name: str) -> Iterator[None]:
+def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterator[None]:
     """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
 
     values, name : the argument that is checked in the block, and its name
+    encodable : whether a data frame with the same values, and with names, would be encoded
     """
     try:
         yield
@@ -275,6 +276,9 @@ def shorten_errors(values: Any, name: str) -> Iterator[None]:
         if "contains NaN" in problem or "contains infinity" in problem:
             problem = f"{problem.rstrip('.')}{_nonfinite_row(values)}"
             remedies = ["correct such rows, or leave them out"]
+            if encodable and "contains NaN" in problem and not is_sparse(values):
+                table = "DataFrame(X).add_prefix('x')"
+                remedies[0] += f", or encode them in a frame with names, {table}"
         if problem.startswith("could not convert string to float: "):
             text = problem.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
             problem = f"{name} holds {text}, which is not a number"
@@ -364,6 +368,7 @@ def fit_encoder(
     fitted = fit(
         _TableReader(table, y), lambda block: TargetConverter(block, kind), Declared(), MISSING,
         seed, 0, option_names=remedies, typed=True,
+        wrong_cell_remedy="correct it, or replace it by a missing value",
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
     return np.concatenate(features), fitted.encoder

@@ -199,7 +199,8 @@ def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     drop, category = remedies(frame, wrong_column)
     words = f"if its values are words make them a category, {category}, else " if category else ""
     return DataError(
-        f"{name} has a column{which} that holds neither numbers nor words nor dates ({reason})",
+        f"{name} has a column{which} that does not hold only numbers, only words or only dates "
+        f"({reason})",
         f"{words}leave it out, {drop}",
     )
 

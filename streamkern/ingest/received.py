@@ -89,9 +89,10 @@ def convert_received(data: Any, name: str, *, keep_missing: bool = False) -> Any
     if is_frame(frame):
         return frame
     if frame is not None and name == "X":
+        if_row = "; if it is one row, X.to_frame().T" if hasattr(data, "iloc") else ""
         raise DataError(
             f"X is one column, {frame.name!r}",
-            "give a data frame with this column: X.to_frame()",
+            f"give a data frame with this column: X.to_frame(){if_row}",
         )
     if frame is not None:
         return column_values(frame, name, keep_missing=keep_missing)

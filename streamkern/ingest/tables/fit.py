@@ -85,6 +85,7 @@ def fit(
     option_names: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
     typed: bool = False,
+    wrong_cell_remedy: str = WRONG_CELL_REMEDY,
 ) -> FittedEncoder:
     """Fit an encoder to the rows of `reader`, whose `RawBlock`s have Arrow tables as X.
 
@@ -92,6 +93,7 @@ def fit(
     targets : makes the `TargetConverter` of y from the first block
     option_names : the arguments that a remedy in an error may name
     typed : whether the table has types, so that text is never a number
+    wrong_cell_remedy : the remedy for a cell that does not fit its column
 
     Raises DataError naming every column whose content is ambiguous.
     """
@@ -100,7 +102,7 @@ def fit(
         scan = scan or _TableScan(
             block, targets(block), declared, seed, marks or MissingMarkers(), typed
         )
-        scan.add(block)
+        scan.add(block, wrong_cell_remedy)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
@@ -143,8 +145,11 @@ class _TableScan:
         self._counter = IndexDetector()
         self._counter.matches_rows = len(names) > 1 and names[0] not in declared_names
 
-    def add(self, block: Any) -> None:
-        """Add the rows of a block; raise DataError for a cell that does not fit its column."""
+    def add(self, block: Any, remedy: str) -> None:
+        """Add the rows of a block; raise DataError for a cell that does not fit its column.
+
+        remedy : for the error
+        """
         folds = row_folds(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
         self._counter.add_cells(block.X.column(0), block.row_numbers)
@@ -161,7 +166,7 @@ class _TableScan:
                         kind,
                         block.location,
                         block.row_numbers,
-                        WRONG_CELL_REMEDY,
+                        remedy,
                     ) from None
         self.n_rows += len(block.X)
 
