@@ -126,7 +126,7 @@ def test_zip_with_folder_suggests_how_to_zip_it(tmp_path: Path) -> None:
 
 
 def test_archive_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a URL, each opening reads the directory of the archive again."""
+    """Check files of arrays and of sparse rows; at a URL, each opening costs requests."""
     np.savez(tmp_path / "rows.npz", X=np.ones((4, 2)), y=Y[:4])
     sp.save_npz(tmp_path / "sparse.npz", sp.csr_array(np.eye(4)))
     opened: list[str] = []
