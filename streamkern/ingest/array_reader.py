@@ -239,16 +239,18 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
-    unused: tuple[str, ...] = ()
+    split = None
     if request.y is None or isinstance(request.y, str | int | list | tuple):
         split = split_columns([str(name) for name in table.columns], request, "X")
         columns = [list(split.targets), *([list(split.weights)] if split.weights else [])]
         y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
         request = request._replace(y=y, w=w[0] if w else None)
-        table, unused = table[list(split.features)], split.unused
-    names = names_of_columns(table)
+        table = table[list(split.features)]
     reader = open_memory(with_lengths(table, "X"), request)
-    reader.columns, reader.unused = names, unused
+    reader.columns = names_of_columns(table)
+    if split is not None:
+        reader.target_columns, reader.unused = split.targets, split.unused
+        reader.weight_column = next(iter(split.weights), None)
     return reader
 
 

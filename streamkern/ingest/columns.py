@@ -71,7 +71,7 @@ class ReadRequest(NamedTuple):
         return (*map(str, (*as_list(self.y), *as_list(self.w))), *self.dropped)
 
     def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
-        """Return the request with targets and weights at the positions they had in earlier files.
+        """Return the request with the columns at the positions that they had in earlier files.
 
         That holds for files without names that have as many columns; others have no targets.
         recorded : as in `FileForm`
@@ -80,6 +80,7 @@ class ReadRequest(NamedTuple):
         if positions.get("width") != width:
             return self
         return self._replace(
+            x=positions.get("x") if self.x is None else self.x,
             y=positions["y"] if self.y is None else self.y,
             w=positions["sample_weight"] or None if self.w is None else self.w,
         )

@@ -100,7 +100,11 @@ class CsvReader(Reader):
     def positions(self) -> dict[str, Any] | None:
         if self.has_cells or not self._targets:
             return None
-        return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
+        used = {*self._targets, *self._weights}
+        others = [i for i in range(len(self._names)) if i not in used]
+        chosen = {} if self._features == others else {"x": self._features}
+        positions = {"y": self._targets, "sample_weight": self._weights}
+        return {**chosen, **positions, "width": len(self._names)}
 
     def _without_index(self, request: ReadRequest) -> ReadRequest:
         """Return the request with index columns dropped that it does not name; warn of each."""

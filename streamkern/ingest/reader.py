@@ -39,7 +39,8 @@ class Reader:
     files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
         in memory
     file_form : form of the files as in `StoreSpec`; None if the format is self-describing
-    positions : positions of targets and weights in a file without names, and its width; JSON
+    positions : positions of targets, weights and, if they were chosen, features in a file without
+        names, and its width; JSON
     encoder : JSON, of a table that was encoded; its features have the names in `columns`
     has_cells : whether the input can also be opened with `cells`: a table whose columns have names
     typed : whether columns have types, so that text is never a number

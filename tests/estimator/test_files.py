@@ -153,3 +153,30 @@ def test_dask_frames_of_an_encoded_table_are_refused_with_remedies() -> None:
         assert np.array_equal(model.predict(remedy), model.predict(frame))
     parts = [model.predict(part.compute()) for part in lazy.partitions]
     assert np.allclose(np.concatenate(parts), model.predict(frame))
+
+
+@pytest.mark.parametrize("choice", [{"x": [2, 0]}, {"drop": ["1"]}])
+def test_positions_of_chosen_features_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("t.csv", np.column_stack([X, Y]), delimiter=",")
+    columns = choice.get("x", [0, 2])
+    sk.ingest_store("t.csv", "s.zarr", y=3, **choice)
+    model = sk.KernelRegressor(n_centers=9, run_dir="run").fit("s.zarr")
+    for known in (model, sk.load("run")):
+        assert np.allclose(known.predict("t.csv"), known.predict(X[:, columns]))
+        assert sk.evaluate(known, "t.csv")["r2"] == pytest.approx(known.score(X[:, columns], Y))
+    assert sk.append_store("t.csv", "s.zarr").n_rows == 2 * N
+
+
+def test_store_of_a_dask_frame_knows_its_targets_and_weights(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(y=Y, w=W)
+    specs = [
+        sk.ingest_store(rows, tmp_path / name, x=["p", "q"], y="y", sample_weight="w")
+        for name, rows in (("p.zarr", frame), ("d.zarr", dask.dataframe.from_pandas(frame)))
+    ]
+    assert specs[0].target_columns == specs[1].target_columns == ("y",)
+    assert specs[0].weight_column == specs[1].weight_column == "w"
+    model = sk.KernelRegressor(n_centers=9).fit(tmp_path / "d.zarr")
+    assert sk.evaluate(model, frame)["r2"] == pytest.approx(model.score(X[:, :2], Y, W))
