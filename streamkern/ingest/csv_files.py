@@ -100,24 +100,21 @@ class CsvReader(Reader):
     def positions(self) -> dict[str, Any] | None:
         if self.has_cells or not self._targets:
             return None
-        used = {*self._targets, *self._weights}
-        others = [i for i in range(len(self._names)) if i not in used]
-        chosen = {} if self._features == others else {"x": self._features}
-        positions = {"y": self._targets, "sample_weight": self._weights}
-        return {**chosen, **positions, "width": len(self._names)}
+        width, used = len(self._names), {*self._targets, *self._weights}
+        is_default = self._features == [i for i in range(width) if i not in used]
+        chosen = {} if is_default else {"x": self._features}
+        return {**chosen, "y": self._targets, "sample_weight": self._weights, "width": width}
 
     def _without_index(self, request: ReadRequest) -> ReadRequest:
         """Return the request with index columns dropped that it does not name; warn of each."""
         roles = [request.x, request.y, request.w, request.columns]
         requested = {str(k) for role in roles for k in as_list(role)}
-        dropped = []
-        for position, name in enumerate(
-            () if request.reads_all_columns else self._layout.index_columns
-        ):
+        index = () if request.reads_all_columns else self._layout.index_columns
+        for position, name in enumerate(index):
             if not requested & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._location)
-                dropped.append(name)
-        return request._replace(dropped=(*request.dropped, *dropped))
+                request = request._replace(dropped=(*request.dropped, name))
+        return request
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Yield blocks of rows; a line longer than `block_bytes` is refused."""

@@ -89,11 +89,9 @@ def convert_received(data: Any, name: str, *, keep_missing: bool = False) -> Any
     if is_frame(frame):
         return frame
     if frame is not None and name == "X":
-        if_row = "; if it is one row, X.to_frame().T" if hasattr(data, "iloc") else ""
-        raise DataError(
-            f"X is one column, {frame.name!r}",
-            f"give a data frame with this column: X.to_frame(){if_row}",
-        )
+        remedy = "give a data frame with this column: X.to_frame()"
+        remedy += "; if it is one row, X.to_frame().T" if hasattr(data, "iloc") else ""
+        raise DataError(f"X is one column, {frame.name!r}", remedy)
     if frame is not None:
         return column_values(frame, name, keep_missing=keep_missing)
     if isinstance(data, set | frozenset):
@@ -232,14 +230,10 @@ def received_data(
             "weight or a column of the table",
             "give the name of the column, or leave sample_weight out if all weights are equal",
         )
-    if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
-        return _of_frame(X, y, sample_weight)
-    if (
-        is_dask_table(X)
-        and X.ndim == 2
-        and (_are_dask_names(y, X) or isinstance(sample_weight, str))
-    ):
-        return _of_dask_frame(X, y, sample_weight)
+    if is_frame(X) or (is_dask_table(X) and X.ndim == 2):
+        of_columns = are_names(y, X) if is_frame(X) else _are_dask_names(y, X)
+        if of_columns or isinstance(sample_weight, str):
+            return _of_frame(X, y, sample_weight, of_columns=of_columns)
     for name, argument in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(argument, str):
             raise DataError(
@@ -269,30 +263,8 @@ def _of_hub(X: Any, y: Any, sample_weight: Any) -> Received | None:
     return Received(rows, received_targets(y), w, names, of_columns, column)
 
 
-def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
-    """Return the data of a frame in which targets or weights are named columns."""
-    of_columns = are_names(y, X)
-    column = sample_weight if isinstance(sample_weight, str) else None
-    request = ReadRequest(y=y if of_columns else (), w=column)
-    split = split_columns([str(name) for name in X.columns], request, "X")
-    if split.weights:
-        column, sample_weight = split.weights[0], X.get_column(split.weights[0])
-    if of_columns:
-        y = X.select(list(split.targets))
-        y = y.get_column(split.targets[0]) if len(split.targets) == 1 else y
-    rows, w = X.select(list(split.features)), _weights(sample_weight, X)
-    return Received(rows, received_targets(y), w, names_of_targets(y), of_columns, column)
-
-
-def _are_dask_names(y: Any, X: Any) -> bool:
-    """Return whether y are names of columns of a Dask data frame, whose length is not known."""
-    several = isinstance(y, list | tuple) and len(y) > 0
-    return isinstance(y, str) or (several and all(isinstance(k, str) and k in X.columns for k in y))
-
-
-def _of_dask_frame(X: Any, y: Any, sample_weight: Any) -> Received:
-    """Return the data of a Dask data frame in which targets or weights are named columns."""
-    of_columns = _are_dask_names(y, X)
+def _of_frame(X: Any, y: Any, sample_weight: Any, *, of_columns: bool) -> Received:
+    """Return the data of a frame, perhaps of Dask; y names columns if `of_columns` is true."""
     column = sample_weight if isinstance(sample_weight, str) else None
     request = ReadRequest(y=y if of_columns else (), w=column)
     split = split_columns([str(name) for name in X.columns], request, "X")
@@ -302,6 +274,12 @@ def _of_dask_frame(X: Any, y: Any, sample_weight: Any) -> Received:
         y = X[split.targets[0]] if len(split.targets) == 1 else X[list(split.targets)]
     rows, w = X[list(split.features)], _weights(sample_weight, X)
     return Received(rows, received_targets(y), w, names_of_targets(y), of_columns, column)
+
+
+def _are_dask_names(y: Any, X: Any) -> bool:
+    """Return whether y are names of columns of a Dask data frame, whose length is not known."""
+    several = isinstance(y, list | tuple) and len(y) > 0
+    return isinstance(y, str) or (several and all(isinstance(k, str) and k in X.columns for k in y))
 
 
 def _weights(sample_weight: Any, X: Any) -> Any:
