@@ -271,18 +271,15 @@ def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterat
         raise
     except ValueError as error:
         problem, *other_lines = str(error).splitlines()
-        # "Reshape your data ..." is the only other line of scikit-learn that is useful here.
         remedies = ["r" + line[1:] for line in other_lines if line.startswith("Reshape")]
         if "contains NaN" in problem or "contains infinity" in problem:
             problem = f"{problem.rstrip('.')}{_nonfinite_row(values)}"
             remedies = ["correct such rows, or leave them out"]
             if encodable and "contains NaN" in problem and not is_sparse(values):
-                table = "DataFrame(X).add_prefix('x')"
-                remedies[0] += f", or encode them in a frame with names, {table}"
+                remedies.append("or encode them, in a frame: DataFrame(X).add_prefix('x')")
         if problem.startswith("could not convert string to float: "):
             text = problem.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
-            problem = f"{name} holds {text}, which is not a number"
-            remedies = ["give numbers"]
+            problem, remedies = f"{name} holds {text}, which is not a number", ["give numbers"]
         if "feature names" in problem:  # followed by lists of names, one name a line
             lists = " ".join(other_lines).replace(": - ", ": ").replace(" - ", ", ")
             remedies = [lists.replace(" Feature names", "; Feature names")]
@@ -296,8 +293,7 @@ def _nonfinite_row(values: Any) -> str:
             entries = values.tocoo()
             rows = entries.row[~np.isfinite(entries.data)]
         else:
-            array = values.to_numpy() if is_frame(values) else values
-            rows = np.nonzero(~np.isfinite(np.asarray(array, np.float64)))[0]
+            rows = np.nonzero(~np.isfinite(np.asarray(values, np.float64)))[0]
         if len(rows):
             return f" in row {rows.min()}"
     return ""

@@ -194,7 +194,9 @@ def test_missing_values_without_names_are_refused_with_a_remedy(as_input: Any) -
     y = rows[:, 0].copy()
     rows[3, 1] = np.nan
     model = sk.KernelRegressor(**FAST | {"n_centers": 20})
-    with pytest.raises(DataError, match=r"in row 3; .*names, DataFrame\(X\)\.add_prefix\('x'\)$"):
+    with pytest.raises(
+        DataError, match=r"in row 3; .*in a frame: DataFrame\(X\)\.add_prefix\('x'\)$"
+    ):
         model.fit(as_input(rows), y)
     table = pd.DataFrame(as_input(rows)).add_prefix("x")
     model.fit(table, y)
