@@ -28,6 +28,7 @@ from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks
 from streamkern.estimator.fitted import FittedModel, Schema, find_added_transforms
 from streamkern.estimator.importances import ImportancesMixin
 from streamkern.estimator.labels import Labels, checked_labels, is_indicator, target_shape
+from streamkern.estimator.lazy import is_lazy
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import use_parameter_names
 from streamkern.estimator.saving import SavingMixin
@@ -235,6 +236,8 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
             y = y[:, 0]
         if expected is not None or is_indicator(y):
             labels = None if expected is None else expected.labels
+        if y is None and is_lazy(X):
+            raise files.missing_targets_error(type(self).__name__, expected)
         if inputs.is_stream(X):
             X = X if expected is None else self._without_targets(X, expected)
             source, labels = self._open_stream(X, y, sample_weight, labels)

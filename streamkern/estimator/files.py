@@ -177,7 +177,8 @@ def _find_targets(X: Any, expected: Schema) -> Any:
     None unless the table has all of them.
     """
     names = [*(expected.target_columns or expected.output_names or ())]
-    columns = X.columns if is_frame(X) else hub_names(X) if is_hub_dataset(X) else ()
+    has_columns = is_frame(X) or (is_dask_table(X) and X.ndim == 2)
+    columns = X.columns if has_columns else hub_names(X) if is_hub_dataset(X) else ()
     if not names or set(names) & set(expected.given_columns or ()):
         return None
     if not all(isinstance(name, str) and name in columns for name in names):

@@ -172,7 +172,7 @@ def checked_rows(
     values = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
     if reset and isinstance(values, np.ndarray) and array_is_rounded(values):
         warn_of_rounded_integers("X")
-    with shorten_errors(X, "X"):
+    with shorten_errors(X, "X", encodable=reset and getattr(X, "ndim", 2) == 2):
         if is_frame(X):
             rows = _checked_frame(estimator, X, numbers, reset=reset)
         else:
@@ -263,10 +263,11 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def shorten_errors(values: Any, name: str) -> Iterator[None]:
+def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterator[None]:
     """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
 
     values, name : the argument that is checked in the block, and its name
+    encodable : whether a data frame with the same values, and with names, would be encoded
     """
     try:
         yield
@@ -274,15 +275,15 @@ def shorten_errors(values: Any, name: str) -> Iterator[None]:
         raise
     except ValueError as error:
         problem, *other_lines = str(error).splitlines()
-        # "Reshape your data ..." is the only other line of scikit-learn that is useful here.
         remedies = ["r" + line[1:] for line in other_lines if line.startswith("Reshape")]
         if "contains NaN" in problem or "contains infinity" in problem:
             problem = f"{problem.rstrip('.')}{_nonfinite_row(values)}"
             remedies = ["correct such rows, or leave them out"]
+            if encodable and "contains NaN" in problem and not is_sparse(values):
+                remedies.append("or encode them, in a frame: DataFrame(X).add_prefix('x')")
         if problem.startswith("could not convert string to float: "):
             text = problem.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
-            problem = f"{name} holds {text}, which is not a number"
-            remedies = ["give numbers"]
+            problem, remedies = f"{name} holds {text}, which is not a number", ["give numbers"]
         if "feature names" in problem:  # followed by lists of names, one name a line
             lists = " ".join(other_lines).replace(": - ", ": ").replace(" - ", ", ")
             remedies = [lists.replace(" Feature names", "; Feature names")]
@@ -296,8 +297,7 @@ def _nonfinite_row(values: Any) -> str:
             entries = values.tocoo()
             rows = entries.row[~np.isfinite(entries.data)]
         else:
-            array = values.to_numpy() if is_frame(values) else values
-            rows = np.nonzero(~np.isfinite(np.asarray(array, np.float64)))[0]
+            rows = np.nonzero(~np.isfinite(np.asarray(values, np.float64)))[0]
         if len(rows):
             return f" in row {rows.min()}"
     return ""
@@ -368,6 +368,7 @@ def fit_encoder(
     fitted = fit(
         _TableReader(table, y), lambda block: TargetConverter(block, kind), ColumnDeclarations(),
         MISSING, seed, 0, option_names=remedies, has_types=True,
+        wrong_cell_remedy="correct it, or replace it by a missing value",
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
     return np.concatenate(features), fitted.encoder

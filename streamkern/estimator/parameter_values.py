@@ -32,6 +32,10 @@ from streamkern.train.run_identity import array_identity
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+_LONGEST_LABEL = 80
+"""Characters of a parameter's value in a message."""
+
+
 @dataclass(frozen=True, eq=False)
 class ParameterValue:
     """A parameter's value in a form that can be compared later.
@@ -39,16 +43,22 @@ class ParameterValue:
     text : description of the value, equal for equal values, also in another process
     objects : functions and other objects that the text does not identify, in order. They are
         compared by `is` or `==`, so they are pickled and copied with the estimator.
+    label : shorter description for messages, perhaps equal for different values
     """
 
     text: str
     objects: tuple[Any, ...]
+    label: str = ""
 
     @classmethod
     def of(cls, value: Any) -> ParameterValue:
         """Return the comparable form of a value."""
         objects: list[Any] = []
-        return cls(_text(value, objects), tuple(objects))
+        text = _text(value, objects)
+        label = _ADDRESS.sub("", repr(value)) if isinstance(value, Kernel | Loss) else text
+        if len(label) > _LONGEST_LABEL:
+            label = label[:_LONGEST_LABEL].rstrip() + " ..."
+        return cls(text, tuple(objects), label)
 
     def equals(self, value: ParameterValue) -> bool:
         """Return whether both values produce the same model."""

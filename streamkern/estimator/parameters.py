@@ -113,9 +113,8 @@ class Parameters:
         current = self._model_parameters()
         for name, value in (first or {}).items():
             if name in current and not current[name].equals(value):
-                new_text = current[name].text[:80]
-                first_text = value.text[:80]
-                if new_text == first_text:  # two objects may have the same text
+                new_text, first_text = current[name].label, value.label
+                if new_text == first_text:  # two objects may have the same label
                     new_text = f"another {new_text}"
                 raise ConfigError(
                     f"{mention(f'{name}={new_text}')} is set, but the model that partial_fit "

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_is_fitted
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
@@ -21,6 +21,7 @@ from streamkern.estimator.fitted import FittedAttribute, Schema
 from streamkern.estimator.lazy import is_lazy, predict_lazy_array, predict_lazy_frame
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.opened_model import ModelOpeningMixin
+from streamkern.ingest.columns import unused_columns
 from streamkern.ingest.convert_input import convert_input
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.numeric import frame_numbers
@@ -322,16 +323,25 @@ class PredictionMixin(ModelOpeningMixin):
 
     @staticmethod
     def _without_targets(X: Any, schema: Schema) -> Any:
-        """Return a data frame without the columns that were targets or weights in training.
+        """Return a data frame without columns that were no features of the training table.
 
-        Other data are returned unchanged.
+        They are its targets and weights, and the columns that `ingest` left out. Other data are
+        returned unchanged. Raises DataError for a Dask data frame if the model encodes columns.
         """
         unused = {*(schema.target_columns or ()), schema.weight_column}
+        unused |= {*unused_columns(schema.file_form)}
         unused -= {*(schema.given_columns or ())}
         if is_frame(X):
             columns = [name for name in X.columns if name in unused]
             return X.drop(columns) if columns else X
         if is_dask_table(X) and X.ndim == 2:
+            if schema.encoder is not None:
+                raise DataError(
+                    "X is a Dask data frame, but the model encodes text, dates or missing values, "
+                    "and Dask data frames must be numeric",
+                    "give X.compute() if it fits in memory, or predict one partition at a time: "
+                    "[model.predict(part.compute()) for part in X.partitions]",
+                )
             return X.drop(columns=[name for name in X.columns if name in unused])
         return X
 

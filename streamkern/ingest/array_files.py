@@ -147,8 +147,8 @@ def idx_array(file: IO[bytes], location: str, opener: FileOpener | None = None) 
 def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of the arrays X, y and w of a .npz archive, by name."""
     location = redact(url)
-    identity = [opener.identity(url), *requested_names(request, location)]
-    archive = opener.keep(_archive(opener.open(url), location))
+    file_identity, archive = _kept_archive(url, opener)
+    identity = [file_identity, *requested_names(request, location)]
     names = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
 
     @cache
@@ -187,10 +187,17 @@ def _archive(file: Any, location: str) -> zipfile.ZipFile:
         ) from error
 
 
+def _kept_archive(url: Url, opener: FileOpener) -> tuple[dict[str, str], zipfile.ZipFile]:
+    """Return the identity of an archive, and the archive, which each opener opens once."""
+    if url not in opener.archives:
+        identity = opener.identity(url)
+        opener.archives[url] = identity, opener.keep(_archive(opener.open(url), redact(url)))
+    return opener.archives[url]
+
+
 def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
     """Return the names in an archive of scipy.sparse.save_npz; None for another archive."""
-    with opener.open_once(url) as file, _archive(file, redact(url)) as archive:
-        names = archive.namelist()
+    names = _kept_archive(url, opener)[1].namelist()
     return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
 
 
@@ -199,8 +206,7 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
 
     names : names of the files in the archive, from `sparse_names`
     """
-    location = redact(url)
-    archive = opener.keep(_archive(opener.open(url), location))
+    location, (_, archive) = redact(url), _kept_archive(url, opener)
 
     def read_member(name: str) -> Any:
         if f"{name}.npy" not in names:

@@ -244,15 +244,18 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
+    roles = None
     if request.y is None or isinstance(request.y, str | int | list | tuple):
         roles = assign_columns([str(name) for name in table.columns], request, "X")
         columns = [list(roles.targets), *([list(roles.weights)] if roles.weights else [])]
         y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
         request = request._replace(y=y, w=w[0] if w else None)
         table = table[list(roles.features)]
-    names = names_of_columns(table)
     reader = open_memory(with_lengths(table, "X"), request)
-    reader.columns = names
+    reader.columns = names_of_columns(table)
+    if roles is not None:
+        reader.target_columns, reader.unused = roles.targets, roles.unused
+        reader.weight_column = roles.weight_column
     return reader
 
 

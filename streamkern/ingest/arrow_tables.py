@@ -95,6 +95,7 @@ class ArrowReader(Reader):
         self.columns = None if self._lists else roles.features
         self.target_columns = roles.targets
         self.weight_column = roles.weight_column
+        self.unused = () if self._lists else roles.unused
         self._features, self._targets, self._weights = roles.features, roles.targets, roles.weights
         self._columns_read = roles.all_columns
         self._markers, self._drop_missing = request.markers, request.drop_missing

@@ -30,7 +30,8 @@ class ReadRequest(NamedTuple):
     w : sample weights, given as y is; None for no weights
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
-    dropped_columns : names of columns to leave out; they may be missing if `columns` is given
+    dropped_columns : names of columns to leave out as features; if `columns` is given, they may be
+        missing, or targets
     as_table : whether features are read as Arrow tables of any cells, and not as numbers
     missing_texts : texts that mark a missing cell in such a table, in files without types
     markers : the user's markers of missing cells, also in targets
@@ -86,7 +87,7 @@ class ReadRequest(NamedTuple):
         return (*map(str, (*as_list(self.y), *as_list(self.w))), *self.dropped_columns)
 
     def with_recorded_positions(self, record: Mapping[str, Any] | None, width: int) -> Self:
-        """Return the request with targets and weights at the positions they had in earlier files.
+        """Return the request with the columns at the positions that they had in earlier files.
 
         The request is returned unchanged if these files had column names or another width.
 
@@ -97,6 +98,7 @@ class ReadRequest(NamedTuple):
         if positions.get("width") != width:
             return self
         return self._replace(
+            x=positions.get("x") if self.x is None else self.x,
             y=positions["y"] if self.y is None else self.y,
             w=positions["sample_weight"] or None if self.w is None else self.w,
         )
@@ -116,11 +118,15 @@ class ReadRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Names of the columns of a table by role; no `targets` and `weights` if they are not read."""
+    """Names of the columns of a table by role; no `targets` and `weights` if they are not read.
+
+    unused : the columns without a role
+    """
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
     weights: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
     @property
     def all_columns(self) -> list[str]:
@@ -175,7 +181,7 @@ def assign_columns(
             "use it once, as feature, target or weight",
         )
     dropped_targets = [name for name in target_names if name in request.dropped_columns]
-    if dropped_targets:
+    if dropped_targets and request.columns is None:
         raise DataError(
             f"column {dropped_targets[0]!r} of {location} is a target or weight and cannot be "
             "dropped",
@@ -196,9 +202,11 @@ def assign_columns(
             f"leave at least one column out of {mention('y=')}, {mention('sample_weight=')} or "
             f"{mention('drop=')}",
         )
+    used = {*features, *target_names}
+    unused = tuple(name for name in names if name not in used)
     if not request.targets:
         targets, weights = [], []
-    return ColumnRoles(tuple(features), tuple(targets), tuple(weights))
+    return ColumnRoles(tuple(features), tuple(targets), tuple(weights), unused)
 
 
 def _refuse_values(values: Any, n_columns: int, parameter: str, location: str) -> None:
@@ -356,6 +364,14 @@ class RecordedArrays(NamedTuple):
 
 DEFAULT_ARRAYS = RecordedArrays()
 """No recorded names: the defaults X and y, and no weights."""
+
+
+def unused_columns(form: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the columns of earlier files that no feature was made of; later files may have them.
+
+    form : `StoreSpec.file_form`
+    """
+    return tuple((form or {}).get("unused", ()))
 
 
 def recorded_form(data: Any) -> Mapping[str, Any] | None:

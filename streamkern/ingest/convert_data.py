@@ -147,15 +147,9 @@ def convert_data(
             "weight or a column of the table",
             "give the name of the column, or leave sample_weight out if all weights are equal",
         )
-    if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
+    is_table = is_frame(X) or (is_dask_table(X) and X.ndim == 2)
+    if is_table and (_are_column_names(y, X) or isinstance(sample_weight, str)):
         return _from_frame(X, y, sample_weight)
-    if isinstance(y, str) and is_dask_table(X) and y in X.columns:
-        column, weights = None, sample_weight
-        if isinstance(sample_weight, str) and sample_weight in X.columns:
-            column, weights = sample_weight, X[sample_weight]
-        targets, w = convert_input(X[y], "y"), _weights(weights, X)
-        features = X.drop(columns=[y] if column is None else [y, column])
-        return ConvertedData(features, targets, w, (y,), True, column)
     # Otherwise all are values.
     for name, argument in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(argument, str):
@@ -170,7 +164,15 @@ def convert_data(
 def _named_roles(names: Sequence[str], X: Any, y: Any, sample_weight: Any) -> ColumnRoles:
     """Return the columns of a table X by role; y and sample_weight may be names of columns."""
     w = sample_weight if isinstance(sample_weight, str) else None
-    return assign_columns(names, ReadRequest(y=y if are_names(y, X) else (), w=w), "X")
+    return assign_columns(names, ReadRequest(y=y if _are_column_names(y, X) else (), w=w), "X")
+
+
+def _are_column_names(y: Any, X: Any) -> bool:
+    """Return whether y are names of columns of a table; the length of one of Dask is unknown."""
+    if not is_dask_table(X):
+        return are_names(y, X)
+    several = isinstance(y, list | tuple) and len(y) > 0
+    return isinstance(y, str) or (several and all(isinstance(k, str) and k in X.columns for k in y))
 
 
 def _from_hub_dataset(X: Any, y: Any, sample_weight: Any) -> ConvertedData | None:
@@ -192,14 +194,13 @@ def _from_hub_dataset(X: Any, y: Any, sample_weight: Any) -> ConvertedData | Non
 
 
 def _from_frame(X: Any, y: Any, sample_weight: Any) -> ConvertedData:
-    """Return the data of a frame in which targets or weights are named columns."""
+    """Return the data of a frame, also of Dask, in which targets or weights are named columns."""
     roles = _named_roles([str(name) for name in X.columns], X, y, sample_weight)
     if roles.weights:
-        sample_weight = X.get_column(roles.weights[0])
+        sample_weight = X[roles.weights[0]]
     if roles.targets:
-        y = X.select(list(roles.targets))
-        y = y.get_column(roles.targets[0]) if len(roles.targets) == 1 else y
-    rows, w, names = X.select(list(roles.features)), _weights(sample_weight, X), names_of_targets(y)
+        y = X[roles.targets[0]] if len(roles.targets) == 1 else X[list(roles.targets)]
+    rows, w, names = X[list(roles.features)], _weights(sample_weight, X), names_of_targets(y)
     return ConvertedData(
         rows, convert_targets(y), w, names, bool(roles.targets), roles.weight_column
     )

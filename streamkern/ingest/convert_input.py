@@ -77,10 +77,9 @@ def convert_input(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     if is_frame(frame):
         return frame
     if frame is not None and name == "X":
-        raise DataError(
-            f"X is one column, {frame.name!r}",
-            "give a data frame with this column: X.to_frame()",
-        )
+        remedy = "give a data frame with this column: X.to_frame()"
+        remedy += "; if it is one row, X.to_frame().T" if hasattr(data, "iloc") else ""
+        raise DataError(f"X is one column, {frame.name!r}", remedy)
     if frame is not None:
         return column_values(frame, name, keep_missing=keep_missing)
     _refuse_unordered(data, name)

@@ -96,6 +96,7 @@ class CsvReader(Reader):
         if layout.has_names:
             self.columns, self.target_columns = roles.features, roles.targets
             self.weight_column = roles.weight_column
+            self.unused = tuple(k for k in roles.unused if k not in layout.index_columns)
         elif request.as_table:
             raise DataError(
                 f"{location} has no header line, and columns that are not numbers need names",
@@ -106,7 +107,10 @@ class CsvReader(Reader):
     def positions(self) -> dict[str, Any] | None:
         if self.can_be_table or not self._targets:
             return None
-        return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
+        width, used = len(self._names), {*self._targets, *self._weights}
+        is_default = self._features == [i for i in range(width) if i not in used]
+        chosen = {} if is_default else {"x": self._features}
+        return {**chosen, "y": self._targets, "sample_weight": self._weights, "width": width}
 
     def _without_index(self, request: ReadRequest) -> ReadRequest:
         """Return the request without index columns, unless it names them; warn of each."""

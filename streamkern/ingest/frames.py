@@ -209,8 +209,8 @@ def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     if category_code:
         category_remedy = f"if its values are words make them a category, {category_code}, else "
     return DataError(
-        f"{name} has a column{column_text} that holds neither numbers nor words nor dates "
-        f"({reason})",
+        f"{name} has a column{column_text} that does not hold only numbers, only words or only "
+        f"dates ({reason})",
         f"{category_remedy}leave it out, {drop_code}",
     )
 

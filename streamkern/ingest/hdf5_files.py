@@ -74,9 +74,11 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
             "copy it again from its source, or write it again",
         ) from error
     aligned = (arrays[0].chunks or (1,))[0]
-    return ArrayReader(
+    reader = ArrayReader(
         arrays, location, identity, aligned=aligned, columns=columns, target_columns=targets
     )
+    reader.unused = () if table is None else roles.unused
+    return reader
 
 
 class Hdf5File:

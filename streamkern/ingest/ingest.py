@@ -334,7 +334,7 @@ def _write_chunks(
         files=rows.files.row_counts if reader.files else (),
         encoder=reader.encoder,
         n_left_out=rows.files.n_dropped,
-        file_form=reader.file_form,
+        file_form=_recorded_form(reader),
         weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
     )
@@ -342,6 +342,13 @@ def _write_chunks(
     spec = fill_store(writer, chunks_from, n_ahead, progress)
     spool.discard()
     return spec
+
+
+def _recorded_form(reader: Reader) -> Mapping[str, Any] | None:
+    """Return the record by which later files are read, with the names of unused columns."""
+    by_encoder = () if reader.encoder is None else reader.encoder["dropped"]
+    unused = [name for name in reader.unused if name not in by_encoder]
+    return {**(reader.file_form or {}), "unused": unused} if unused else reader.file_form
 
 
 def _chunks_from(

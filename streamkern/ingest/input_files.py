@@ -118,6 +118,7 @@ class FileOpener:
     foreign : whether a Zarr group of streamkern is read as if another program had written it
     form : the format of the files, and how CSV files are written
     memory : largest size in bytes of an array that cannot be read by rows, and is converted whole
+    archives : identities and contents of the .npz files that are open, by URL
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class FileOpener:
         self.options, self.missing = options, missing
         self.external, self.foreign, self.memory = external, foreign, memory
         self.form = FileForm() if form is None else form
+        self.archives: dict[Url, tuple[dict[str, str], Any]] = {}
         self._files = files
 
     def open(self, url: Url) -> Any:

@@ -39,6 +39,7 @@ class Reader:
     columns : names of the columns of X as returned; None if they have none
     target_columns : names of the columns of y; None if they have none
     weight_column : name of the column of w; None if it has none
+    unused : names of the columns that were read for no array, without an index of the rows
     file_form : form of the files as in `StoreSpec`; None if the format is self-describing
     """
 
@@ -51,6 +52,7 @@ class Reader:
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     weight_column: str | None = None
+    unused: tuple[str, ...] = ()
     file_form: Mapping[str, Any] | None = None
     _n_rows: int | None = None
 
@@ -109,7 +111,7 @@ class WrappingReader(Reader):
 _DESCRIPTION: Final = (
     "natural_dtype", "as_text", "targets_as_text", "has_types", "identity", "encoder",
     "can_be_table", "file_form", "sparse_shape", "width", "columns", "target_columns",
-    "weight_column",
+    "weight_column", "unused",
 )  # fmt: skip
 """Attributes of a reader that describe its rows."""
 

@@ -28,7 +28,7 @@ from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
 from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED_READERS
-from streamkern.ingest.columns import ReadRequest, RecordedArrays
+from streamkern.ingest.columns import ReadRequest, RecordedArrays, unused_columns
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
 from streamkern.ingest.frame_reader import FrameReader, HubReader
@@ -79,6 +79,8 @@ def open_reader(
     """
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
     feature_names = None if columns is None else tuple(columns)
+    if feature_names is not None:
+        dropped_columns = (*dropped_columns, *unused_columns(opener.form.earlier_record))
     drop_missing = drop_missing and targets
     request = ReadRequest(
         x, y, sample_weight, targets, feature_names, tuple(dropped_columns), as_table,

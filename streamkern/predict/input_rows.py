@@ -164,8 +164,8 @@ def open_rows(
         the given order.
     files : closes everything that is opened
     schema : the model, or the schema of its data, with the default names of arrays, target columns
-        and weight column, and the encoder of a table. Without `targets`, these target columns are
-        left out if they exist, and so is the weight column if it is not used.
+        and weight column, and the encoder of a table. These target columns and the weight column
+        are left out if they exist and are not read.
     targets : whether targets and sample weights are read
     x, y, sample_weight : as in `ingest`
     input_options : options of remote inputs
@@ -211,7 +211,9 @@ def open_rows(
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
     )  # fmt: skip
-    unused = [weight_column] if weight_column not in (None, sample_weight) else []
+    known_names = (*(schema.target_columns or ()), *([weight_column] if weight_column else []))
+    features = {*(expected_columns or ())}
+    unused = [name for name in known_names if name != sample_weight and name not in features]
     if encoder is not None:
         _check_table(kinds)
         reader: Reader = encoded_reader(open_files, encoder, unused)

@@ -100,7 +100,8 @@ class StoreSpec:
         Rows of the source without a target that `ingest` left out.
     file_form : JSON or None
         How the files of the rows are read (`FileForm.record`), for later files of the same format;
-        and the number of features of sparse rows (`sparse_features`).
+        their columns that no feature was made of (`unused_columns`); and the number of features of
+        sparse rows (`sparse_features`).
     n_counted : int or None
         Number of rows with a sample weight above 0; None if all rows have one.
     target_mean, target_scale : (c,) float64 or None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.sources.base import BaseSource
@@ -45,7 +46,7 @@ def connect(
     if not re.search(SCHEDULER_ADDRESS, address):
         raise ConfigError(
             f"the scheduler address {redact(address)!r} must look like tcp://host:8786",
-            f"correct {setting}",
+            f"correct {mention(setting)}",
         )
     client_class = import_optional("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:

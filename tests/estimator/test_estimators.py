@@ -585,7 +585,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
     ({"centers": X[:5], "n_centers": 6}, "n_centers=6 differs from the 5 rows in centers"),
     ({"centers": "all", "n_centers": 6}, "n_centers=6 contradicts centers='all'"),
-    ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
+    ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy; correct centers, or set"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),
     ({"transforms": [GaussianNoise]}, "transform .*GaussianNoise.* is a class; give an object"),

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import dask.dataframe
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 
 import streamkern as sk
@@ -90,3 +92,91 @@ def test_temporary_stores_are_deleted_after_each_call(
         assert not list(tmp_path.glob(stores))
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("choice", [{"drop": ["id"]}, {"x": ["p", "q", "r"]}])
+@pytest.mark.parametrize("words", [False, True])
+def test_columns_left_out_of_training_may_be_present_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, list[str]], words: bool
+) -> None:
+    """Check that predict, evaluate, partial_fit and append accept the table of the training."""
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame(X, columns=list("pqr"))
+    if words:
+        frame["r"] = np.where(X[:, 2] > 0, "up", "down")
+    table = frame.assign(id=np.arange(N)[::-1] * 7, y=Y)
+    table.to_csv("all.csv", index=False)
+    table.to_parquet("all.parquet")
+    sk.ingest_store("all.csv", "s.zarr", y="y", **choice)
+    model = sk.KernelRegressor(n_centers=9, solver="block", run_dir="run").fit("s.zarr")
+    expected = model.predict(frame)
+    for known in (model, sk.load("run")):
+        for rows in ("all.csv", "all.parquet", table, polars.from_pandas(table)):
+            assert np.allclose(known.predict(rows), expected)
+            assert sk.evaluate(known, rows)["r2"] == pytest.approx(known.score(frame, Y))
+            assert sk.evaluate(known, rows, "id")["r2"] < 1e-3  # another target of the same table
+    assert sk.load("run").partial_fit("all.csv").partial_fit(table).n_features_in_ == 3
+    assert sk.append_store("all.csv", "s.zarr").n_rows == 2 * N
+    assert sk.append_store(table, "s.zarr", dtype="float32").n_rows == 3 * N
+    with pytest.raises(sk.DataError, match=r"unseen at fit time: other|has 'other' besides"):
+        model.predict(table.assign(other=1.0))
+
+
+def test_dask_frames_hold_their_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that columns of a Dask data frame are found by name, as those of pandas are."""
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(u=Y, v=Y**2, w=W)
+    lazy = dask.dataframe.from_pandas(frame, npartitions=3)
+    for y in ("u", ["u", "v"]):
+        model = sk.KernelRegressor(n_centers=9).fit(frame.drop(columns="w"), y)
+        other = sk.KernelRegressor(n_centers=9).fit(lazy.drop(columns="w"), y)
+        rows = frame.drop(columns="w")
+        assert np.allclose(other.predict(rows), model.predict(rows))
+        assert other.score(lazy.drop(columns="w")) == pytest.approx(model.score(rows))
+        assert sk.evaluate(model, lazy.drop(columns="w")) == pytest.approx(sk.evaluate(model, rows))
+    weighted = sk.KernelRegressor(n_centers=9).fit(frame, "u", sample_weight="w")
+    assert weighted.score(lazy) == pytest.approx(weighted.score(frame))
+    with pytest.raises(sk.DataError, match="need targets y, but these have none"):
+        weighted.score(lazy[["p", "q", "r", "v"]])
+    with pytest.raises(sk.DataError, match="has no column 'z'"):
+        weighted.fit(lazy, "z")
+
+
+def test_dask_frames_of_an_encoded_table_are_refused_with_remedies() -> None:
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(r=np.where(X[:, 2] > 0, "up", "down"))
+    model = sk.KernelRegressor(n_centers=9).fit(frame, Y)
+    lazy = dask.dataframe.from_pandas(frame, npartitions=3)
+    with pytest.raises(sk.DataError, match="Dask data frames must be numeric"):
+        model.predict(lazy)
+    with pytest.raises(sk.DataError, match="Dask data frames must be numeric"):
+        model.score(lazy, Y)
+    for remedy in (lazy.compute(), frame):
+        assert np.array_equal(model.predict(remedy), model.predict(frame))
+    parts = [model.predict(part.compute()) for part in lazy.partitions]
+    assert np.allclose(np.concatenate(parts), model.predict(frame))
+
+
+@pytest.mark.parametrize("choice", [{"x": [2, 0]}, {"drop": ["1"]}])
+def test_positions_of_chosen_features_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("t.csv", np.column_stack([X, Y]), delimiter=",")
+    columns = choice.get("x", [0, 2])
+    sk.ingest_store("t.csv", "s.zarr", y=3, **choice)
+    model = sk.KernelRegressor(n_centers=9, run_dir="run").fit("s.zarr")
+    for known in (model, sk.load("run")):
+        assert np.allclose(known.predict("t.csv"), known.predict(X[:, columns]))
+        assert sk.evaluate(known, "t.csv")["r2"] == pytest.approx(known.score(X[:, columns], Y))
+    assert sk.append_store("t.csv", "s.zarr").n_rows == 2 * N
+
+
+def test_store_of_a_dask_frame_knows_its_targets_and_weights(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(y=Y, w=W)
+    specs = [
+        sk.ingest_store(rows, tmp_path / name, x=["p", "q"], y="y", sample_weight="w")
+        for name, rows in (("p.zarr", frame), ("d.zarr", dask.dataframe.from_pandas(frame)))
+    ]
+    assert specs[0].target_columns == specs[1].target_columns == ("y",)
+    assert specs[0].weight_column == specs[1].weight_column == "w"
+    model = sk.KernelRegressor(n_centers=9).fit(tmp_path / "d.zarr")
+    assert sk.evaluate(model, frame)["r2"] == pytest.approx(model.score(X[:, :2], Y, W))

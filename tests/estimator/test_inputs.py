@@ -186,3 +186,36 @@ def test_cell_that_is_not_text_is_refused_with_position(cell: Any) -> None:
     unseen = frame[:3].assign(word=pd.Series([cell] * 3))
     with pytest.raises(DataError, match=r"^X, row 0, column 'word' is .*, which is not a word"):
         model.predict(unseen)
+
+
+@pytest.mark.parametrize("as_input", [np.asarray, pd.DataFrame])
+def test_missing_values_without_names_are_refused_with_a_remedy(as_input: Any) -> None:
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    y = rows[:, 0].copy()
+    rows[3, 1] = np.nan
+    model = sk.KernelRegressor(**FAST | {"n_centers": 20})
+    with pytest.raises(
+        DataError, match=r"in row 3; .*in a frame: DataFrame\(X\)\.add_prefix\('x'\)$"
+    ):
+        model.fit(as_input(rows), y)
+    table = pd.DataFrame(as_input(rows)).add_prefix("x")
+    model.fit(table, y)
+    assert np.isfinite(model.predict(table)).all()
+    numeric = sk.KernelRegressor(**FAST | {"n_centers": 20}).fit(rows[4:], y[4:])
+    with pytest.raises(DataError, match=r"in row 3; correct such rows, or leave them out$"):
+        numeric.predict(as_input(rows))  # the model has no encoder
+
+
+def test_infinite_cell_of_a_frame_has_a_remedy_in_python() -> None:
+    X = pd.DataFrame({"a": [1.0, np.inf, 2.0] * 9, "w": ["p", "q", "r"] * 9})
+    y = np.arange(27.0)
+    with pytest.raises(DataError, match=r"infinite; correct it, or replace it by a missing value$"):
+        sk.KernelRegressor(**FAST | {"n_centers": 9}).fit(X, y)
+    sk.KernelRegressor(**FAST | {"n_centers": 9}).fit(X.replace(np.inf, np.nan), y)
+
+
+def test_row_of_a_frame_is_predicted_after_the_remedy(model: sk.KernelRegressor) -> None:
+    X, _ = data(1)
+    with pytest.raises(DataError, match=r"if it is one row, X\.to_frame\(\)\.T$"):
+        model.predict(X.iloc[0])
+    np.testing.assert_allclose(model.predict(X.iloc[0].to_frame().T), model.predict(X[:1]))

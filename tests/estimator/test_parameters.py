@@ -212,6 +212,15 @@ def test_partial_fit_compares_parameters_by_value() -> None:
         for other_value in other_values:
             with pytest.raises(ConfigError, match=f"{name}=.*trained with {name}="):
                 KernelRegressor(**{name: other_value})._check_unchanged(parameters)
+    for kernels, texts in (
+        ((streamkern.Gaussian(1.0), streamkern.Laplace(2.0)),
+         (r"Gaussian\(bandwidth=1\)", r"Laplace\(bandwidth=2\)")),
+        (("rbf" * 40, "rbf" * 50), ("'(rbf)+r? \\.\\.\\.", "another '(rbf)+r? \\.\\.\\.")),
+    ):  # fmt: skip
+        old, new = (KernelRegressor(kernel=kernel) for kernel in kernels)
+        whole = f"^kernel={texts[1]} is set, .*trained with kernel={texts[0]}; set it back"
+        with pytest.raises(ConfigError, match=whole):
+            new._check_unchanged(old._model_parameters())
     model = KernelRegressor(transforms=[shift])
     model.begun = model._model_parameters()  # type: ignore[attr-defined]
     copied = pickle.loads(pickle.dumps(model))

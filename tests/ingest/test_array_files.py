@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from zarr.storage import ZipStore
 
 import streamkern
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
+from streamkern.ingest.input_files import FileOpener
 from tests.ingest.read_arrays import read_arrays
 
 RNG = np.random.default_rng(3)
@@ -114,3 +116,20 @@ def test_zip_with_folder_suggests_how_to_zip_it(tmp_path: Path) -> None:
         archive.writestr("z.zarr/zarr.json", "{}")
     with pytest.raises(ConfigError, match=r"holds the Zarr store z\.zarr in a folder"):
         streamkern.KernelRegressor().fit(tmp_path / "z.zarr.zip")
+
+
+def test_archive_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check files of arrays and of sparse rows; at a URL, each opening costs requests."""
+    np.savez(tmp_path / "rows.npz", X=np.ones((4, 2)), y=Y[:4])
+    sp.save_npz(tmp_path / "sparse.npz", sp.csr_array(np.eye(4)))
+    opened: list[str] = []
+    open_once = FileOpener.open_once
+
+    def counted(self: FileOpener, url: Any) -> Any:
+        opened.append(Path(url).name)
+        return open_once(self, url)
+
+    monkeypatch.setattr(FileOpener, "open_once", counted)
+    for name, y in (("rows.npz", None), ("sparse.npz", Y[:4])):
+        assert read_arrays(tmp_path / name, y)[0].shape[0] == 4
+    assert opened == ["rows.npz", "sparse.npz"]

@@ -28,7 +28,8 @@ def test_untyped_column_is_named_with_reason_of_arrow(values: list[object]) -> N
         pa.Array.from_pandas(pd.Series(values, dtype=object))
     frame = as_frame(pd.DataFrame({"a": [1, 2], "odd": pd.Series(values, dtype=object)}), "X")
     message = (
-        f"X has a column, 'odd', that holds neither numbers nor words nor dates ({reason.value})"
+        "X has a column, 'odd', that does not hold only numbers, only words or only dates "
+        f"({reason.value})"
     )
     with pytest.raises(DataError, match=re.escape(message)):
         arrow_table(frame, "X")

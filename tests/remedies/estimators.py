@@ -288,7 +288,7 @@ def row_cases() -> list[Case]:
     """Return mistakes in the columns and the shape of rows, and in targets that are left out or
     alike."""
     numbers = FRAME[["a", "b"]]
-    model = regressor().fit(numbers, Y)
+    model, encoding = regressor().fit(numbers, Y), regressor().fit(FRAME, Y)
     classes, several = classifier().fit(X, LABELS), classifier().fit(X, SEVERAL)
     lazy = dask.dataframe.from_pandas(FRAME, npartitions=2)
     images, days = np.ones((N, 3, 3)) * X[:, :1, None], np.arange(N).astype("M8[D]")
@@ -320,6 +320,9 @@ def row_cases() -> list[Case]:
          lambda: (regressor().fit(X, Y, test=(X, Y)), regressor().fit(X, Y, test="data.zarr"))),
         ("lacks 'b'; give the columns of the training data, in any order: 'a', 'b'",
          lambda: model.predict(lazy[["a"]]), lambda: model.predict(lazy[["b", "a"]])),
+        (r"must be numeric; give X.compute\(\) if", lambda: encoding.predict(lazy),
+         lambda: (encoding.predict(lazy.compute()),
+                  [encoding.predict(part.compute()) for part in lazy.partitions])),
         ("is expecting 3 features as input; give the",
          lambda: classes.predict(dask.array.from_array(X[:, :2])),
          lambda: classes.predict(dask.array.from_array(X))),

@@ -88,6 +88,7 @@ def fit(
     option_names: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
     has_types: bool = False,
+    wrong_cell_remedy: str = WRONG_CELL_REMEDY,
 ) -> FittedEncoder:
     """Fit an encoder to the rows of `reader`, whose `RawBlock`s have Arrow tables as X.
 
@@ -101,6 +102,7 @@ def fit(
     markers : the user's markers of missing cells, in any column
     option_names : the arguments that a remedy in an error may name
     has_types : whether the table has types, so that text is never a number
+    wrong_cell_remedy : the remedy for a cell that does not fit its column
 
     Raises DataError naming every column whose content is ambiguous.
     """
@@ -109,7 +111,7 @@ def fit(
         scan = scan or _TableScan(
             block, targets(block), declared, seed, markers or MissingMarkers(), has_types
         )
-        scan.add(block)
+        scan.add(block, wrong_cell_remedy)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
@@ -160,8 +162,11 @@ class _TableScan:
         self._counter = IndexDetector()
         self._counter.matches_rows = len(names) > 1 and names[0] not in declared_names
 
-    def add(self, block: Any) -> None:
-        """Add the rows of a block; raise DataError for a cell that does not fit its column."""
+    def add(self, block: Any, remedy: str) -> None:
+        """Add the rows of a block; raise DataError for a cell that does not fit its column.
+
+        remedy : for the error
+        """
         folds = row_folds(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
         self._counter.add_cells(block.X.column(0), block.row_numbers)
@@ -178,7 +183,7 @@ class _TableScan:
                         kind,
                         block.location,
                         block.row_numbers,
-                        WRONG_CELL_REMEDY,
+                        remedy,
                     ) from None
         self.n_rows += len(block.X)
 

@@ -52,7 +52,7 @@ def open_centers(
         # `open_store` checks that the store is complete, and that X has rows.
         options = None if local_path(url) is not None else storage_options_for(config, url)
         store = open_store(url, x=config.data.x, y=None, storage_options=options or None)
-        check_encoder(store.spec.encoder, encoder, "model.centers")
+        check_encoder(store.spec.encoder, encoder, mention("model.centers"))
         return _features(store, columns)
 
 
@@ -102,7 +102,7 @@ def _with_remedy(
     except FileNotFoundError as error:
         raise StoreNotFoundError(
             f"there is no array of {content} at {redact(url)}",
-            f"correct {setting}, or set one of {some(other_values)}",
+            f"correct {mention(setting)}, or set one of {some(other_values)}",
         ) from error
     except Exception as error:  # zarr raises many types if the file is not an array
         raise ConfigError(
@@ -130,7 +130,7 @@ def _features(store: Store, columns: Sequence[str] | None) -> Any:
     names = store.spec.columns
     if names is None or columns is None or names == tuple(columns):
         return store.rows["X"]
-    order = [names.index(name) for name in in_order(names, columns, "model.centers")]
+    order = [names.index(name) for name in in_order(names, columns, mention("model.centers"))]
     return np.asarray(store.rows["X"])[:, order]
 
 
@@ -171,7 +171,7 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
             f"{mention('model.centers')} has", array.shape[1:], "the data has rows of shape",
             data.source.row_shape, sparse=data.sparse,
         )  # fmt: skip
-        check_count(model.n_centers, array.shape[0], "model.centers")
+        check_count(model.n_centers, array.shape[0], mention("model.centers"))
         return int(array.shape[0])
     # A selector chooses among the rows that have a weight.
     SELECTORS[model.centers].check(data.base)

@@ -318,7 +318,7 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"metric": "full"}, "there is no array of a metric at full; correct model.metric, or set"),
+        ({"metric": "full"}, "there is no array of a metric at full; correct metric, or set"),
         ({"features": "fourier"}, "cannot be used with features='fourier'"),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "cannot be combined with the metric"),
         ({"precision": "integer"}, "transforms the features"),
