@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,10 @@ import numpy.typing as npt
 import zarr
 from sklearn.utils.validation import check_array, validate_data
 
-from streamkern.basics.errors import ConfigError, DataError, StreamkernError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
+from streamkern.estimator.mistakes import shorten_errors
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.convert_input import are_paths
@@ -260,47 +260,6 @@ def sparse_note(X: Any) -> dict[str, str]:
     share = X.nnz / max(1, math.prod(X.shape))
     form = "batches are made dense" if pack_long_rows(X)[1] is None else "rows stay sparse"
     return {"sparse": f"{share:.2%} of the entries are stored; {form}{conversion}"}
-
-
-@contextlib.contextmanager
-def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterator[None]:
-    """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
-
-    values, name : the argument that is checked in the block, and its name
-    encodable : whether a data frame with the same values, and with names, would be encoded
-    """
-    try:
-        yield
-    except StreamkernError:
-        raise
-    except ValueError as error:
-        problem, *other_lines = str(error).splitlines()
-        remedies = ["r" + line[1:] for line in other_lines if line.startswith("Reshape")]
-        if "contains NaN" in problem or "contains infinity" in problem:
-            problem = f"{problem.rstrip('.')}{_nonfinite_row(values)}"
-            remedies = ["correct such rows, or leave them out"]
-            if encodable and "contains NaN" in problem and not is_sparse(values):
-                remedies.append("or encode them, in a frame: DataFrame(X).add_prefix('x')")
-        if problem.startswith("could not convert string to float: "):
-            text = problem.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
-            problem, remedies = f"{name} holds {text}, which is not a number", ["give numbers"]
-        if "feature names" in problem:  # followed by lists of names, one name a line
-            lists = " ".join(other_lines).replace(": - ", ": ").replace(" - ", ", ")
-            remedies = [lists.replace(" Feature names", "; Feature names")]
-        raise DataError("; ".join([problem.rstrip(".:"), *filter(None, remedies)])) from None
-
-
-def _nonfinite_row(values: Any) -> str:
-    """Return " in row k" for the first row with NaN or infinity; "" if unknown."""
-    with contextlib.suppress(TypeError, ValueError):
-        if is_sparse(values):
-            entries = values.tocoo()
-            rows = entries.row[~np.isfinite(entries.data)]
-        else:
-            rows = np.nonzero(~np.isfinite(np.asarray(values, np.float64)))[0]
-        if len(rows):
-            return f" in row {rows.min()}"
-    return ""
 
 
 def to_dask_or_numpy(y: Any) -> Any:

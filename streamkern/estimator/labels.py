@@ -21,7 +21,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.values import to_builtin
-from streamkern.estimator.inputs import shorten_errors, to_dask_or_numpy
+from streamkern.estimator.inputs import to_dask_or_numpy
+from streamkern.estimator.mistakes import shorten_errors
 from streamkern.estimator.targets import check_length
 from streamkern.store.class_labels import KnownClasses, labels_from_names
 from streamkern.store.packing import refuse_packed

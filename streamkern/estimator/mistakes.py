@@ -1,14 +1,19 @@
-"""Suggest keywords in errors about unknown ones, and hide inner tracebacks of wrong usage."""
+"""Suggest keywords in errors about unknown ones, shorten errors of scikit-learn, and hide inner
+tracebacks of wrong usage."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from streamkern.basics.errors import EXIT_USAGE, StreamkernError
+import numpy as np
+
+from streamkern.basics.errors import EXIT_USAGE, DataError, StreamkernError
+from streamkern.ingest.numeric import is_sparse
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -106,3 +111,44 @@ def suggest_keywords(cls: C) -> C:
 
     cls.__init__ = constructor  # type: ignore[misc]
     return cls
+
+
+@contextlib.contextmanager
+def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterator[None]:
+    """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
+
+    values, name : the argument that is checked in the block, and its name
+    encodable : whether a data frame with the same values, and with names, would be encoded
+    """
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except ValueError as error:
+        problem, *other_lines = str(error).splitlines()
+        remedies = ["r" + line[1:] for line in other_lines if line.startswith("Reshape")]
+        if "contains NaN" in problem or "contains infinity" in problem:
+            problem = f"{problem.rstrip('.')}{_nonfinite_row(values)}"
+            remedies = ["correct such rows, or leave them out"]
+            if encodable and "contains NaN" in problem and not is_sparse(values):
+                remedies.append("or encode them, in a frame: DataFrame(X).add_prefix('x')")
+        if problem.startswith("could not convert string to float: "):
+            text = problem.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
+            problem, remedies = f"{name} holds {text}, which is not a number", ["give numbers"]
+        if "feature names" in problem:  # followed by lists of names, one name a line
+            lists = " ".join(other_lines).replace(": - ", ": ").replace(" - ", ", ")
+            remedies = [lists.replace(" Feature names", "; Feature names")]
+        raise DataError("; ".join([problem.rstrip(".:"), *filter(None, remedies)])) from None
+
+
+def _nonfinite_row(values: Any) -> str:
+    """Return " in row k" for the first row with NaN or infinity; "" if unknown."""
+    with contextlib.suppress(TypeError, ValueError):
+        if is_sparse(values):
+            entries = values.tocoo()
+            rows = entries.row[~np.isfinite(entries.data)]
+        else:
+            rows = np.nonzero(~np.isfinite(np.asarray(values, np.float64)))[0]
+        if len(rows):
+            return f" in row {rows.min()}"
+    return ""

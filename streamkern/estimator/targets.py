@@ -14,7 +14,8 @@ from sklearn.utils.validation import _check_sample_weight, _num_samples, check_a
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
-from streamkern.estimator.inputs import as_floats, shorten_errors, to_dask_or_numpy
+from streamkern.estimator.inputs import as_floats, to_dask_or_numpy
+from streamkern.estimator.mistakes import shorten_errors
 from streamkern.ingest.conform import without_long_doubles
 from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import is_sparse

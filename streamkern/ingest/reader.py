@@ -73,7 +73,10 @@ class Reader:
 
     @property
     def positions(self) -> dict[str, Any] | None:
-        """Positions of targets and weights in a file without names, and its width, as JSON."""
+        """Positions of targets, weights and chosen features in a file without names, and its width.
+
+        As JSON.
+        """
         return None
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:

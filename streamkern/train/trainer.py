@@ -271,8 +271,7 @@ class Trainer:
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        # A stop saves by itself.
-        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by
+        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by  # it saves
         self.end_reason, saves = self.coordinator.agree_on_end(self.end_reason, saves=saves)
         if saves:
             self._checkpoint()

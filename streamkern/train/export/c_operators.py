@@ -97,7 +97,7 @@ def _reduce(
 ) -> None:
     """Write a reduction along an axis.
 
-    update : C statement that updates the variable `found` with the entry {0}
+    update : C statement that updates the C variable found with the entry {0}
     """
     value, axes = inputs
     assert axes.constant is not None
