@@ -227,6 +227,12 @@ class RunConfig(Table):
         if log_link and self.solver.name in NEWTON_SOLVERS and not self.model.fit_intercept:
             # Newton steps would take about |log mean| epochs from f = 0 to the mean.
             obstacles.append(f"{mention('solver.name', self.solver.name)} and no intercept")
+        if log_link and self.solver.name == "falkon" and self.data.epochs in (1, 2):
+            # FALKON first measures the gradient, then a direction, and then steps.
+            obstacles.append(
+                f"{mention('solver.name', 'falkon')}, whose first two epochs take no step, and "
+                f"{mention('data.epochs', self.data.epochs)}"
+            )
         if loss != SQUARES and obstacles:
             raise ConfigError(
                 f"{mention('model.loss', loss)} cannot be minimised with {obstacles[0]}",

@@ -48,7 +48,7 @@ def test_one_pass_run_is_complete_after_one_epoch(folder: Path, printed: Printed
     lines = {line.split()[0]: line for line in printed("info", "run").splitlines() if line.strip()}
     assert lines["epoch"].endswith("1 of 1")
     assert lines["samples"].endswith("300 of 300")
-    assert "another epoch would bring the same" in lines["ended"]
+    assert "another epoch would change nothing" in lines["ended"]
     assert float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()  # of the model, not of zero
     assert "100%" in printed("runs", ".")
     printed("report", "run")

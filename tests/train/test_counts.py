@@ -95,6 +95,15 @@ def test_eigenpro_approaches_true_means(name: str, solver: str) -> None:
     assert of_truth < reached < of_truth + 0.4 * (of_mean - of_truth)
 
 
+def test_falkon_without_a_step_is_refused() -> None:
+    """Check the number of epochs after which the model would still be the mean."""
+    model = sk.KernelRegressor(loss="poisson", solver="falkon", epochs=2, n_centers=P)
+    with pytest.raises(sk.ConfigError, match=r"first two epochs take no step, and epochs=2"):
+        model.fit(X, TARGETS["poisson"])
+    model = model.set_params(epochs=3).fit(X, TARGETS["poisson"])
+    assert np.ptp(model.predict(X)) > 0.1
+
+
 def targets(name: str, several: bool) -> np.ndarray:
     Y = TARGETS[name][:, None]
     return np.hstack([Y, Y[::-1] + 0.5]) if several else Y
