@@ -243,18 +243,30 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 
 
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
-    """Return a reader of a Dask data frame of numbers, by partition."""
+    """Return a reader of a Dask data frame of numbers, by partition.
+
+    Raises ConfigError if its columns were to be encoded.
+    """
+    if request.as_table:
+        raise ConfigError(
+            "X is a data frame of Dask, whose columns cannot be encoded",
+            "give a frame in memory, which is encoded: X.compute()",
+        )
     roles = None
-    if request.y is None or isinstance(request.y, str | int | list | tuple):
-        roles = assign_columns([str(name) for name in table.columns], request, "X")
-        columns = [list(roles.targets), *([list(roles.weights)] if roles.weights else [])]
-        y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
-        request = request._replace(y=y, w=w[0] if w else None)
+    y_is_named = request.y is None or isinstance(request.y, str | int | list | tuple)
+    if y_is_named or isinstance(request.w, str | int):
+        named = request if y_is_named else request._replace(y=())
+        roles = assign_columns([str(name) for name in table.columns], named, "X")
+        y, w = (
+            with_lengths(table[k[0] if len(k) == 1 else list(k)], "y") if k else None
+            for k in (roles.targets, roles.weights)
+        )
+        request = request._replace(y=y if y_is_named else request.y, w=w)
         table = table[list(roles.features)]
     reader = open_memory(with_lengths(table, "X"), request)
     reader.columns = names_of_columns(table)
     if roles is not None:
-        reader.target_columns, reader.unused = roles.targets, roles.unused
+        reader.target_columns, reader.unused = roles.targets or None, roles.unused
         reader.weight_column = roles.weight_column
     return reader
 

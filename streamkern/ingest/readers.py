@@ -1,9 +1,11 @@
 """Open readers of blocks of rows for the formats that training data comes in.
 
 A reader yields `RawBlock`s of consecutive rows in source order, of about the requested bytes,
-starting at any row. Its `identity` (sizes and times; for arrays in memory a checksum) ensures that
-an interrupted ingest is not resumed with other data. Arrays on disk are streamed, not mapped: the
-same code reads local, compressed and remote files, and memory stays bounded.
+starting at any row. Its `identity` decides whether an interrupted ingest may be resumed with these
+data: files are identified by their sizes and times, NumPy arrays by a checksum, other arrays by a
+digest of their first and last rows, and iterables by a digest of their first block. Arrays on disk
+are streamed, not mapped: the same code reads local, compressed and remote files, and memory stays
+bounded.
 """
 
 from __future__ import annotations
@@ -52,9 +54,10 @@ def open_reader(
     missing_texts: Sequence[str] = (), form: FileForm | None = None,
     markers: MissingMarkers | None = None, drop_missing: bool = False, memory: int = 1 << 30,
 ) -> Reader:  # fmt: skip
-    """Return a reader for `inputs`: paths or URLs, arrays, or an iterable of blocks.
+    """Return a reader for `inputs`; everything it opens is closed by `files`.
 
-    Everything it opens is closed by `files`.
+    The inputs are a path or URL, several of them, an array, a Zarr group, a data frame (also of
+    Dask), a data set of Hugging Face, or an iterable of blocks (X, y) or (X, y, w).
 
     Parameters
     ----------
@@ -71,13 +74,16 @@ def open_reader(
     foreign : bool
         Whether a Zarr group of streamkern is read as if another program had written it.
     dropped_columns, as_table, missing_texts, markers, drop_missing
-        As in `ReadRequest`; all but the last for tables only.
+        As in `ReadRequest`; `drop_missing` is for all inputs, the others are for tables only.
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     memory : int
         Largest size in bytes of an array that cannot be read by rows, and is converted whole.
     """
-    opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
+    opener = FileOpener(
+        dict(input_options or {}), files, missing, external=external, foreign=foreign, form=form,
+        memory=memory,
+    )  # fmt: skip
     feature_names = None if columns is None else tuple(columns)
     if feature_names is not None:
         dropped_columns = (*dropped_columns, *unused_columns(opener.form.earlier_record))
@@ -92,7 +98,9 @@ def open_reader(
 
 
 def _pack_sparse(reader: Reader, earlier_record: Mapping[str, Any] | None) -> None:
-    """Keep sparse rows packed if earlier rows are, or else if they are long; others become dense.
+    """Keep sparse rows packed if the earlier rows are packed; other sparse rows become dense.
+
+    Without earlier rows, `stays_sparse` decides.
 
     earlier_record : the form of earlier files of the same data, if there are some
     """
@@ -126,10 +134,10 @@ def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
     if isinstance(inputs, zarr.Group):
         return _open_group(inputs, request, opener)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
-        memory = open_memory(inputs, request)
-        memory.file_form = RecordedArrays.from_form(opener.form.earlier_record).add_to_record(None)
-        return memory
-    if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
+        reader = open_memory(inputs, request)
+        reader.file_form = RecordedArrays.from_form(opener.form.earlier_record).add_to_record(None)
+        return reader
+    if isinstance(inputs, Sequence) and inputs and all(is_path(path) for path in inputs):
         readers = list(_file_readers(inputs, request, opener))
         number_features_alike(readers, request.x)
         return ManyReader(readers)
@@ -166,6 +174,7 @@ def _file_readers(
             if kind in TABLES:
                 file_request = _request_by_name(file_request, first_reader)
         elif first_reader is not None and kind == "csv":
+            # Without a header, columns may be positions: later files use those of the first file.
             record = {"format": "csv", **(opener.form.earlier_record or {})}
             record["positions"] = first_reader.reader.positions or {}
             opener = copy(opener)
@@ -225,6 +234,8 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
     """Return whether targets are columns of the inputs, besides the features."""
     if is_frame(inputs) or is_hub_dataset(inputs):
         return True
+    if is_dask_table(inputs):
+        return bool(inputs.ndim == 2)  # a column of Dask has one dimension
     path = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:
         return is_path(path) and FileOpener({}, files, form=form).kind(path) in TABLES
@@ -257,7 +268,10 @@ def existing_column(
 
 
 def _file_reader(url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
-    """Return the reader of a file; if that fails, DataError may say that its format is another."""
+    """Return the reader of a file.
+
+    A DataError suggests another format if the content looks like one.
+    """
     with explained_damage(url):
         kind = opener.kind(url)
     try:
@@ -275,7 +289,8 @@ def _reader_of_format(kind: str, url: Url, request: ReadRequest, opener: FileOpe
         return FileReader(open_single_array(kind, url, request, opener), url)
     if request.w is not None and not isinstance(request.w, str | int):
         raise ConfigError(
-            f"the sample weights of {redact(url)} are an array or column of it; give its name"
+            f"the sample weights of {redact(url)} must be one of its arrays or columns",
+            f"give its name as {mention('sample_weight=')}",
         )
     open_file = _READERS[kind]
     form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, data_ending(url))

@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 import streamkern as sk
 from streamkern.basics.errors import (
+    ConfigError,
     DataError,
     NonFiniteError,
     StreamkernError,
@@ -203,6 +206,47 @@ def test_store_is_appended_with_its_weights(tmp_path: Path) -> None:
     assert spec.weight_totals is not None
     total = sum(part["sample_weight"].sum() for part in parts)
     np.testing.assert_allclose(sum(spec.weight_totals), total, rtol=1e-6)
+
+
+def table_and_dask_frame(n: int, seed: int) -> tuple[pd.DataFrame, Any]:
+    """Return a table with targets t and weights w, and the same table as a data frame of Dask."""
+    table = pd.DataFrame(np.random.default_rng(seed).random((n, 4)), columns=["a", "b", "t", "w"])
+    return table, dd.from_pandas(table, npartitions=3)
+
+
+def rows_as_table(location: Path) -> Any:
+    """Return all rows of a store with its targets and weights, sorted, (n, 4)."""
+    store = open_store(location)
+    chunks = [store.read_weighted_chunk(i) for i in range(store.spec.n_chunks)]
+    found = np.concatenate([np.column_stack([X, y, w]) for X, y, w in chunks])
+    return found[np.argsort(found[:, 0])]
+
+
+def test_targets_and_weights_of_dask_frame_have_names_of_store(tmp_path: Path) -> None:
+    """Append to a store, ingest like a store, and name the weights but not the targets."""
+    (table, _), (more, dask_frame) = table_and_dask_frame(30, 0), table_and_dask_frame(20, 1)
+    ingest(table, tmp_path / "s", y="t", sample_weight="w", dtype="float64")
+    append(dask_frame, tmp_path / "s")
+    ingest(dask_frame, tmp_path / "like", like=tmp_path / "s", dtype="float64")
+    features = dask_frame[["a", "b", "w"]]
+    ingest(features, tmp_path / "y", y=dask_frame["t"], sample_weight="w", dtype="float64")
+    for name, expected in (("s", pd.concat([table, more])), ("like", more), ("y", more)):
+        found = rows_as_table(tmp_path / name)
+        np.testing.assert_allclose(found, expected.sort_values("a"), rtol=1e-6)
+
+
+def test_columns_of_dask_frame_can_be_dropped_but_not_encoded(tmp_path: Path) -> None:
+    table, dask_frame = table_and_dask_frame(30, 0)
+    assert ingest(dask_frame, tmp_path / "s", y="t", drop=["w"]).columns == ("a", "b")
+    ingest(table, tmp_path / "encoded", y="t", categorical=["w"])
+    message = "of Dask, whose columns cannot be encoded; give a frame in memory"
+    for call in (
+        partial(ingest, dask_frame, tmp_path / "c", y="t", categorical=["a"]),
+        partial(ingest, dask_frame, tmp_path / "l", like=tmp_path / "encoded"),
+        partial(append, dask_frame, tmp_path / "encoded"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
 
 
 # ----------------------------------------------------------------------------- who reads meanwhile

@@ -516,7 +516,11 @@ def test_missing_or_reused_weight_column_is_refused(tmp_path: Path) -> None:
         (table, "y", "column 'y' of .* is requested twice"),
         (table, "age", "has no column 'age'"),
         (arrays_, "age", "has no array 'age'; it has X, y, importance"),
-        (arrays_, W, "the sample weights of .* are an array or column of it; give its name"),
+        (
+            arrays_,
+            W,
+            "the sample weights of .* must be one of its arrays or columns; give its name",
+        ),
         ([(X, IDS)], W, "blocks must be pairs"),
         ([(X[:9], IDS[:9], W[:9]), (X, IDS)], None, "some blocks of rows have sample weights"),
     ]:
