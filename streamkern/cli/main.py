@@ -1,9 +1,9 @@
 """The entry point of the `streamkern` command: the list of its commands, and the exit code.
 
-Exit codes: 0 success; 2 wrong usage or input, detected before anything was written; 3 failure after
-which a run can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP, with the work saved; 130
-stopped, with nothing to save. After 3 and 75, the same command resumes the run. An error is one
-sentence on stderr; --debug adds the traceback.
+Exit codes: 0 success; 2 wrong usage or input, detected before anything was written; 3 failure
+during the work, or of printing the result; 75 stopped by SIGTERM, SIGINT or SIGHUP, with the work
+saved; 130 stopped, with nothing to save. After 3 and 75, the same command resumes unfinished work.
+An error is one sentence on stderr; --debug adds the traceback.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     ):
         # Show equal warnings once: a search trains many models.
         warnings.simplefilter("default", UserWarning)
-        # A signal may arrive between the creation of a request and its start.
+        # A signal may arrive between the creation of a storage request and its start.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = functools.partial(show_warning, vocabulary=vocabulary)
         remove_abandoned()

@@ -1,6 +1,8 @@
 """Names of settings in messages of the command line: options instead of settings.
 
-Settings without an option are written as --set, or as in a run file if the user gave one.
+A setting is written in the form in which the user gave it: as its option, as --set, or as in the
+run file. A setting that the user did not give is written as in the run file if there is one;
+otherwise as its option, or as --set if it has none.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SETTING_OPTIONS: Final = {
     "run.min_ranks": "--min-ranks", "run.center_ranks": "--center-ranks",
     "run.cluster": "--cluster", "model.patch_features": "--patch-features",
 }  # fmt: skip
-"""Options by the settings that have one; other settings are given by --set."""
+"""Options by the settings that have one; --set can give all settings."""
 INGEST_COMMAND_OPTIONS: Final = {
     "like": "--like", "encode": "--encode", "categorical": "--categorical", "drop": "--drop",
     "numeric": "--numeric", "dates": "--date", "na_values": "--na-value", "targets": "--targets",
@@ -36,14 +38,16 @@ class CommandVocabulary:
     """The `Vocabulary` of one command.
 
     options : options of the command, such as "--train", by parameter
-    words : the arguments of the command line
+    arguments : the arguments of the command line
     """
 
     options: Mapping[str, str]
-    words: Sequence[str] = ()
+    arguments: Sequence[str] = ()
 
     def __call__(self, mention: Mention) -> str:
-        """Return a setting as the command line or the run file gives it.
+        """Return a parameter as an option, and a setting as the command line or run file gives it.
+
+        Names that the command has no form for are returned unchanged.
 
         `overwrite=True` becomes `--overwrite`, `header=False` `--no-header`, `missing="fill"`
         `--missing fill`, `solver.level=5` `--set solver.level=5`.
@@ -53,7 +57,7 @@ class CommandVocabulary:
         takes_settings = "--set" in self.options.values()
         path = PARAMETER_PATHS.get(mention.name, mention.name if "." in mention.name else None)
         option = (INGEST_COMMAND_OPTIONS | dict(self.options)).get(mention.name)
-        # The option of a setting may not be the form in which the user gave it: `_as_setting`.
+        # `_as_setting` decides between the option of a setting, --set and the run file.
         is_setting_option = takes_settings and option == SETTING_OPTIONS.get(path or "")
         if option is not None and not is_setting_option and mention.value is not None:
             return _as_option(option, mention.value)
@@ -69,9 +73,9 @@ class CommandVocabulary:
         """
         option = SETTING_OPTIONS.get(path)
         option = option if option in self.options.values() else None
-        has_option = option in [word.partition("=")[0] for word in self.words]
+        has_option = option in [word.partition("=")[0] for word in self.arguments]
         has_set = self._has_set(path)
-        has_run_file = any(word.endswith(".toml") for word in self.words)
+        has_run_file = any(word.endswith(".toml") for word in self.arguments)
         if has_run_file and not (has_option or has_set):
             return path if value is None else f"{path}={_as_toml(value)}"
         if option is None or (has_set and not has_option):
@@ -80,7 +84,7 @@ class CommandVocabulary:
 
     def _has_set(self, path: str) -> bool:
         """Return whether the command line gives a setting by --set."""
-        pairs = zip(self.words, self.words[1:], strict=False)
+        pairs = zip(self.arguments, self.arguments[1:], strict=False)
         assignments = [next_word for word, next_word in pairs if word == "--set"]
         return any(text.partition("=")[0].strip() == path for text in assignments)
 
@@ -100,7 +104,7 @@ def _unquote(value: str) -> str:
 
 
 def _as_option(option: str, value: str) -> str:
-    """Return an option with its value; a flag for True, --no- and its name for False."""
+    """Return an option with its value: `--name` for True or "", and `--no-name` for False."""
     parsed = _parse_value(value)
     if parsed is True or value == "":
         return option
@@ -112,7 +116,7 @@ def _as_option(option: str, value: str) -> str:
 
 
 def _as_set_option(path: str, value: str | None) -> str:
-    """Return a setting as the option --set; its name alone without a value."""
+    """Return a setting as the option --set; only its path if there is no value."""
     if value is None:
         return path
     return f"--set {path}={value.lower() if value in ('True', 'False') else _unquote(value)}"

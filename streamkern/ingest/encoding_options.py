@@ -125,7 +125,7 @@ class EncodingOptions:
 
         is_table : whether the input is a table
 
-        Raises ConfigError if columns were described although the input is not a table.
+        Raises ConfigError if columns are to be encoded or dropped, but the input is not a table.
         """
         if (self.always_encodes or self.dropped_columns) and not is_table:
             raise ConfigError(

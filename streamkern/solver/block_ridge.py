@@ -54,7 +54,7 @@ class BlockRidge:
 
     op : products with kernel matrices.
     Z : centers of this rank in the partition.
-    preconditioner : has the step rules, the damping mu, the jitters and, for one block, the factor
+    preconditioner : has the step rules, the penalty mu, the jitters and, for one block, the factor
         of K(Z, Z).
     partition : partition of the centers over ranks.
     ridge : coefficient of the kernel norm in the loss; 0: no ridge.

@@ -1,13 +1,13 @@
 """Plain SGD, EigenPro 2.0 (EP2) and 1.0 (EP1) with all training rows as centers.
 
-The methods `SGD`, `EigenPro1` and `EigenPro2` have the settings, sizes and costs, and assemble the
-solver, `SGDSolver`, which takes the steps. Every row is its own center, so a batch updates alpha at
+The methods `SGD`, `EigenPro1` and `EigenPro2` choose sizes, estimate costs and assemble the solver,
+`SGDSolver`, which takes the steps. Every row is its own center, so a batch updates alpha at
 its own rows, "in place".
 
     n, X_n     number of all rows, and their features; the centers
     m, X_m     number of rows of a batch, and their features
-    s, X_s     number of rows of the sample, and their features
-    alpha      (n, c) weights; alpha_m, alpha_s: at the rows of the batch, of the sample
+    s, X_s     number of rows of the setup sample, and their features
+    alpha      (n, c) weights; alpha_m, alpha_s: at the rows of the batch, of the setup sample
     g          (m, c) residuals f(X_m) - Y_m
     eta        step size
     lam_i      eigenvalues of K(X_s, X_s) / s, descending
@@ -23,16 +23,16 @@ f <- f - eta P (gradient):
 
 The papers differ in
 
-* the span of the correction. The eigenfunctions of EP1 are combinations of all n rows, from a
-  sample by Nystrom's extension, so every step changes all of alpha and E is n x q. The
-  eigenfunctions of EP2 are combinations of the sample, and E is s x q.
+* the span of the correction. The eigenfunctions of EP1 are combinations of all n rows, from the
+  setup sample by Nystrom's extension, so every step changes all of alpha and E is n x q. The
+  eigenfunctions of EP2 are combinations of the setup sample, and E is s x q.
 * the damping of eigendirection i, where r = lam_{q+1} / lam_i:
 
-      method   paper       public code               here
-      EP1      1 - tau r   1 - sqrt(r), if kernel    1 - tau r
-      EP2      1 - r       1 - r^0.95                1 - r
+      method   paper       public code            here
+      EP1      1 - tau r   1 - sqrt(r) (kernel)   1 - tau r
+      EP2      1 - r       1 - r^0.95             1 - r
 
-  tau <= 1 allows for the error of the eigenvectors: 1 with a kernel, 1/4 with random features. D
+  tau <= 1 allows for the error of the eigenvectors: 1 with a kernel, 1/4 with explicit features. D
   has this damping, divided by the scale of E: 1 for EP1, whose paper has another factor 1 / lam_i
   from the extension, and s lam_i for EP2.
 * batch and step. EP1 has the sizes of `PAPER_BATCH`, `PAPER_N_NYSTROM` and `PAPER_LEVEL`, and
@@ -111,7 +111,7 @@ class SGDSolver(Solver):
     name : name of the solver, for error messages.
     ridge : coefficient of the RKHS norm in the loss.
     preconditioner : the preconditioner of EigenPro; None: plain SGD.
-    sample : (s,) ascending row numbers of its sample.
+    sample : (s,) ascending row numbers of the setup sample of the preconditioner.
     """
 
     def __init__(
@@ -164,7 +164,10 @@ class SGDSolver(Solver):
 
 
 def small_batches(problem: ProblemShape) -> list[int]:
-    """Return candidate batch sizes, with `MIN_BATCHES_PER_EPOCH` or more batches in an epoch."""
+    """Return candidate batch sizes, with `MIN_BATCHES_PER_EPOCH` or more batches in an epoch.
+
+    A batch size that the user sets is the only candidate, and may be larger.
+    """
     largest = max(1, problem.n_rows // MIN_BATCHES_PER_EPOCH)
     return batch_candidates(problem, min(PAPER_BATCH, largest))
 
@@ -202,7 +205,8 @@ class SGD(Method[Sizes]):
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute the step rule of the kernel.
 
-        A ridge is added to lambda_1 and to the leverage, see `step_rule`.
+        With a ridge, lambda_1' = lambda_1 + ridge replaces lambda_1, and leverage + lambda_1'
+        replaces the leverage, see `step_rule`.
         """
         op, options = work.op, work.options
         _, raw_probe = samples()
@@ -245,7 +249,7 @@ class EigenPro2(RowCenteredEigenPro):
     def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup and of the training.
 
-        The setup computes an eigensystem; each row takes K(X, Z) and K(X, X_s).
+        The setup computes an eigensystem; each row needs K(X, Z) and K(X, X_s).
         """
         row = self.correction(sizes) + OpCounts(entries=problem.p)
         return self.setup_op_counts(sizes), row.scaled(problem.n_rows * problem.epochs)
@@ -301,7 +305,7 @@ class EigenPro1(RowCenteredEigenPro):
     def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup and of the training.
 
-        The setup computes an eigensystem and its extension; each row takes K(X, Z) twice, and each
+        The setup computes an eigensystem and its extension; each row needs K(X, Z) twice, and each
         step reads E twice.
         """
         p, q, n = problem.p, sizes.level, problem.n_rows * problem.epochs

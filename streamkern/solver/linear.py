@@ -12,11 +12,11 @@ where P = I for SGD, and for linear EigenPro (EP1 eq. 7, which has no ridge)
 
     P = I - sum_i (1 - tau (lam_{q+1} + ridge) / (lam_i + ridge)) e_i e_i^T
 
-in the top eigendirections e_i of the covariance of the features of a sample, Phi^T Phi / s. They
-are computed from the eigenvectors v_i of Phi Phi^T / s, (s, s), which has the same eigenvalues:
-e_i = Phi^T v_i / sqrt(s lam_i). The paper takes tau = 1/4 with features. P contains the ridge,
-because with nearly equal centers lam_{q+1} is far below the ridge, and directions that are damped
-to so small an eigenvalue would never be learned.
+in the top eigendirections e_i of the covariance of the features of the s rows of the setup sample,
+Phi^T Phi / s. They are computed from the eigenvectors v_i of Phi Phi^T / s, (s, s), which has the
+same eigenvalues: e_i = Phi^T v_i / sqrt(s lam_i). The paper takes tau = 1/4 with features. P
+contains the ridge, because with nearly equal centers lam_{q+1} is far below the ridge, and
+directions that are damped to so small an eigenvalue would never be learned.
 
 The third method on features, `solver.block`, has H from the whole covariance.
 """
@@ -53,9 +53,11 @@ from streamkern.solver.precondition.norm import WeightNorm, check_overlap, noise
 from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 TAU = 0.25
-"""The default tau of the damping."""
+"""Default of tau, which EigenPro 1.0 takes for explicit features (Ma and Belkin 2017)."""
 FEATURE_COLUMNS = 4096
 """Number of features that are evaluated at once, if they are independent of each other."""
+FEATURE_PROBE_STAGE = 5
+"""Number of the stage in the seed of the start vector for lambda_1."""
 
 
 def build_linear(
@@ -65,8 +67,8 @@ def build_linear(
     """Return the preconditioner H^T P H, as a single block, with its step rule.
 
     Z : points that define the p features.
-    S : sample of s left points; None for level 0.
-    probe : h left points, on which the step rule is measured; none of them is in S.
+    S : setup sample, s rows prepared as the left operand of a product (`Points`); None for level 0.
+    probe : h rows prepared likewise, on which the step rule is measured; none of them is in S.
     level : number of directions that EigenPro damps.
     tau, ridge : see the module docstring.
     seed : seed of the start vectors of the eigensolvers.
@@ -95,7 +97,8 @@ def _slabs(
 
     With Nystrom features there is only one slice, as L combines all columns.
     """
-    for columns in tiles(len(Z), FEATURE_COLUMNS) if norm.L is None else [slice(0, len(Z))]:
+    slices = tiles(len(Z), FEATURE_COLUMNS) if norm.L is None else [slice(0, len(Z))]
+    for columns in slices:
         yield columns, norm.features(op.backend, op.matrix(X, Z[columns]))
 
 
@@ -129,17 +132,17 @@ def _measure(
     xp, h = op.backend.xp, len(probe)
     G = xp.zeros((h, h), op.dtype)
     # Phi P Phi^T = Phi Phi^T - (Phi E) D (Phi E)^T.
-    damping = None
+    Phi_E_and_D = None
     if damped_directions is not None:
         E, D = damped_directions
-        damping = xp.zeros((h, len(D)), op.dtype), D
+        Phi_E = xp.zeros((h, len(D)), op.dtype)
+        Phi_E_and_D = Phi_E, D
     for columns, Phi in _slabs(op, norm, probe, Z):
         op.backend.add_gram(G, xp.ascontiguousarray(Phi.T), 1.0)
-        if damping is not None:
-            Phi_E = damping[0]
+        if Phi_E_and_D is not None:
             Phi_E += op.backend.matmul(Phi, E[columns], xp.empty_like(Phi_E))
     op.backend.mirror_lower(G)
-    return rule_of_gram(op, G, damping, root, [seed, 5], check=True)
+    return rule_of_gram(op, G, Phi_E_and_D, root, [seed, FEATURE_PROBE_STAGE], check=True)
 
 
 class LinearEigenPro(LowRank[LowRankSizes]):
@@ -180,10 +183,10 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             kept=p * (2 * s + h), products=p * (3 * s * s + h * h),
             eigen=eigen_flops(s, q + 1) if q else 0,
         )  # fmt: skip
-        columns = 2 * q  # of the matrices that a step reads: E twice, and the triangle H twice
+        columns = 2 * q  # of the matrices that a step reads: E twice
         if problem.features == "nystrom":
             setup += OpCounts(kept=p * p, factors=2 * p**3 / 3, products=p * p * (s + h))
-            columns += p
+            columns += p  # H twice, of which each product reads a triangle: p / 2 columns
         steps = -(-n // sizes.batch_size)
         return setup, OpCounts(kept=p * n, swept=p * n + p * columns * steps)
 

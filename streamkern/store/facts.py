@@ -1,9 +1,11 @@
-"""Describe an open store in plain numbers and as HTML, without a request to the storage."""
+"""Describe an open store in plain numbers and as HTML, without reading from the storage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from streamkern.basics.text import facts_html_table, redact, size_text
 from streamkern.store.sparse_rows import is_packed, sparse_features
@@ -16,19 +18,19 @@ _MAX_NAMES_SHOWN = 12  # of classes or columns, in a cell of the table
 
 
 def store_facts(chunks: StoredChunks) -> dict[str, Any]:
-    """Return the layout, class balance and fingerprint of a store; JSON-able, without a request.
+    """Return the layout, class balance and fingerprint of a store, as JSON values.
 
-    The URL is shown without credentials.
+    Nothing is read from the storage. The URL is shown without credentials.
     """
     spec = chunks.spec
     target_kind = "values" if spec.classes is None else "classes"
     if spec.n_outputs == 0:
         target_kind = "none"
     counts = spec.class_counts
-    # The entries of packed rows are no features, so that their scales say nothing.
-    n_constant = None if spec.scale is None else int((spec.scale == 0).sum())
-    if is_packed(spec.row_shape):
-        n_constant = None
+    # The entries of packed rows are no features, so their scales do not mark constant features.
+    n_constant = None
+    if spec.scale is not None and not is_packed(spec.row_shape):
+        n_constant = int((spec.scale == 0).sum())
     codecs = chunks.x.metadata.to_dict().get("codecs") or ()
     return {
         "url": redact(chunks.url),
@@ -61,7 +63,7 @@ def target_row_bytes(spec: StoreSpec) -> int:
     """Return the bytes of the target and of the weight of one row."""
     if spec.y_dtype is None:
         return 0
-    weight = 0 if spec.weight_totals is None else 4
+    weight = 0 if spec.weight_totals is None else np.dtype(np.float32).itemsize
     return weight + spec.y_dtype.itemsize * (1 if spec.classes is not None else spec.n_outputs)
 
 

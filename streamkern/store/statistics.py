@@ -7,10 +7,11 @@ triples merge by the update of Chan, Golub and LeVeque (1979):
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. The first row is subtracted from all rows,
-so a constant column has no deviation at all, and a column far from 0 loses no precision. For
-targets, n is the sum of the sample weights if rows have some. The slab size depends on the row size
-only, so the same chunks in the same order give the same bits, interrupted or not.
+which does not cancel as sum(x^2) - sum(x)^2 / n would. A shift is subtracted from all rows: the
+first row, or the mean of earlier rows. So a constant column has no deviation at all, and a column
+far from 0 loses no precision. For targets, n is the sum of the sample weights if rows have some.
+The slab size depends on the number of columns only, so the same chunks in the same order give the
+same bits, interrupted or not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _STATISTICS_SLAB_BYTES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Per-feature and global mean and standard deviation (over n), and rows per class.
+    """Per-feature and global mean and standard deviation, and rows per class.
+
+    Variances are divided by n, not by n - 1.
 
     mean, scale : (d,) float64, of the rows with a sample weight above 0; 0 if there are none
     global_mean, global_scale : the same over all entries of these rows
@@ -59,8 +62,8 @@ class ColumnMoments:
 
     def __init__(self, n_columns: int) -> None:
         self.weight = 0.0
-        self._first: NDArray[np.float64] | None = None  # the first row
-        self._mean = np.zeros(n_columns)  # minus the first row
+        self._shift: NDArray[np.float64] | None = None  # subtracted from all rows
+        self._mean = np.zeros(n_columns)  # minus the shift
         self._m2 = np.zeros(n_columns)  # sum of squared deviations from the mean
         self._varies = np.zeros(n_columns, bool)  # whether two values of the column differ
         self._slab_rows = max(1, _STATISTICS_SLAB_BYTES // (8 * max(1, n_columns)))
@@ -74,7 +77,7 @@ class ColumnMoments:
         mean, scale : (n_columns,)
         """
         moments = cls(len(mean))
-        moments.weight, moments._first, moments._m2 = weight, mean.copy(), weight * scale**2
+        moments.weight, moments._shift, moments._m2 = weight, mean.copy(), weight * scale**2
         return moments
 
     def take(self, columns: Any) -> ColumnMoments:
@@ -82,7 +85,7 @@ class ColumnMoments:
         moments = ColumnMoments(len(self._mean[columns]))
         moments.weight = self.weight
         moments._mean, moments._m2 = self._mean[columns], self._m2[columns]
-        moments._first = None if self._first is None else self._first[columns]
+        moments._shift = None if self._shift is None else self._shift[columns]
         moments._varies = self._varies[columns]
         return moments
 
@@ -93,40 +96,38 @@ class ColumnMoments:
         """
         if w is not None and not w.all():
             rows, w = rows[w > 0], w[w > 0]
-        if self._first is None and len(rows):
-            self._first = rows[0].astype(np.float64)
+        if self._shift is None and len(rows):
+            self._shift = rows[0].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(rows), self._slab_rows):
-                part = slice(start, start + self._slab_rows)
+                slab = slice(start, start + self._slab_rows)
                 self._add_slab(
-                    rows[part] - self._first,
-                    None if w is None else w[part].astype(np.float64)[:, None],
+                    rows[slab] - self._shift,
+                    None if w is None else w[slab].astype(np.float64)[:, None],
                 )
 
-    def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
-        """Add rows (k, d) with weights (k, 1) or None; the rows are overwritten."""
-        weight = float(len(block) if w is None else w.sum())
-        if not weight:
-            return  # all rows have weight 0
-        mean = (block if w is None else w * block).sum(axis=0) / weight
-        block -= mean
-        np.square(block, out=block)
+    def _add_slab(self, slab: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
+        """Add rows (k, d), minus the shift, with weights (k, 1) or None; they are overwritten."""
+        weight = float(len(slab) if w is None else w.sum())
+        mean = (slab if w is None else w * slab).sum(axis=0) / weight
+        slab -= mean
+        np.square(slab, out=slab)
         if w is not None:
-            block *= w
-        self._merge(weight, mean, block.sum(axis=0))
+            slab *= w
+        self._merge(weight, mean, slab.sum(axis=0))
 
     def merge(self, moments: ColumnMoments, factor: float = 1.0) -> None:
         """Add the rows of other moments, with their weights multiplied by `factor`."""
         if not moments.weight:
             return
-        if self._first is None:
-            self._first = moments.mean
+        if self._shift is None:
+            self._shift = moments.mean
         with np.errstate(over="ignore", invalid="ignore"):
-            self._merge(factor * moments.weight, moments.mean - self._first, factor * moments._m2)
+            self._merge(factor * moments.weight, moments.mean - self._shift, factor * moments._m2)
         self._varies |= moments._varies
 
     def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
-        """Add rows by the update of the module docstring. mean : minus the first row"""
+        """Add rows by the update of the module docstring. mean : minus the shift"""
         delta = mean - self._mean
         self._varies |= delta != 0
         total = self.weight + weight
@@ -138,7 +139,7 @@ class ColumnMoments:
     def mean(self) -> NDArray[np.float64]:
         """Means of the columns, (n_columns,); not finite if they overflow."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._mean if self._first is None else self._first + self._mean
+            return self._mean if self._shift is None else self._shift + self._mean
 
     def variance(self) -> NDArray[np.float64]:
         """Return the variances of the columns, (n_columns,); infinite if they overflow."""
@@ -150,7 +151,7 @@ class ColumnMoments:
 
 
 class RunningStatistics:
-    """Accumulates `Statistics` over blocks of rows; the order of the blocks is part of the bits.
+    """Accumulates `Statistics` over blocks of rows; the last bits depend on their order.
 
     Parameters
     ----------
@@ -239,6 +240,7 @@ class RunningStatistics:
             total = float(variance.mean() + mean.var())
         if not (np.isfinite(mean).all() and np.isfinite(total)):
             raise DataError("the variance of X overflows float64", "give X in a larger unit")
+        # A feature that underflows counts as constant, which is an error only if no other is left.
         if self._features.underflows().all():
             raise DataError("the variance of X underflows float64", "give X in a smaller unit")
         class_counts = None if self._counts is None else tuple(self._counts.tolist())

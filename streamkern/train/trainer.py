@@ -282,7 +282,7 @@ class Trainer:
         stopping, is_other_rank = self.stopping, self.ranks.rank > 0
         if stopping.is_active and not is_other_rank:
             stopping.add_score(self.evaluations.metrics, self.loop.keep_best_weights)
-            self._end_after_epoch(stopping.reason())
+            self._end_after_epoch(stopping.stop_reason())
         if stopping.is_active and not self.loop.share.is_replicated:  # each rank copies its part
             is_best = self.coordinator.broadcast_decision(stopping.newest_is_best)
             if is_best and is_other_rank:

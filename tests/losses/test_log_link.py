@@ -1,4 +1,4 @@
-"""Losses with a log link against differences, scikit-learn, and what a step may rely on."""
+"""Check losses with a log link: derivatives, values, and the bounds that steps rely on."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ LOSSES: dict[str, tuple[type[LogLink], Any]] = {
 }
 
 
-def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return a loss, outputs (m, c) of this size, and targets, some of them 0 if it allows 0."""
+def random_case(
+    name: str, seed: int, m: int, c: int, scale: float
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return a loss, outputs (m, c) of this scale, and targets, some of them 0 if it allows 0."""
     rng = np.random.default_rng(seed)
-    z = size * rng.standard_normal((m, c))
+    z = scale * rng.standard_normal((m, c))
     Y = rng.poisson(2.0, (m, c)) * rng.exponential(size=(m, c))
     loss = LOSSES[name][0](unit=[1.0] * c)
     return loss, z, Y if name == "poisson" else Y + 0.1
 
 
-CASES = given(
+for_random_cases = given(
     st.sampled_from(sorted(LOSSES)), st.integers(0, 2**32 - 1), st.integers(1, 4),
     st.integers(1, 3), st.floats(0.01, 4.0),
 )  # fmt: skip
@@ -41,11 +43,11 @@ def half_deviance(loss: Any, z: np.ndarray, Y: np.ndarray) -> np.ndarray:
     return loss.values(np, loss.predict(np, z.copy()), Y) / 2
 
 
-@CASES
-def test_gradient_is_that_of_half_the_deviance(
-    name: str, seed: int, m: int, c: int, size: float
+@for_random_cases
+def test_gradient_is_derivative_of_half_the_deviance(
+    name: str, seed: int, m: int, c: int, scale: float
 ) -> None:
-    loss, z, Y = drawn(name, seed, m, c, size)
+    loss, z, Y = random_case(name, seed, m, c, scale)
     F, h = loss.predict(np, z.copy()), 1e-6
     gradient = loss.gradient(np, F - Y, Y)
     np.testing.assert_allclose(loss.slope(np, F.copy(), Y), gradient, rtol=1e-9, atol=1e-9)
@@ -55,12 +57,11 @@ def test_gradient_is_that_of_half_the_deviance(
         np.testing.assert_allclose(rise / (2 * h), gradient[:, k], rtol=1e-4, atol=1e-4)
 
 
-@CASES
+@for_random_cases
 def test_single_row_step_is_bounded_and_reduces_loss(
-    name: str, seed: int, m: int, c: int, size: float
+    name: str, seed: int, m: int, c: int, scale: float
 ) -> None:
-    """Check also that its loss falls."""
-    loss, z, Y = drawn(name, seed, m, c, size)
+    loss, z, Y = random_case(name, seed, m, c, scale)
     F = loss.predict(np, z.copy())
     h = loss.row_curvature(np, F, Y)[:, None]
     move = loss.slope(np, F.copy(), Y) / h
@@ -70,7 +71,7 @@ def test_single_row_step_is_bounded_and_reduces_loss(
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_values_equal_scikit_learn(name: str) -> None:
-    loss, z, Y = drawn(name, 0, 50, 1, 1.0)
+    loss, z, Y = random_case(name, 0, 50, 1, 1.0)
     F = loss.predict(np, z)
     expected = LOSSES[name][1](Y[:, 0], F[:, 0])
     assert loss.values(np, F, Y).mean() == pytest.approx(expected)
@@ -97,7 +98,7 @@ def test_targets_that_are_too_small_are_refused(name: str, small: float) -> None
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradient_is_weights_times_residuals(name: str) -> None:
-    loss, f, Y = drawn(name, 5, 6, 2, 1.0)
+    loss, f, Y = random_case(name, 5, 6, 2, 1.0)
     unit, gain = np.array([3.0, 0.5]), np.array([2.0, 4.0])
     loss, mean = loss.in_unit(unit), np.log(unit) + 0.2
     with get_backend("cpu") as backend:
@@ -110,7 +111,7 @@ def test_gradient_is_weights_times_residuals(name: str) -> None:
         assert w is not None
         slope = loss.slope(np, F / unit, Y / unit)
         np.testing.assert_allclose(w[:, None] * r, slope / gain)
-        for move, limit in ((0.1, 1.0), (-3.0, LARGEST_STEP / 12)):
+        for move, limit in ((0.1, 1.0), (-3.0, LARGEST_STEP / (4 * 3))):
             largest = scaled.largest_move(np.full((6, 2), move))
             assert largest == pytest.approx(4 * abs(move))
             assert scaled.limit(largest) == pytest.approx(limit)

@@ -188,7 +188,7 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
 
 
 @pytest.mark.parametrize(("n_blocks", "k"), [(1, 0.5), (4, 0.5), (8, 1)])
-def test_many_blocks_forget_faster(n_blocks: int, k: float) -> None:
+def test_average_forgets_faster_with_many_blocks(n_blocks: int, k: float) -> None:
     assert grid_case(n_blocks, operator(), solver_settings()).solver().average_k == k
 
 
@@ -297,11 +297,11 @@ def test_single_block_ridge_uses_its_factor() -> None:
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=0.1))
     solver = block_solver(case)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
-    jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
+    K_ZZ = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
     L = solver.preconditioner.L
     assert L is not None
-    close(L @ L.T, jittered + solver.preconditioner.jitter * np.eye(len(case.Z)), 1e-10)
-    jittered += 0.1 * np.eye(len(case.Z))
+    close(L @ L.T, K_ZZ + solver.preconditioner.jitter * np.eye(len(case.Z)), 1e-10)
+    jittered = K_ZZ + 0.1 * np.eye(len(case.Z))
     solver.ridge_term.preconditioner = replace(
         solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
     )
@@ -380,7 +380,8 @@ def test_back_off_uses_ridge_of_restored_weights() -> None:
 @given(n=st.integers(1, 64), weak=st.floats(1, 1000))
 def test_ridge_is_stable_along_shared_direction(n: int, weak: float) -> None:
     """Check a direction without rows: f is the function, v its values when blocks were updated."""
-    share = 1 / (n * weak)  # of the step rule, with mu >= n ridge, is 1 / n at most
+    # The step rule has mu >= n ridge, so its share is at most 1 / n.
+    share = 1 / (n * weak)
     stride, count = ridge_schedule(n, share)
     assert stride == 1 or count == 1
     assert n * stride * share <= 0.5 or stride == 1
@@ -508,7 +509,7 @@ def test_average_is_nearer_than_last_iterate(
 def test_centers_without_rows_stay_at_ridge_solution() -> None:
     """Check centers that only the ridge determines.
 
-    With too long rounds, the function would be 80 there after 400 steps.
+    With too long rounds, the error at these centers would reach 80 after 400 steps.
     """
     rng, p, n, ridge = np.random.default_rng(0), 160, 300, 3e-2
     X, noise, Z = (rng.standard_normal((rows, 1)) for rows in (n, n, p))

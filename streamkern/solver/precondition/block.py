@@ -39,13 +39,13 @@ from streamkern.solver.precondition.step_rule import StepRule, blocks_due
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage."""
-DAMPING = 2.0
+JOINT_PENALTY_FACTOR = 2.0
 """Factor on the penalty if several blocks learn from the sample together.
 
-Underfitting the start costs no more than overfitting it, and in directions that the sample barely
+Too large a penalty costs no more than too small a one, and in directions that the sample barely
 covers the start is all noise. Measured in docs/explanation/block-measured.md, "The penalty".
 """
-DAMPING_MARGIN = 1.25
+MU_MARGIN = 1.25
 """Factor on mu if the cost of the ridge requires a larger mu. A larger mu allows longer steps, for
 which the ridge has to be evaluated more often, so that mu must exceed the first estimate."""
 MIN_PENALTY = 1e-5
@@ -79,7 +79,7 @@ class BlockPreconditioner:
     rules : step rule of each block.
     mu : smallest mu of a block.
     jitters : jitter of each block.
-    start : (p, c) initial weights, which are fitted to the sample alone.
+    start : (p, c) initial weights, fitted to S and `center_targets`, and scaled on fresh rows.
     start_rows : s.
     sketches : G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), where N has standard normal entries:
         |G_b^T k|^2 is the leverage |H_b k|^2 on average (Hutchinson), at a fraction SKETCH / b of
@@ -121,18 +121,18 @@ class BlockPreconditioner:
         return replace(self, H=H, L=triangle_rows(self.L, sum(widths), ranks), ranks=ranks)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
-        """Write H_b^T H_b g to `out`, or this rank's term of it. g, out : (b, c)."""
+        """Write H_b^T (I - E D E^T) H_b g to `out`, or this rank's term of it. g, out : (b, c)."""
         H = self.H[b]
         if H is None:
             rows = self.ranks.triangle(len(g))
             out[...] = 0
             out[rows] = g[rows]
-            return self._damp(out, backend)
-        damp = partial(self._damp, backend=backend)
+            return self._remove_directions(out, backend)
+        remove_directions = partial(self._remove_directions, backend=backend)
         scale = self.scales[b] if self.scales else 1.0
-        return apply_root(H, g, out, self.ranks, backend, damp, scale)
+        return apply_root(H, g, out, self.ranks, backend, remove_directions, scale)
 
-    def _damp(self, v: Array, backend: Backend) -> Array:
+    def _remove_directions(self, v: Array, backend: Backend) -> Array:
         """Compute (I - E D E^T) v in place, and return v. v : (b, c)."""
         if self.damped_directions is not None:
             E, D = self.damped_directions
@@ -167,26 +167,24 @@ def build_block(
     Parameters
     ----------
     Z : points of the p centers, in random order; or `Centers`, which may be partitioned.
-    S, probe : samples of the stream without a common row; or `probe` has all rows of the stream,
-        which makes the step rule exact. Rows of the probe that are centers are left out. S.Y is
-        overwritten. Each of several ranks has some rows of S (`Sample.shard`) and all of `probe`.
+    S : sample of the stream; S.Y is overwritten. A rank has its rows of it (`Sample.shard`).
+    probe : sample without a row of S, or all rows of the stream, which makes the step rule exact.
+        Its rows that are centers are left out. Every rank has all of it.
     blocks : slices of the centers.
     noise : noise of the targets, which determines the penalty for the sample, and a lower bound of
         mu; if it is not an estimate, the first block may estimate it (`noise_on_fresh_rows`).
-    n_effective_rows : effective number of rows of the run, if the noise determines the ridge; else
-        None.
+    n_effective_rows : effective number of rows of the run; None unless the noise sets the ridge.
     half_factors : whether the factors are rounded to float16, see `half_factor`.
-    damping : mu relative to the top eigenvalue of the first block's covariance; replaces `noise`.
+    damping : mu relative to the top eigenvalue of the first block's covariance; None: by the noise.
     ridge : coefficient of the kernel norm in the loss; with `n_effective_rows`, 0 or an estimate.
     max_batch : number of rows of a step. mu is large enough that the ridge of several blocks needs
         no more kernel values than such a step.
     center_targets : targets of the rows that are centers, if there are any.
-    batch : number of rows of a step, divided by the factor on their leverages in the weights of
-        `block_step`; infinite for a full batch.
-    sweeps : number of further sweeps over several blocks on the sample; a third more are made if
-        `Joint.learn` undoes some.
-    report : function that writes an entry of the log: "block" after each block, and "sweeps", with
-        the seconds of their parts.
+    batch : m / `finite_population_factor` for steps of m rows; infinite for a full batch.
+    sweeps : largest number of further sweeps over several blocks on the sample; up to a third more
+        if `Joint.learn` undoes some.
+    report : function that writes an event to the log: "block" after each block, "fresh noise" and
+        "sweeps" if there are any; with the seconds of their parts.
 
     Each rank keeps its rows of the factors and, if Z is partitioned, of arrays with one row per
     center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`); for
@@ -205,7 +203,8 @@ def build_block(
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = Z.zeros(S.Y)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
-    mu, L, top, rows = math.inf, None, None, effective_rows(S, center_targets)
+    mu, increase, L, top = math.inf, 0.0, None, None
+    n_sample_rows = effective_rows(S, center_targets)
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
         min_jitter = noise_floor(op, len(Z)) if ridge else 0.0
@@ -215,9 +214,10 @@ def build_block(
         top = factor.top
         clock.stop("covariance")
         if i == 0:
-            noise = _refine_noise(factor, probe, noise, rows, n_effective_rows, report)
+            noise = _refine_noise(factor, probe, noise, n_sample_rows, n_effective_rows, report)
             ridge = ridge if n_effective_rows is None else noise.penalty(n_effective_rows)
-            mu = max(noise.penalty(rows), MIN_PENALTY * top) if damping is None else damping * top
+            by_noise = max(noise.penalty(n_sample_rows), MIN_PENALTY * top)
+            mu = by_noise if damping is None else damping * top
             clock.stop("noise")
         _fit_block(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         clock.stop("fit")
@@ -241,7 +241,9 @@ def build_block(
         del damped_factor
     H, scales, jitters = results.H, results.scales, results.column("jitter")
     if len(blocks) > 1:
-        penalty, noise_penalty = (max(DAMPING * x, ridge) for x in (mu, noise.penalty(rows)))
+        penalty, noise_penalty = (
+            max(JOINT_PENALTY_FACTOR * x, ridge) for x in (mu, noise.penalty(n_sample_rows))
+        )
         joint = Joint(op, Z, S, center_targets, blocks, H, start, values, penalty, jitters, scales)
         _sweep_and_report(joint, sweeps, seed, noise_penalty, probe, report)
     _rescale_start(op, Z, start, values, probe)
@@ -280,9 +282,9 @@ class _BlockResults:
 class _Clock:
     """Seconds of the parts of a block's setup, which follow each other.
 
-    seconds : for each part, its name and "_s" -> seconds. "covariance" is the kernel values, L and
-        C, "noise" the search for the noise, "fit" the fit to the sample, "factor" H and the
-        leverages and lambda_1 of the probe, "sweeps" all sweeps.
+    seconds : seconds by the name of the part with the suffix "_s". "covariance" is the kernel
+        values, L and C, "noise" the search for the noise, "fit" the fit to the sample, "factor" H
+        and the leverages and lambda_1 of the probe, "sweeps" all sweeps.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -316,7 +318,7 @@ def _damping_increase(
         excess = blocks_due(n, eta * ridge / damped_factor.ridge_mu) / max_blocks
         if excess <= 1:
             return increase
-        increase = DAMPING_MARGIN * excess * damped_factor.mu - mu - n * ridge
+        increase = MU_MARGIN * excess * damped_factor.mu - mu - n * ridge
         del damped_factor
 
 
@@ -340,10 +342,9 @@ def _sweep_and_report(
 ) -> None:  # fmt: skip
     """Make the sweeps of `Joint.learn`, and report their number and time.
 
-    smaller_penalty : the penalty of the noise and the ridge. `DAMPING` does not apply to the ridge,
-        as the steps converge to the solution with the ridge. The joint penalty is based on mu,
-        whose lower bound may be far above that of the noise. If both noise and ridge are 0, there
-        is no second penalty to try.
+    smaller_penalty : the penalty of the noise and the ridge. `JOINT_PENALTY_FACTOR` does not apply
+        to the ridge, as the steps converge to the solution with the ridge. The joint penalty is
+        based on mu, whose lower bound may be far above that of the noise. 0: no second penalty.
     """
     clock = _Clock(joint.op.backend)
     joint.learn(sweeps, seed, smaller_penalty or math.inf, probe)
@@ -353,11 +354,11 @@ def _sweep_and_report(
 
 
 def _refine_noise(
-    factor: BlockFactor, probe: Sample, noise: Noise, rows: float, n_effective_rows: float | None,
-    report: Callable[[str, dict[str, Any]], None],
+    factor: BlockFactor, probe: Sample, noise: Noise, n_sample_rows: float,
+    n_effective_rows: float | None, report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """Return the result of `noise_on_fresh_rows` for the first block, and report a new noise."""
-    fresh = noise_on_fresh_rows(factor, probe, noise, rows)
+    fresh = noise_on_fresh_rows(factor, probe, noise, n_sample_rows)
     if fresh is not noise:
         entry = {"variance": fresh.variance, "tried": fresh.trials, "fresh": probe.n_fresh}
         ridge = {} if n_effective_rows is None else {"ridge": fresh.penalty(n_effective_rows)}

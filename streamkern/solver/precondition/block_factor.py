@@ -1,4 +1,4 @@
-"""Computations with one block: its fit to a sample, and its factor H for a damping mu.
+"""Computations with one block: its fit to a sample, and its factor H for a penalty mu.
 
 The covariance of the stream is the sum of two terms: the rows that are centers of the block, whose
 term is computed exactly, and all other rows, whose term is estimated from the sample.
@@ -44,7 +44,7 @@ class DampedFactor(NamedTuple):
     H : (b, b) factor, rounded to values of float16 if it is kept as such.
     stored_H : (b, b) the array with which steps multiply: H, or `scale` times H in float16.
     scale : 1 without rounding.
-    mu : damping of the covariance.
+    mu : penalty in the covariance, see `BlockPreconditioner`.
     ridge_mu : such that H K_bb H^T <= 1 / ridge_mu, smaller than mu by the effect of rounding.
     leverage : (h,) leverages.
     lambda_1 : top eigenvalue of the covariance, with the ridge.
@@ -74,8 +74,8 @@ class BlockFactor:
         for explicit features.
     center_targets, seed, batch : see `build_block`.
     min_jitter : see `weight_norm`.
-    top : top eigenvalue of the first block's covariance, the scale of the damping; None for the
-        first block, which computes it.
+    top : top eigenvalue of the first block's covariance, the scale of mu; None for the first
+        block, which computes it.
     half_factors : whether factors are rounded to float16.
     """
 
@@ -182,7 +182,10 @@ class BlockFactor:
         return self.norm.weights(self.backend, x)
 
     def learn(self, penalty: float) -> Array:
-        """Return the weights (b, c) fitted to the sample alone; 0 if rounding prevents the fit."""
+        """Return the weights (b, c) fitted to the sample; 0 if rounding prevents the fit.
+
+        With `center_targets`, the rows that are centers take part in the fit.
+        """
         weights = self.solution(penalty)
         if weights is None:
             weights = self.backend.xp.zeros_like(self.moment)
@@ -199,14 +202,14 @@ class BlockFactor:
             values += self.centers.product(self.op, self.block, self.Z, weights)
 
     def damped_factor(
-        self, probe: Sample, damping: float, ridge: float, n_blocks: int
+        self, probe: Sample, base_mu: float, ridge: float, n_blocks: int
     ) -> DampedFactor:
         """Return H_b with its mu, and the leverages and lambda_1 measured on the probe.
 
-        mu is at least damping + n_blocks * ridge, and larger if rounding requires it. A factor that
+        mu is at least base_mu + n_blocks * ridge, and larger if rounding requires it. A factor that
         is kept in float16 is rounded before anything is measured.
         """
-        agree, min_mu = self.ranks.agree, damping + n_blocks * ridge
+        agree, min_mu = self.ranks.agree, base_mu + n_blocks * ridge
         H, mu = inverse_root(self.op, self.norm, self.C, min_mu, self.top, agree)
         # Without rounding to float16, the stored factor is H itself.
         stored_H, scale, growth = H, 1.0, 1.0

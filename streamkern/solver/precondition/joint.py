@@ -1,9 +1,10 @@
 """Joint fit of several blocks: conjugate gradients preconditioned by sweeps over the blocks.
 
-The fit minimises the penalised mean squared error on the sample. A sweep moves one block after the
-other along its Newton step, with the best step length. Plain sweeps converge slowly if blocks span
-the same functions. So the change of a sweep is used as a direction of conjugate gradients: it is
-made conjugate to the previous direction, and followed by the best step length, for each output
+The fit minimises the penalised mean squared error on the setup sample and, if the targets of the
+rows that are centers are known, on these rows. A sweep moves one block after the other along its
+Newton step, with the best step length. Plain sweeps converge slowly if blocks span the same
+functions. So the change of a sweep is used as a direction of conjugate gradients: it is made
+conjugate to the previous direction, and followed by the best step length, for each output
 separately. This needs no kernel values besides the values of the sweep. As the order of the blocks
 changes, the direction is not conjugate to all earlier ones; keeping more of them gains little.
 
@@ -29,6 +30,8 @@ from streamkern.solver.precondition.samples import CenterTargets, Sample
 
 SWEEP_TOLERANCE = 1e-3
 """Relative decrease of the objective; the sweeps end if no output decreases by more."""
+SWEEP_STAGE = 4
+"""Number of the stage in the seed of the order of blocks."""
 CLEAR_GAIN = 0.99
 """Largest ratio of two penalties that count as different."""
 
@@ -47,7 +50,9 @@ class Change(NamedTuple):
 
 
 class Joint:
-    """The least-squares problem on the sample, starting from one fit of each block.
+    """The least-squares problem on the setup sample and the rows that are centers.
+
+    It starts from one fit of each block.
 
     The norm includes the jitter of each block. Without it, rounding makes the squared norm negative
     in some directions if centers nearly coincide, and the start grows without bound.
@@ -59,7 +64,7 @@ class Joint:
     H : this rank's rows of the factor of each block.
     start : (q, c) weights of the centers of this rank's stripe, changed in place.
     values : (q, c) K(Z, Z) start at these centers, changed in place; None for explicit features.
-    penalty : penalty of |f|^2.
+    penalty : multiple of |f|^2 in the objective.
     jitters : jitter of each block.
     n_sweeps : number of sweeps so far, including those that were undone.
     scales : see `BlockPreconditioner.scales`.
@@ -117,7 +122,7 @@ class Joint:
         energy = self._energy()
         for number in range(start_number, start_number + n):
             state = self._state()
-            self.sweep(np.random.default_rng([seed, 4, number]))
+            self.sweep(np.random.default_rng([seed, SWEEP_STAGE, number]))
             self.n_sweeps += 1
             previous = self._conjugate(state, previous, energy)
             energy_before, energy = energy, self._energy()

@@ -157,7 +157,7 @@ def _with_rule(
 
 
 def rule_of_gram(
-    op: KernelOperator, K: Array, damping: tuple[Array, Array] | None, root: Array | None,
+    op: KernelOperator, K: Array, removed: tuple[Array, Array] | None, root: Array | None,
     seed: list[int], *, check: bool = False,
 ) -> StepRule:  # fmt: skip
     """Return the step rule of K - Q D Q^T, scaled by the weights.
@@ -165,13 +165,13 @@ def rule_of_gram(
     Its leverage is the largest diagonal entry, its lambda_1 the top eigenvalue divided by h.
 
     K : (h, h), overwritten.
-    damping : Q (h, q) and D (q,), or None for K itself.
+    removed : Q (h, q) and D (q,), or None for K itself.
     root : (h,) square roots of the sample weights, or None.
     check : whether ConfigError is raised unless the leverage is finite and above 0.
     """
     h = len(K)
-    if damping is not None:
-        Q, D = damping
+    if removed is not None:
+        Q, D = removed
         for rows in tiles(h, 512):
             K[rows] -= (Q[rows] * D) @ Q.T
     weigh_gram(K, root)

@@ -1,4 +1,4 @@
-"""The norm of the weights, in which steps, damping and ridge are measured, and its factor."""
+"""The norm of the weights, in which steps, penalty and ridge are measured, and its factor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_overlap(op: KernelOperator, value: float, quantity: str) -> None:
 
 @dataclass(frozen=True)
 class WeightNorm:
-    """The norm |L^T alpha| of weights alpha, in which steps, damping and ridge are measured.
+    """The norm |L^T alpha| of weights alpha, in which steps, penalty and ridge are measured.
 
     For a kernel it is the RKHS norm: L is the Cholesky factor of K(Z, Z) + jitter I. For explicit
     features it is the Euclidean norm: L is the identity.
@@ -95,7 +95,7 @@ def inverse_root(
 
     norm : norm of the weights, with the factor L.
     C : (b, b) covariance of the features; only its lower triangle is read.
-    mu : damping to start from.
+    mu : penalty to start from.
     top : approximate top eigenvalue of C; mu is not below its rounding.
     """
     xp, backend, b = op.backend.xp, op.backend, len(C)

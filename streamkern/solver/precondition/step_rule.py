@@ -66,7 +66,7 @@ unweighted lambda_1, which is shorter: v and lambda_1 are then larger than neces
 **Noise.** Steps converge to least squares with the weights w_i, which are close to 1 if
 eta ell_i / m is small. The solver therefore uses eta = min(1, 1 / (lambda_1 + ell / m)), where ell
 is here the mean leverage: about half of 1 / lambda_1 if noise dominates. A step with eta = 1 is a
-Newton step with the damping mu.
+Newton step with the penalty mu.
 
 Measured in docs/explanation/block-measured.md, "The step size".
 """
@@ -111,7 +111,7 @@ class StepRule:
         blocks, and elsewhere it is an upper estimate.
     scale : factor on eta, below 1 after a back-off.
     damped : whether rows of a batch are weighted by their leverage (`solver.block_step`), so that
-        the largest leverage does not limit eta.
+        the largest leverage does not limit eta. Setups record it by this name.
     mean : mean leverage of a row, if `damped`.
     """
 

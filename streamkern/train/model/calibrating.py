@@ -26,9 +26,9 @@ from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.residual_scales import (
-    SigmaEvaluator,
-    find_residual_scale,
-    max_points,
+    ResidualScaleEvaluator,
+    choose_residual_scale,
+    max_scale_rows,
 )
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
@@ -149,7 +149,7 @@ def _with_normalised_intervals(
     distinct_rows = weighted[np.sort(np.unique(origins[weighted], return_index=True)[1])]
     d, dtype = math.prod(shape_after(model.fixed_transforms, model.row_shape)), model.op.dtype
     order = np.random.default_rng(len(distinct_rows)).permutation(distinct_rows)
-    n_points = max_points(len(distinct_rows), d, dtype.itemsize)
+    n_points = max_scale_rows(len(distinct_rows), d, dtype.itemsize)
     scale_rows = np.sort(order[:n_points])
     interval_rows = weighted[~np.isin(origins[weighted], origins[scale_rows])]
     X, n_filled = np.empty((n_points, d), dtype), 0
@@ -157,8 +157,8 @@ def _with_normalised_intervals(
         X[n_filled : n_filled + len(rows)] = model.backend.to_host(rows)
         n_filled += len(rows)
     weights = None if w is None else w[scale_rows]
-    residual_scale = find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
-    evaluate_sigma = SigmaEvaluator(model.op, residual_scale)
+    residual_scale = choose_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
+    evaluate_sigma = ResidualScaleEvaluator(model.op, residual_scale)
     sigma, n_filled = np.empty((len(interval_rows), abs_residuals.shape[1])), 0
     for rows in _transformed_parts(model, source, interval_rows):
         sigma[n_filled : n_filled + len(rows)] = evaluate_sigma(rows)

@@ -44,7 +44,7 @@ from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.model_facts import ShownFacts, model_facts
-from streamkern.train.model.residual_scales import SigmaEvaluator
+from streamkern.train.model.residual_scales import ResidualScaleEvaluator
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
 from streamkern.train.resolve.training_data import check_evaluable, targets_text
@@ -223,10 +223,10 @@ class KernelModel(ShownFacts):
         )
 
     @functools.cached_property
-    def _sigma(self) -> SigmaEvaluator:
+    def _sigma(self) -> ResidualScaleEvaluator:
         assert self.calibration is not None
         assert self.calibration.residual_scale is not None
-        return SigmaEvaluator(self.op, self.calibration.residual_scale)
+        return ResidualScaleEvaluator(self.op, self.calibration.residual_scale)
 
     def warn_of_unseen(self, X: Array) -> None:
         """Warn if most rows X (n, d) have values that no center has, see `UnseenValues`."""

@@ -24,7 +24,7 @@ MAX_BANDWIDTH_RATIO = 4
 that varies slowly with the features from fewer rows."""
 
 
-class SigmaEvaluator:
+class ResidualScaleEvaluator:
     """Evaluator of the residual scale sigma(x) of a model for rows on its device.
 
     op : kernel products of the model; its kernel and backend are used
@@ -50,8 +50,8 @@ class SigmaEvaluator:
         return self.scale.sigma(self._op.backend.to_host(G))
 
 
-def max_points(n: int, d: int, itemsize: int) -> int:
-    """Return the number of rows, at most n / 2, to which `find_residual_scale` is fitted.
+def max_scale_rows(n: int, d: int, itemsize: int) -> int:
+    """Return the number of rows, at most n / 2, to which the residual scale is fitted.
 
     n : number of calibration rows
     d : number of features of a row
@@ -60,15 +60,15 @@ def max_points(n: int, d: int, itemsize: int) -> int:
     return min(n // 2, RESIDUAL_SCALE_ROWS, max(RESIDUAL_SCALE_BYTES // (d * itemsize), 1))
 
 
-def find_residual_scale(
+def choose_residual_scale(
     op: KernelOperator, X: npt.NDArray[Any], abs_residuals: Floats, w: Floats | None
 ) -> ResidualScale:
     """Fit the residual scale to the absolute residuals of rows.
 
-    Three kernels are tried: the kernel of the model in its metric, and Laplace kernels with the
-    median distance and `MAX_BANDWIDTH_RATIO` times this distance as bandwidth. The residual scale
-    may depend on other features than the targets do, and a wide kernel finds a slowly varying scale
-    from fewer rows.
+    Up to three kernels are tried: the kernel of the model in its metric, if the model has one, and
+    Laplace kernels with the median distance and `MAX_BANDWIDTH_RATIO` times this distance as
+    bandwidth, because the residual scale may depend on other features than the targets do. If all
+    rows are equal, or with fewer than `MIN_ROWS_OF_SCALE` rows, the scale is constant.
 
     op : kernel products of the model
     X : (q, d) on the host, scaled

@@ -18,7 +18,7 @@ VALIDATION_PREFIX = "validation"
 
 
 def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
-    """Raise ConfigError if early stopping is not possible, or validation rows are meaningless.
+    """Raise ConfigError for early stopping in `partial_fit`, from initial weights, or of one epoch.
 
     complete : whether the run has all of its rows; False for `partial_fit`
     has_initial_weights : whether training begins from existing weights
@@ -27,11 +27,11 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
         return
     problem = None
     if not complete:
-        problem = "cannot be used with partial_fit, which decides itself how often it is called"
+        problem = "cannot be used with partial_fit, whose caller decides the number of epochs"
     elif has_initial_weights:
         problem = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
-        problem = f"has nothing to stop with {mention('data.epochs', 1)}, which is one epoch"
+        problem = f"has nothing to stop with {mention('data.epochs', 1)}"
     if problem is not None:
         raise ConfigError(f"{mention('run.early_stopping')} {problem}", "leave it out")
 
@@ -82,14 +82,19 @@ class EarlyStopping:
         """True if the newest score is above all scores before it."""
         return bool(self.scores) and _best_epoch(self.scores) == len(self.scores) - 1
 
-    def reason(self) -> str | None:
-        """Return why no further epoch is needed, or None."""
+    def stop_reason(self) -> str | None:
+        """Return why training ends, or None if it goes on."""
         if self._patience is None or not self.scores:
             return None
-        best_epoch = max(_best_epoch(self.scores), 0)
-        epochs_since = len(self.scores) - 1 - best_epoch
+        best_epoch = _best_epoch(self.scores)
+        epochs_since = len(self.scores) - 1 - max(best_epoch, 0)
         if epochs_since < self._patience:
             return None
+        if best_epoch < 0:
+            return (
+                "no score on the validation rows is finite; the model keeps the weights of the "
+                f"last epoch, {len(self.scores)}"
+            )
         return (
             f"the score on the validation rows has not improved for {epochs_since} epochs; the "
             f"model keeps the weights of epoch {best_epoch + 1}"

@@ -13,7 +13,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.model.calibrating import calibrate
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.residual_scales import max_points
+from streamkern.train.model.residual_scales import max_scale_rows
 from streamkern.train.train import train
 
 Array = npt.NDArray[Any]
@@ -127,7 +127,7 @@ def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
 
 
 def test_number_of_kept_rows_is_bounded() -> None:
-    assert max_points(2000, 10, 4) == 500
-    assert max_points(5000, 10, 4) == 500
-    assert max_points(301, 10, 4) == 150
-    assert max_points(2000, 500_000, 4) == 33  # 64 MiB
+    assert max_scale_rows(2000, 10, 4) == 500
+    assert max_scale_rows(5000, 10, 4) == 500
+    assert max_scale_rows(301, 10, 4) == 150
+    assert max_scale_rows(2000, 500_000, 4) == 33  # 64 MiB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ def best_and_end(scores: list[float], patience: int) -> tuple[list[bool], list[b
         kept_epochs: list[int] = []
         stopping.add_score({"validation_r2": score}, partial(kept_epochs.append, i))
         best.append(kept_epochs == [i])
-        end.append(stopping.reason() is not None)
+        end.append(stopping.stop_reason() is not None)
     return best, end
 
 
@@ -102,6 +103,23 @@ def test_non_finite_score_is_never_the_best() -> None:
     )
     assert best_and_end([math.nan] * 3, 2)[1] == [False, False, True]
     assert scores_from_json(scores_as_json([0.5, -math.inf])) == [0.5, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ([0.5, 0.1, 0.2], "not improved for 2 epochs; the model keeps the weights of epoch 1"),
+        (
+            [math.nan] * 3,
+            r"no score .* is finite; the model keeps the weights of the last epoch, 3",
+        ),
+    ],
+)
+def test_stop_reason_names_epoch_of_the_weights(scores: list[float], reason: str) -> None:
+    stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=2))
+    for score in scores:
+        stopping.add_score({"validation_r2": score}, lambda: None)
+    assert re.search(reason, stopping.stop_reason() or "")
 
 
 def test_run_without_early_stopping_has_no_scores() -> None:

@@ -38,10 +38,14 @@ def test_arrays_replace_their_settings() -> None:
         recorded_tables = given.recorded_settings(learned)
         assert learned.identity()["model"].keys() - recorded_tables["model"].keys() == removed
         assert recorded_tables.keys() == config.identity().keys()
+
+
+def test_given_arrays_that_contradict_settings_are_refused() -> None:
+    """Give another number of centers than the setting, and centers or a metric of features."""
     with pytest.raises(
         ConfigError, match=rf"n_centers={P} differs from the {P + 1} rows in centers"
     ):
-        RunInputs(centers=np.zeros((P + 1, D))).settings(config)
+        RunInputs(centers=np.zeros((P + 1, D))).settings(settings())
     fourier = settings(**{"model.n_centers": "auto", "model.features": "fourier"})
     for given in (RunInputs(centers=Z), RunInputs(metric=np.ones(D))):
         with pytest.raises(ConfigError, match="fourier"):
@@ -49,18 +53,18 @@ def test_arrays_replace_their_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "origin"),
+    ("setting", "kind"),
     [("random", "random"), ("kmeans", "kmeans"), ("all", "all"), ("centers.npy", "file")],
 )
-def test_origin_of_centers_is_recorded(setting: str, origin: str) -> None:
+def test_kind_of_centers_is_recorded(setting: str, kind: str) -> None:
     config = settings(**{"model.centers": setting, "model.n_centers": "auto"})
-    assert centers_from(config, NO_INPUTS) == origin
+    assert centers_from(config, NO_INPUTS) == kind
     assert centers_from(config, RunInputs(centers=Z)) == "given"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that may have set rows aside, and of one that has not."""
+    """Return the folder of two runs, "True" with `calibrate` and "False" without it."""
     folder = tmp_path_factory.mktemp("runs")
     for calibrate in (True, False):
         config = settings(folder / str(calibrate), **{"run.calibrate": calibrate})
@@ -69,6 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parent(location: Path) -> ParentRun:
+    """Return the run at a location as a parent run."""
     return ParentRun.find(str(location), {}, load_centers=False, load_weights=False)
 
 
@@ -76,21 +81,22 @@ def parent(location: Path) -> ParentRun:
 def test_run_keeps_calibration_rows_of_its_initial_weights(runs: Path, calibrated: bool) -> None:
     location = runs / str(calibrated)
 
-    def leaves(given: RunInputs = NO_INPUTS, complete: bool = True, **changes: Any) -> bool:
+    def keeps(given: RunInputs = NO_INPUTS, complete: bool = True, **changes: Any) -> bool:
         return given.keeps_calibration_rows(settings(**changes), complete=complete)
 
     by_path = {"solver.warm_start": str(location)}
-    assert not leaves()
-    assert leaves(**by_path) is calibrated
-    assert leaves(**by_path, **{"run.calibrate": True})
-    assert leaves(RunInputs(warm_start=parent(location)))
+    assert not keeps()
+    assert keeps(**by_path) is calibrated
+    assert keeps(**by_path, **{"run.calibrate": True})
+    assert keeps(RunInputs(warm_start=parent(location)))
     for given in (NO_INPUTS, RunInputs(warm_start=parent(location))):
-        assert not leaves(given, complete=False, **by_path)
-        assert not leaves(replace(given, continued_run=parent(location)), **by_path)
-    # A run with the log loss sets no rows aside, so that only one of squares can have.
+        assert not keeps(given, complete=False, **by_path)
+        assert not keeps(replace(given, continued_run=parent(location)), **by_path)
+    # A run with the log loss sets no rows aside, so only a parent with the squared error can have
+    # calibration rows.
     log_loss = {"model.loss": "log_loss"}
-    assert not leaves(**by_path, **log_loss)
-    assert leaves(RunInputs(warm_start=parent(location)), **log_loss)
+    assert not keeps(**by_path, **log_loss)
+    assert keeps(RunInputs(warm_start=parent(location)), **log_loss)
 
 
 def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
@@ -117,7 +123,7 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
 
 
 def test_pickle_without_newer_field_gets_its_default() -> None:
-    """Check a pickled estimator, which has the inputs of its first call of `partial_fit`."""
+    """Check inputs as in a pickled estimator, which has those of its first `partial_fit`."""
     inputs = RunInputs(facts={"columns": ["a"]})
     del inputs.__dict__["rank_addresses"]
     restored = replace(pickle.loads(pickle.dumps(inputs)), warm_start="run")
