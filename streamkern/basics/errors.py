@@ -34,7 +34,7 @@ from streamkern.basics.message import Mention, Vocabulary, mentions, render_mess
 
 EXIT_DONE = 0
 EXIT_USAGE = 2  # a wrong argument or wrong data, found before anything was written
-EXIT_FAILED = 3  # a failure during the work; a run can be resumed
+EXIT_FAILED = 3  # a failure during the work; if there is a run, it can be resumed
 EXIT_TRY_AGAIN = 75  # stopped and saved; the same command continues
 
 

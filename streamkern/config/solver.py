@@ -150,9 +150,10 @@ class SolverConfig(Table):
     projection_batch : centers in a step of the projection; "auto": its critical batch, and at
         most the batch of the steps. Above the critical batch, a pass makes less progress.
     average : whether the model has the running average of the weights, or the last weights.
-    damping : damping of the preconditioner; "auto": chosen by the noise of the targets. For "block"
-        it is mu divided by the top eigenvalue of the first block's covariance; for "eigenpro1" it
-        is the factor tau in (0, 1].
+    damping : damping of the preconditioner; "auto": chosen by the noise of the targets, or a fixed
+        factor. For "block" it is mu divided by the top eigenvalue of the first block's covariance,
+        and "auto" follows the noise. For "eigenpro1" it is the factor tau in (0, 1], and "auto" is
+        1 with a kernel and 1/4 with explicit features.
     step_scale : factor by which the measured stable step size is multiplied.
     tolerance : residual, relative to the residual of the zero function, at which conjugate
         gradients stop, for "falkon". It is measured in the norm of the preconditioner; left out it

@@ -46,8 +46,7 @@ class ArrayReader(Reader):
     ----------
     arrays : X; X and y; or X, y and w
     location : name of the input in messages
-    identity : JSON that identifies the data, so that an interrupted ingest is not resumed with
-        other data
+    identity : JSON that must be equal for an interrupted ingest to be resumed, see `readers`
     aligned : rows per block are a multiple of this where possible (chunks of Zarr and HDF5)
     labels : labels of classes; y then holds indices into them
     columns : names of the columns of X, as returned; None if they have none

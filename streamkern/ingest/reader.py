@@ -33,8 +33,7 @@ class Reader:
     targets_as_text : whether all targets are text, as in a CSV
     can_be_table : whether the input can also be opened with `as_table`; its columns have names then
     has_types : whether columns have types, so that text is never a number
-    identity : JSON that identifies the data, so that an interrupted ingest is not resumed with
-        other data
+    identity : JSON that must be equal for an interrupted ingest to be resumed, see `readers`
     encoder : JSON of the encoder of an encoded table, whose features have the names in `columns`
     columns : names of the columns of X as returned; None if they have none
     target_columns : names of the columns of y; None if they have none

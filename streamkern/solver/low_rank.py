@@ -1,4 +1,4 @@
-"""Base class of the EigenPro methods, which damp the top eigendirections of a sample."""
+"""Base class of the EigenPro methods, which damp the top eigendirections of the setup sample."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from streamkern.solver.precondition.low_rank import (
 from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 MANY_CENTERS = 20_000
-"""Number of centers above which the sample is large."""
+"""Number of centers above which the setup sample is large."""
 N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
-"""Default number of rows in the sample, and in a large one; and rows per damped direction."""
+"""Default number of rows in the setup sample, and in a large one; and rows per damped direction."""
 DEFAULT_PROBE = 4 * MIN_PROBE
 """Default number of rows in the probe, on which the step rule is measured."""
 

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 
 
 def sklearn_callback() -> Any:
-    """Return scikit-learn's module of callbacks; skip the test if it is too old."""
+    """Return scikit-learn's module of callbacks; skip the test if scikit-learn is too old."""
     try:
         return importlib.import_module("sklearn.callback")
     except ImportError:

@@ -35,7 +35,7 @@ def front_matter(folder: Path) -> tuple[Any, str]:
 
 
 def as_snapshot(folder: Path, cache: Path) -> Path:
-    """Copy a folder as huggingface_hub's cache has it: links of a snapshot into a heap of blobs."""
+    """Copy a folder as huggingface_hub's cache has it: links from a snapshot to blobs."""
     snapshot = cache / "models--owner--name" / "snapshots" / ("0" * 40)
     blobs = cache / "models--owner--name" / "blobs"
     blobs.mkdir(parents=True)
@@ -54,7 +54,7 @@ def as_snapshot(folder: Path, cache: Path) -> Path:
 def test_hub_cache_snapshot_can_be_loaded(tmp_path: Path) -> None:
     model = KernelClassifier(**SMALL).fit(X, np.where(Y > 0, "up", "down"))
     model.save(tmp_path / "model", card=True)
-    for name in ("run.lock", "writer.json"):  # which the page leaves out
+    for name in ("run.lock", "writer.json"):  # docs/howto/huggingface.md leaves them out
         (tmp_path / "model" / name).unlink()
     snapshot = as_snapshot(tmp_path / "model", tmp_path / "cache")
     assert (snapshot / "run.json").is_symlink()
@@ -148,7 +148,7 @@ def test_card_is_optional_and_never_replaces_a_users_card(tmp_path: Path) -> Non
     model.save(target)
     card = target / "README.md"
     assert not card.exists()
-    model.save(target, card=True)  # of the model that is there
+    model.save(target, card=True)  # the card of the saved model
     model.save(target, card=True)
     card.write_text(text := card.read_text() + "\nTrained for a friend.\n")
     with pytest.raises(RunError, match=r"README\.md exists already, but is not the card of this"):

@@ -25,7 +25,7 @@ NARROW, WIDE = np.array([[1.5], [2.5]], np.float16), np.array([[637.0851], [0.1]
 
 
 def ingest_and_read(inputs: Any, **arguments: Any) -> Any:
-    """Return the first chunk of X of a store of the inputs."""
+    """Ingest the inputs, and return X of the first chunk."""
     url = memory_url()
     ingest(inputs, url, shuffle=False, **arguments)
     return open_store(url).read_chunk(0)[0]
@@ -88,9 +88,8 @@ def write_rows(path: Path, X: Any) -> Path:
     return path
 
 
-def seconds(n: int = 400) -> list[tuple[int, int]]:
-    """Return a column of numbers and one of UNIX seconds, of which float32 maps 128 to one
-    number."""
+def rows_with_unix_seconds(n: int = 400) -> list[tuple[int, int]]:
+    """Return rows of a small number and UNIX seconds, 128 of which are one number in float32."""
     return [(k % 7, 1_700_000_000 + k) for k in range(n)]
 
 
@@ -109,7 +108,7 @@ def loses_digits(X: Any, dtype: np.dtype[Any]) -> bool:
 def test_tracked_rounding_equals_rounding_of_all_rows(
     seed: int, offset: float, d: int, cuts: list[int]
 ) -> None:
-    """Check any division into blocks, and a resumed pass."""
+    """Check that neither the division into blocks nor a resumed pass changes the result."""
     X = offset + np.random.default_rng(seed).normal(size=(500, d))
     rounding = RoundingTracker(d, FLOAT32)
     for part in np.split(X, sorted(cuts)):
@@ -141,7 +140,7 @@ def test_constant_columns_lose_no_information() -> None:
 def test_csv_column_beyond_float32_is_refused_before_publishing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = write_rows(tmp_path / "t.csv", seconds()), tmp_path / "o.zarr"
+    path, out = write_rows(tmp_path / "t.csv", rows_with_unix_seconds()), tmp_path / "o.zarr"
     arguments = ["ingest", str(path), str(out), "--y", "y", "--targets", "values"]
     assert main.run_command(arguments) == 2
     message = capsys.readouterr().err
@@ -150,7 +149,9 @@ def test_csv_column_beyond_float32_is_refused_before_publishing(
     assert "--dtype float64" in message
     assert sorted(k.name for k in tmp_path.iterdir()) == ["t.csv"]
     assert main.run_command([*arguments, "--dtype", "float64", "--no-shuffle"]) == 0
-    np.testing.assert_array_equal(open_store(out).read_rows(np.arange(400))[0], seconds())
+    np.testing.assert_array_equal(
+        open_store(out).read_rows(np.arange(400))[0], rows_with_unix_seconds()
+    )
 
 
 @pytest.mark.slow
