@@ -519,10 +519,13 @@ class BlockReference:
         self.counted = 0
         """Steps that the average at the start stands for."""
         self.sketches: list[Array] | None = None
-        """Of every block G (b, s), |G^T k_b(x_i)|^2 the leverage of row i in it. Rows count with
-        w_i = 1 / (1 + eta alone / m sum_b |G_b^T k_b(x_i)|^2), eta the largest of the blocks, and
-        what row i moves itself by, alone eta_b / m |G_b^T k_b(x_i)|^2 w_i r_i, stays in r_i."""
-        self.alone = 1.0
+        """Sketch G_b (b, s) of each block; |G_b^T k_b(x_i)|^2 is the leverage of row i in it.
+
+        With the factor F = `finite_population_factor` and the largest eta of the blocks, a row has
+        the weight w_i = 1 / (1 + eta F / m sum_b |G_b^T k_b(x_i)|^2). The change that row i itself
+        causes, F eta_b / m |G_b^T k_b(x_i)|^2 w_i r_i, stays in r_i.
+        """
+        self.finite_population_factor = 1.0
         self.t = 0
 
     def spectra(self, X: Array) -> list[Spectrum]:
@@ -572,7 +575,7 @@ class BlockReference:
     def step(self, X: Array, Y: Array, order: Sequence[int]) -> Array:
         """Visit the blocks in `order`, each against what the others left; return the last w r."""
         K_xz = self.kernel(X, self.Z)
-        leverages = self.leverages(K_xz) * self.alone / len(X)
+        leverages = self.leverages(K_xz) * self.finite_population_factor / len(X)
         w = 1 / (1 + max(self.eta) * leverages.sum(axis=0))[:, None]
         r = w * (K_xz @ self.alpha - Y)
         for b in order:

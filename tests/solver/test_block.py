@@ -88,7 +88,7 @@ def test_steps_equal_the_reference(name: str, average: bool, tile: tuple[int, in
         variance_ratio = solver._variance_ratio(len(batch))
         factor = state.scale * decay
         truth.eta = [factor * rule.eta(len(batch), variance_ratio) for rule in solver.rules()]
-        truth.alone = (240 - len(batch)) / 239 if average else 1.0
+        truth.finite_population_factor = (240 - len(batch)) / 239 if average else 1.0
         order = np.random.default_rng([3, ORDER_STAGE, t]).permutation(len(truth.blocks))
         residuals = truth.predict(case.X[batch]) - case.Y[batch]
         loss = case.step(solver, state, t)
