@@ -96,7 +96,7 @@ def form_cases() -> list[Case]:
         (r"leave them out, or give a frame in memory, which is encoded: X.compute..",
          Do(fit, words, Y), Do(fit, words.drop(columns="w"), Y), Do(fit, words.compute(), Y)),
         (r"cannot be encoded; give a frame in memory, which is encoded: X.compute..",
-         Do(ingested, words, y="a", categorical="b"),
+         Do(ingested, words.drop(columns="w"), y="a", categorical="b"),
          Do(ingested, words.compute(), y="a", categorical="b")),
         ("parts as two fields", Do(fit, fields[["a", "c"]], Y), Do(fit, parts, Y)),
         ("one dimension with one value in each field", Do(fit, fields[["a", "d"]], Y),

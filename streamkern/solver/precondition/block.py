@@ -39,7 +39,7 @@ from streamkern.solver.precondition.step_rule import StepRule, blocks_due
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage."""
-JOINT_PENALTY_FACTOR = 2.0
+JOINT_FACTOR = 2.0
 """Factor on the penalty if several blocks learn from the sample together.
 
 Too large a penalty costs no more than too small a one, and in directions that the sample barely
@@ -197,14 +197,13 @@ def build_block(
     ConfigError
         The kernel between the centers and the rows is zero or not finite.
     """
-    results = _BlockResults()
+    results, n_rows = _BlockResults(), effective_rows(S, center_targets)
     probe, ranks = probe.without_centers(op.backend), S.ranks
     Z = Z if isinstance(Z, Centers) else Centers.of(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = Z.zeros(S.Y)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
     mu, increase, L, top = math.inf, 0.0, None, None
-    n_sample_rows = effective_rows(S, center_targets)
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
         min_jitter = noise_floor(op, len(Z)) if ridge else 0.0
@@ -214,10 +213,9 @@ def build_block(
         top = factor.top
         clock.stop("covariance")
         if i == 0:
-            noise = _refine_noise(factor, probe, noise, n_sample_rows, n_effective_rows, report)
+            noise = _refine_noise(factor, probe, noise, n_rows, n_effective_rows, report)
             ridge = ridge if n_effective_rows is None else noise.penalty(n_effective_rows)
-            by_noise = max(noise.penalty(n_sample_rows), MIN_PENALTY * top)
-            mu = by_noise if damping is None else damping * top
+            mu = max(noise.penalty(n_rows), MIN_PENALTY * top) if damping is None else damping * top
             clock.stop("noise")
         _fit_block(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         clock.stop("fit")
@@ -241,9 +239,7 @@ def build_block(
         del damped_factor
     H, scales, jitters = results.H, results.scales, results.column("jitter")
     if len(blocks) > 1:
-        penalty, noise_penalty = (
-            max(JOINT_PENALTY_FACTOR * x, ridge) for x in (mu, noise.penalty(n_sample_rows))
-        )
+        penalty, noise_penalty = (max(JOINT_FACTOR * x, ridge) for x in (mu, noise.penalty(n_rows)))
         joint = Joint(op, Z, S, center_targets, blocks, H, start, values, penalty, jitters, scales)
         _sweep_and_report(joint, sweeps, seed, noise_penalty, probe, report)
     _rescale_start(op, Z, start, values, probe)
@@ -342,7 +338,7 @@ def _sweep_and_report(
 ) -> None:  # fmt: skip
     """Make the sweeps of `Joint.learn`, and report their number and time.
 
-    smaller_penalty : the penalty of the noise and the ridge. `JOINT_PENALTY_FACTOR` does not apply
+    smaller_penalty : the penalty of the noise and the ridge. `JOINT_FACTOR` does not apply
         to the ridge, as the steps converge to the solution with the ridge. The joint penalty is
         based on mu, whose lower bound may be far above that of the noise. 0: no second penalty.
     """
@@ -354,11 +350,11 @@ def _sweep_and_report(
 
 
 def _refine_noise(
-    factor: BlockFactor, probe: Sample, noise: Noise, n_sample_rows: float,
+    factor: BlockFactor, probe: Sample, noise: Noise, n_rows: float,
     n_effective_rows: float | None, report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """Return the result of `noise_on_fresh_rows` for the first block, and report a new noise."""
-    fresh = noise_on_fresh_rows(factor, probe, noise, n_sample_rows)
+    fresh = noise_on_fresh_rows(factor, probe, noise, n_rows)
     if fresh is not noise:
         entry = {"variance": fresh.variance, "tried": fresh.trials, "fresh": probe.n_fresh}
         ridge = {} if n_effective_rows is None else {"ridge": fresh.penalty(n_effective_rows)}

@@ -20,7 +20,7 @@ from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.block import (
-    JOINT_PENALTY_FACTOR,
+    JOINT_FACTOR,
     SKETCH,
     BlockPreconditioner,
     Sample,
@@ -473,7 +473,7 @@ def test_sweeps_reach_joint_minimum_of_sample_objective(
     """Check that sweeps lower the penalised error of the sample, down to its minimum."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     op, noise = featured(operator(), features, 30), Noise(30.0, 300)
-    X, penalty = rows(2, 300, 3), JOINT_PENALTY_FACTOR * noise.penalty(300)
+    X, penalty = rows(2, 300, 3), JOINT_FACTOR * noise.penalty(300)
     Y = targets(X, 4, 0.3)
     Z = rows(1, 30, 3)
     if features == "fourier":

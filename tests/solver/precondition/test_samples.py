@@ -10,7 +10,7 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.block import (
-    JOINT_PENALTY_FACTOR,
+    JOINT_FACTOR,
     BlockPreconditioner,
     Sample,
     block_slices,
@@ -134,7 +134,7 @@ def test_start_uses_the_ridge(
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     pre, _ = build_preconditioner(block_size, None, sweeps=600, ridge=ridge)
     K = kernel(X, X[:P])
-    penalty = max(PENALTY if block_size == P else JOINT_PENALTY_FACTOR * PENALTY, ridge)
+    penalty = max(PENALTY if block_size == P else JOINT_FACTOR * PENALTY, ridge)
     truth = ref.ridge(K, Y, kernel(X[:P], X[:P]), penalty)
     assert pre.start is not None
     np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-6)
@@ -156,7 +156,7 @@ def test_rows_at_centers_do_not_select_smaller_penalty(
         noise=Noise(1e-12 * P, P), damping=1e-3, center_targets=center_targets,
     )  # fmt: skip
     K = kernel(z, z)
-    truth = np.linalg.solve(K + P * JOINT_PENALTY_FACTOR * pre.mu * np.eye(P), Y[:P])
+    truth = np.linalg.solve(K + P * JOINT_FACTOR * pre.mu * np.eye(P), Y[:P])
     np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-5)
 
 
