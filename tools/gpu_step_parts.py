@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.solver.block_step import MOVE, BlockSolver
+from streamkern.solver.block_step import MOVE_WEIGHTS, BlockSolver
 from tools import gpu_clock
 from tools.gpu_clock import Clock, Figures, guarded
 from tools.gpu_solver import SHARE, FedSteps, calls, distances, made_factor, made_rows, made_solver
@@ -99,7 +99,7 @@ def _call_times(bench: Bench, nbytes: int, seconds: float) -> Figures:
     rows[...] = made_rows("integer", 1, nbytes, 5)[0]
     works: dict[str, Callable[[], Any]] = {
         "view_us": lambda: A[:32],
-        "assign_us": lambda: backend.assign(MOVE, u=u, eta=1.0, alpha=alpha),
+        "assign_us": lambda: backend.assign(MOVE_WEIGHTS, u=u, eta=1.0, alpha=alpha),
         "operation_us": lambda: xp.add(A, A, out=out),
         "gemm_call_us": lambda: backend.gemm(A, A, out),
         "event_us": bench.clock.mark,

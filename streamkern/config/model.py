@@ -127,10 +127,10 @@ class ModelConfig(Table):
     loss : the loss that is minimised. For classes, besides "squared_error": "log_loss" of the
         softmax of the outputs, and "squared_hinge" of each class against the others. For values:
         "absolute_error", whose minimum is the median; "huber", which is linear for large errors;
-        "quantile" and "expectile", with the setting `quantile`. For counts and amounts, with the
-        solver "block" or "direct": "poisson" for targets of at least 0, and "gamma" for targets
-        above 0; f is then the logarithm of the prediction. A custom loss is "module:Class", or
-        a table {kind = "module:Class", ...} with its parameters.
+        "quantile" and "expectile", with the setting `quantile`. For counts and amounts: "poisson"
+        for targets of at least 0, and "gamma" for targets above 0; f is then the logarithm of the
+        prediction. A custom loss is "module:Class", or a table {kind = "module:Class", ...} with
+        its parameters.
     quantile : the quantile of the loss "quantile", or the expectile of "expectile", in (0, 1); 0.5
         if it is left out. With an increasing list, such as [0.05, 0.5, 0.95], the model predicts
         all of these quantiles of a single target, and they do not cross. With a list of one number,

@@ -113,7 +113,8 @@ class Parameters:
         current = self._model_parameters()
         for name, value in (first or {}).items():
             if name in current and not current[name].equals(value):
-                new_text, first_text = current[name].label, value.label
+                new_text = current[name].label
+                first_text = value.label or value.text[:80]  # pickles of before have no label
                 if new_text == first_text:  # two objects may have the same label
                     new_text = f"another {new_text}"
                 raise ConfigError(

@@ -14,7 +14,10 @@ from streamkern.losses.log_link import LARGEST_EXPONENT, LONGEST_MOVE, LogLink
 from streamkern.losses.losses import saved_loss
 
 LARGEST_STEP: Final = 2.0
-"""Largest change of an output z of a log link by the step of a block, in any row of the batch."""
+"""Largest change of an output z of a log link by a step, in any row that the step has measured.
+
+The step of a block measures the rows of its batch, and that of FALKON all rows.
+"""
 MOST_DOUBLINGS: Final = 2
 """Number of epochs of Newton's method in which the longest move of a row, for a log link, doubles.
 

@@ -73,6 +73,10 @@ class SavedGroup:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
+Saved = SavedGroup
+"""The class by its name in pickles of earlier versions."""
+
+
 @contextlib.contextmanager
 def checkpoint_errors(location: str) -> Iterator[None]:
     """Convert errors of looking up entries of a document in `location` to CheckpointError.

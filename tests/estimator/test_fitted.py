@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import pickle
 import signal
@@ -353,3 +354,43 @@ def test_memory_map_that_changes_during_fit_is_refused(tmp_path: Path, mapped: s
         estimator.set_params(callbacks=()).fit(**{k: np.array(v) for k, v in arguments.items()})
     model.fit(**arguments | {mapped: np.array(arguments[mapped])})
     assert not np.array_equal(model.predict(ROWS), predictions)
+
+
+PICKLED_CLASSES = [
+    "backend.ranks.Communicator",
+    "config.data.DataConfig",
+    "config.model.ModelConfig",
+    "config.run_config.ExecutionConfig",
+    "config.run_config.RunConfig",
+    "config.solver.SolverConfig",
+    "estimator.estimators.KernelClassifier",
+    "estimator.estimators.KernelRegressor",
+    "estimator.fitted.FittedModel",
+    "estimator.fitted.Schema",
+    "estimator.labels.Labels",
+    "estimator.parameter_values.ParameterValue",
+    "ingest.columns.RecordedArrays",
+    "kernels.builtin.Gaussian",
+    "kernels.builtin.Laplace",
+    "kernels.builtin.Matern52",
+    "kernels.fourier.FourierFeatures",
+    "predict.calibration.Calibration",
+    "predict.calibration.Intervals",
+    "predict.probabilities.Softmax",
+    "predict.residual_scale.ResidualScale",
+    "rundir.checkpoint_format.Saved",
+    "solver.block_sizes.BlockSizes",
+    "solver.posterior.Posterior",
+    "stream.sources.transforms.Scale",
+    "stream.target_scale.TargetScale",
+    "train.online.Online",
+    "train.resolve.run_inputs.RunInputs",
+    "train.restart.parent_run.ParentRun",
+]
+"""Classes, by module and name, in pickles of fitted estimators of earlier versions."""
+
+
+def test_classes_in_earlier_pickles_still_exist() -> None:
+    for name in PICKLED_CLASSES:
+        module, _, class_name = name.rpartition(".")
+        assert hasattr(importlib.import_module(f"streamkern.{module}"), class_name), name

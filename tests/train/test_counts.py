@@ -52,8 +52,8 @@ def test_newton_steps_descend_for_skewed_targets(name: str, solver: str, epochs:
     assert -1e-7 <= _excess(name, Y, 1e-4, overrides) <= 1e-4
 
 
-@pytest.mark.parametrize("solver", ["falkon", "direct"])
-def test_newton_steps_from_zero_to_mean_are_refused(solver: str) -> None:
+@pytest.mark.parametrize("solver", ["falkon", "direct", "eigenpro4"])
+def test_slow_way_from_zero_to_mean_is_refused(solver: str) -> None:
     model = sk.KernelRegressor(loss="poisson", solver=solver, fit_intercept=False, n_centers=P)
     with pytest.raises(sk.ConfigError, match=f"cannot be minimised with solver='{solver}'"):
         model.fit(X, TARGETS["poisson"])

@@ -140,7 +140,7 @@ def test_start_from_squared_error_reaches_minimum_of_loss(
     result = finished(config(None, name, **overrides), source=rows, test=rows, **options)
     assert result.model.loss is not None
     objective = Penalised(result.model.loss, result.model.targets, result.Z, Y)
-    least_loss, reached_loss = objective.least(), objective(result.model.weights)
+    least_loss, reached_loss = objective.least_loss(), objective(result.model.weights)
     of_zero = objective(np.zeros_like(result.model.weights))
     assert least_loss - 1e-7 <= reached_loss <= least_loss + 0.01 * (of_zero - least_loss)
     figures = [record[f"test_{result.model.loss.figure}"] for record in result.history]
@@ -171,7 +171,7 @@ def test_partial_fit_approaches_minimum_of_loss(name: str) -> None:
     assert loss is not None
     objective = Penalised(loss, state.targets, model.centers_, Y)
     alpha = np.reshape(model.dual_coef_, (P, -1)) / scale
-    least_loss, reached_loss = objective.least(), objective(alpha)
+    least_loss, reached_loss = objective.least_loss(), objective(alpha)
     assert (
         least_loss - 1e-7 <= reached_loss <= least_loss + 0.05 * (objective(0 * alpha) - least_loss)
     )

@@ -149,7 +149,7 @@ def test_cache_of_a_remote_store_keeps_foreign_files(
     for name in ("one", "two"):
         X, url = rng.standard_normal((4000, 8)).astype(np.float32), f"s3://{bucket}/{name}.zarr"
         ingest(X, url, y=X[:, :1], chunk_mb=0.02, storage_options=s3.options())
-    location, options = tmp_path / "place", s3.commands_by_name(monkeypatch)
+    location, options = tmp_path / "place", s3.words(monkeypatch)
 
     def train(name: str, size: int) -> int:
         arguments = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
@@ -194,7 +194,7 @@ def test_run_on_s3_keeps_foreign_objects(
 ) -> None:
     """Check foreign keys like names of our files: they are refused, and nothing is written or
     deleted."""
-    options = s3.commands_by_name(monkeypatch)
+    options = s3.words(monkeypatch)
     client = s3.client()
     for name in ("run.json", "log/1.jsonl", "lease/000000000007.json", "setup/X/c/0", "setup.json"):
         for key in (f"{name}/{name}", f"{name}/000000000001.json", f"{name}/notes.txt"):

@@ -6,6 +6,7 @@ All decisions follow from the scores, which a checkpoint stores with the weights
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -87,7 +88,11 @@ class EarlyStopping:
         if self._patience is None or not self.scores:
             return None
         best_epoch = _best_epoch(self.scores)
-        epochs_since = len(self.scores) - 1 - max(best_epoch, 0)
+        since_best = self.scores[max(best_epoch, 0) :]
+        epochs_since = len(since_best) - 1
+        if self._loss_figure is not None and best_epoch >= 0:
+            # Equal losses mean equal weights: a step that was taken back, or not yet taken.
+            epochs_since = sum(a != b for a, b in itertools.pairwise(since_best))
         if epochs_since < self._patience:
             return None
         if best_epoch < 0:

@@ -122,6 +122,17 @@ def test_stop_reason_names_epoch_of_the_weights(scores: list[float], reason: str
     assert re.search(reason, stopping.stop_reason() or "")
 
 
+def test_epochs_that_leave_the_weights_do_not_count() -> None:
+    """Check equal losses, as of steps that are taken back; equal accuracies do count."""
+    settings = ExecutionConfig(early_stopping=True, n_iter_no_change=1)
+    by_loss, by_accuracy = EarlyStopping(settings, "poisson_deviance"), EarlyStopping(settings)
+    by_loss.scores, by_accuracy.scores = [-3.0, -3.0, -3.0], [0.5, 0.5]
+    assert by_loss.stop_reason() is None
+    assert "not improved for 1 epochs" in str(by_accuracy.stop_reason())
+    by_loss.scores.append(-3.5)
+    assert "keeps the weights of epoch 1" in str(by_loss.stop_reason())
+
+
 def test_run_without_early_stopping_has_no_scores() -> None:
     assert not EarlyStopping(ExecutionConfig()).is_active
     assert finished(settings(), source=noisy()).validation_scores == []
