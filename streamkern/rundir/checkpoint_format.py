@@ -3,8 +3,7 @@
 A group is a plain zarr v3 group next to a manifest that names it: ``42/`` and ``42.json``. The
 manifest lists size and SHA-256 of every file, contains the metadata and a checksum of itself, and
 is written atomically after every byte that it names is durable. A group is never written to twice:
-publishing under the same name fills a new group (``42-1``), and the new manifest replaces the old
-one.
+publishing under the same name fills a new group (``42-1``), whose manifest replaces the old one.
 
 Sizes and checksums are computed while zarr writes, and compared while it reads. Nothing is read
 twice, and no array receives a byte that the manifest does not list.
@@ -73,8 +72,7 @@ class SavedGroup:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
-Saved = SavedGroup
-"""The class by its name in pickles of earlier versions."""
+Saved = SavedGroup  # the name in pickles of earlier versions
 
 
 @contextlib.contextmanager
