@@ -85,7 +85,7 @@ def open_reader(
         memory=memory,
     )  # fmt: skip
     feature_names = None if columns is None else tuple(columns)
-    if feature_names is not None:
+    if feature_names is not None and x is None:  # the user may choose an unused column
         dropped_columns = (*dropped_columns, *unused_columns(opener.form.earlier_record))
     drop_missing = drop_missing and targets
     request = ReadRequest(

@@ -14,6 +14,7 @@ import polars
 import pytest
 
 import streamkern as sk
+from streamkern.cli import main
 from streamkern.filesystem.abandoned import FIT_PREFIX
 
 N = 40
@@ -180,3 +181,23 @@ def test_store_of_a_dask_frame_knows_its_targets_and_weights(tmp_path: Path) -> 
     assert specs[0].weight_column == specs[1].weight_column == "w"
     model = sk.KernelRegressor(n_centers=9).fit(tmp_path / "d.zarr")
     assert sk.evaluate(model, frame)["r2"] == pytest.approx(model.score(X[:, :2], Y, W))
+
+
+def test_chosen_features_may_have_been_left_out_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that `x` is not changed silently by the record of the columns left out."""
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(id=W, y=Y)
+    frame.to_csv("named.csv", index=False)
+    frame[["id", *"pqr", "y"]].to_csv("unnamed.csv", index=False, header=False)
+    # The name "3" is also the position of a feature in the file without names.
+    frame.rename(columns={"id": "3"}).to_csv("digits.csv", index=False)
+    for name in ("named", "digits"):
+        sk.ingest_store(f"{name}.csv", f"{name}.zarr", y="y", x=["p", "q", "r"])
+        sk.KernelRegressor(n_centers=9, run_dir=name).fit(f"{name}.zarr")
+    with pytest.raises(sk.DataError, match="has 'id' besides"):
+        sk.append_store("named.csv", "named.zarr", x=["p", "q", "r", "id"])
+    assert main.run_command(["evaluate", "named", "named.csv", "--y", "y", "--x", "p,q,r,id"]) != 0
+    arguments = ["unnamed.csv", "--no-header", "--x", "1,2,3", "--y", "4"]
+    assert main.run_command(["evaluate", "digits", *arguments]) == 0
