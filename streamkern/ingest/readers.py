@@ -176,7 +176,8 @@ def _file_readers(
         elif first_reader is not None and kind == "csv":
             # Without a header, columns may be positions: later files use those of the first file.
             record = {"format": "csv", **(opener.form.earlier_record or {})}
-            record["positions"] = first_reader.reader.positions or {}
+            positions = first_reader.reader.positions
+            record["positions"] = positions or record.get("positions") or {}
             opener = copy(opener)
             opener.form = opener.form._replace(earlier_record=record)
         reader = _file_reader(url, file_request, opener)

@@ -201,3 +201,18 @@ def test_chosen_features_may_have_been_left_out_of_training(
     assert main.run_command(["evaluate", "named", "named.csv", "--y", "y", "--x", "p,q,r,id"]) != 0
     arguments = ["unnamed.csv", "--no-header", "--x", "1,2,3", "--y", "4"]
     assert main.run_command(["evaluate", "digits", *arguments]) == 0
+
+
+def test_positions_are_remembered_for_several_headerless_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("np-1.csv", "np-2.csv"):
+        np.savetxt(name, np.column_stack([X, Y, W]), delimiter=",")
+    for k, choice in enumerate(({}, {"x": [0, 1]})):
+        columns = choice.get("x", [0, 1, 2, 4])
+        sk.ingest_store("np-*.csv", f"{k}.zarr", y=3, **choice)
+        model = sk.KernelRegressor(n_centers=9).fit(f"{k}.zarr")
+        expected = model.predict(np.column_stack([X, Y, W])[:, columns])
+        assert np.allclose(model.predict("np-*.csv"), np.tile(expected, 2))
+        assert sk.append_store("np-*.csv", f"{k}.zarr").n_rows == 4 * N
