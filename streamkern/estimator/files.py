@@ -119,7 +119,7 @@ def resolve_data(
     arrays = expected.named_arrays
     if is_hub_dataset(X):
         X, y, sample_weight = _resolve_hub_data(X, y, sample_weight, expected)
-    data = convert_data(X, y, sample_weight, arrays)
+    data = convert_data(X, expected.in_trained_order(y), sample_weight, arrays)
     if data.y is None and (names := _find_targets(data.X, expected)):
         data = convert_data(data.X, names, data.sample_weight, arrays)
     if data.sample_weight is not None:
@@ -176,7 +176,7 @@ def _find_targets(X: Any, expected: Schema) -> Any:
 
     None unless the table has all of them.
     """
-    names = [*(expected.target_columns or expected.output_names or ())]
+    names = expected.target_names
     has_columns = is_frame(X) or (is_dask_table(X) and X.ndim == 2)
     columns = X.columns if has_columns else hub_names(X) if is_hub_dataset(X) else ()
     if not names or set(names) & set(expected.given_columns or ()):

@@ -145,6 +145,20 @@ class Schema:
         return replace(self, target_columns=targets, weight_column=source.weight_column)
 
     @property
+    def target_names(self) -> list[Any]:
+        """Names of the targets; empty if they had none."""
+        return [*(self.target_columns or self.output_names or ())]
+
+    def in_trained_order(self, y: Any) -> Any:
+        """Return `target_names` if y is a list of the same names in any order; otherwise y.
+
+        Several targets are numbers, so that a list of their names cannot be values.
+        """
+        names = self.target_names
+        is_list = isinstance(y, list | tuple) and all(isinstance(name, str) for name in y)
+        return names if is_list and len(y) == len(names) > 1 and {*y} == {*names} else y
+
+    @property
     def named_arrays(self) -> RecordedArrays:
         """Names of the arrays and columns to read from later data."""
         return self.arrays.with_columns(self.target_columns, self.weight_column)

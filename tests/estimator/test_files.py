@@ -216,3 +216,16 @@ def test_positions_are_remembered_for_several_headerless_files(
         expected = model.predict(np.column_stack([X, Y, W])[:, columns])
         assert np.allclose(model.predict("np-*.csv"), np.tile(expected, 2))
         assert sk.append_store("np-*.csv", f"{k}.zarr").n_rows == 4 * N
+
+
+def test_names_of_several_targets_may_have_any_order() -> None:
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(u=Y, v=X[:, 1] ** 2)
+    model = sk.KernelRegressor(n_centers=9).fit(frame, ["v", "u"])
+    expected = sk.evaluate(model, frame[list("pqr")], frame[["v", "u"]].to_numpy())
+    lazy = dask.dataframe.from_pandas(frame, npartitions=3)
+    for rows in (frame, polars.from_pandas(frame), lazy):
+        for names in (["v", "u"], ["u", "v"], ("u", "v")):
+            assert sk.evaluate(model, rows, names) == pytest.approx(expected)
+            assert model.score(rows, names) == pytest.approx(expected["r2"])
+    with pytest.raises(sk.DataError, match="'w'"):
+        sk.evaluate(model, frame, ["u", "w"])
