@@ -374,6 +374,19 @@ def unused_columns(form: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple((form or {}).get("unused", ()))
 
 
+def add_unused_columns(
+    form: Mapping[str, Any] | None, names: Iterable[str], used: Iterable[str | None]
+) -> Mapping[str, Any] | None:
+    """Return a copy of a record of files with the names of unused columns, each of them once.
+
+    form : `StoreSpec.file_form`
+    names : names for `unused_columns`
+    used : names that are not recorded: features, targets, weights; None is ignored
+    """
+    unused = [name for name in dict.fromkeys(names) if name not in {*used}]
+    return {**(form or {}), "unused": unused} if unused else form
+
+
 def recorded_form(data: Any) -> Mapping[str, Any] | None:
     """Return the record by which later files are read: `file_form`, with the names of the arrays.
 

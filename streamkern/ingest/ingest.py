@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
+from streamkern.ingest.columns import add_unused_columns, unused_columns
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.first_pass import SpooledRows, block_size, spool_rows, spool_table
@@ -241,7 +242,7 @@ def ingest(
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
         spooled = spool_table(reader, reopen, options, spool, identity, spill)
-        return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
+        return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress, form)
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
@@ -304,7 +305,7 @@ def _check_output_location(
 
 def _write_chunks(
     rows: SpooledRows, reader: Reader, make_writer: Callable[..., StoreWriter], chunk_bytes: int,
-    n_ahead: int, progress: Progress | None,
+    n_ahead: int, progress: Progress | None, form: FileForm,
 ) -> StoreSpec:  # fmt: skip
     """Write the spooled rows to the store and discard the spool; return the spec of the store.
 
@@ -312,6 +313,7 @@ def _write_chunks(
     make_writer : returns the writer, given the shapes, dtypes and names of the arrays
     chunk_bytes : bytes of decoded X in a chunk
     n_ahead : number of chunks that are made before they are written
+    form : the form of the files, with the record of the store given as `like`
     """
     spool, values = rows.spool, rows.values
     classes, ids_of_codes = values.sorted_class_ids() if values.are_classes else (None, None)
@@ -334,7 +336,7 @@ def _write_chunks(
         files=rows.files.row_counts if reader.files else (),
         encoder=reader.encoder,
         n_left_out=rows.files.n_dropped,
-        file_form=_recorded_form(reader),
+        file_form=_recorded_form(reader, unused_columns(form.earlier_record)),
         weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
     )
@@ -344,11 +346,15 @@ def _write_chunks(
     return spec
 
 
-def _recorded_form(reader: Reader) -> Mapping[str, Any] | None:
-    """Return the record by which later files are read, with the names of unused columns."""
+def _recorded_form(reader: Reader, earlier_unused: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return the record by which later files are read, with the names of unused columns.
+
+    earlier_unused : unused columns of the store given as `like`, which the new files may lack
+    """
     by_encoder = () if reader.encoder is None else reader.encoder["dropped"]
-    unused = [name for name in reader.unused if name not in by_encoder]
-    return {**(reader.file_form or {}), "unused": unused} if unused else reader.file_form
+    roles = (*(reader.columns or ()), *(reader.target_columns or ()), reader.weight_column)
+    names = (*reader.unused, *earlier_unused)
+    return add_unused_columns(reader.file_form, names, (*by_encoder, *roles))
 
 
 def _chunks_from(

@@ -141,7 +141,10 @@ class FileReader(WrappingReader):
 
 
 class ManyReader(WrappingReader):
-    """Several files with the same columns, one after another, described as the first of them."""
+    """Several files with the same columns, one after another, described as the first of them.
+
+    `unused` are the names of the unused columns of all files.
+    """
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         super().__init__(readers[0])
@@ -151,6 +154,7 @@ class ManyReader(WrappingReader):
         self.natural_dtype = np.result_type(*numeric) if len(numeric) == len(dtypes) else None
         for name in ("as_text", "targets_as_text", "can_be_table", "has_types"):
             setattr(self, name, all(getattr(reader, name) for reader in readers))
+        self.unused = tuple(dict.fromkeys(name for reader in readers for name in reader.unused))
         self.identity = [reader.identity for reader in readers]
         shapes = [reader.sparse_shape or (0, 0) for reader in readers]
         if self.sparse_shape is not None:

@@ -21,7 +21,7 @@ from streamkern.ingest.array_reader import (
     requested_names,
     warn_of_weights,
 )
-from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
+from streamkern.ingest.columns import ReadRequest, as_list, assign_columns, unused_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_from_names
@@ -75,7 +75,7 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
             arrays[0] = StoredSparseRows(arrays[0], features)
         if own_targets and spec.classes is not None:
             labels = labels_from_names(spec.classes, spec.label_dtype)
-    return ArrayReader(
+    reader = ArrayReader(
         arrays,
         location,
         identity,
@@ -86,6 +86,8 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         order=order,
         encoder=None if state is None or columns is None else state.get("encoder"),
     )
+    reader.unused = () if own_store is None else unused_columns(own_store.spec.file_form)
+    return reader
 
 
 def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> list[Any]:

@@ -16,6 +16,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli import main
 from streamkern.filesystem.abandoned import FIT_PREFIX
+from streamkern.stream.sources.mixture import open_stores
 
 N = 40
 R = np.random.default_rng(0)
@@ -229,3 +230,30 @@ def test_names_of_several_targets_may_have_any_order() -> None:
             assert model.score(rows, names) == pytest.approx(expected["r2"])
     with pytest.raises(sk.DataError, match="'w'"):
         sk.evaluate(model, frame, ["u", "w"])
+
+
+def test_unused_columns_of_all_sources_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check several files, a store like another, a store of a store, and several stores."""
+    monkeypatch.chdir(tmp_path)
+    plain = pd.DataFrame(X, columns=list("pqr")).assign(y=Y)
+    for name, frame in (("0", plain), ("1", plain.assign(u=W)), ("2", plain.assign(v=W, z=Y))):
+        frame.to_csv(f"{name}.csv", index=False)
+    x = ["p", "q", "r"]
+    sk.ingest_store(["0.csv", "1.csv", "2.csv"], "many.zarr", x=x, y="y")
+    sk.ingest_store("1.csv", "u.zarr", x=x, y="y")
+    sk.ingest_store("0.csv", "like.zarr", like="u.zarr")
+    sk.ingest_store("u.zarr", "copy.zarr")
+    sk.ingest_store("2.csv", "v.zarr", x=x, y="y")
+    names = {
+        "many.zarr": ["u", "v", "z"], "like.zarr": ["u"], "copy.zarr": ["u"],
+        ("u.zarr", "v.zarr"): ["u", "v", "z"],
+    }  # fmt: skip
+    for stores, unused in names.items():
+        source = open_stores([stores] if isinstance(stores, str) else list(stores))
+        assert (source.file_form or {})["unused"] == unused
+    assert "unused" not in (sk.ingest_store("0.csv", "plain.zarr", y="y").file_form or {})
+    other_target = plain.assign(u=W).drop(columns="y")
+    spec = sk.ingest_store(other_target, "other.zarr", y="u", like="u.zarr")
+    assert "unused" not in (spec.file_form or {})

@@ -15,6 +15,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import is_finite_number, is_whole_number, json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
+from streamkern.ingest.columns import add_unused_columns, unused_columns
 from streamkern.store.row_block import concatenate_blocks
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
@@ -83,6 +84,9 @@ class MixtureSource(BaseSource):
             for k, part in enumerate(parts, start=1)
         )
         _check_same_kind(self.parts)
+        unused = [name for part in self.parts for name in unused_columns(part.file_form)]
+        roles = (*(self.columns or ()), *(self.target_columns or ()), self.weight_column)
+        self.file_form = add_unused_columns(self.file_form, unused, roles)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.remote = any(part.remote for part in self.parts)
         self.level = max(part.level for part in self.parts) + 1
