@@ -307,14 +307,23 @@ def _reader_of_format(kind: str, url: Url, request: ReadRequest, opener: FileOpe
 
 
 def _has_array(open_file: Callable[..., Reader], url: Url, opener: FileOpener, name: str) -> bool:
-    """Return whether a file has an array of this name."""
+    """Return whether a file has an array of this name, or an HDF5 table such a column."""
     try:
         open_file(url, ReadRequest(name, targets=False), opener)
     except StoreNotFoundError:
-        return False
+        return open_file is open_hdf5 and _has_column(url, opener, name)
     except StreamkernError:  # it exists, but not as an array of rows and columns
         return True
     return True
+
+
+def _has_column(url: Url, opener: FileOpener, name: str) -> bool:
+    """Return whether the table of an HDF5 file has a column of this name; False without a table."""
+    try:
+        reader = open_hdf5(url, ReadRequest(y=(), targets=False), opener)
+    except StreamkernError:
+        return False
+    return name in (reader.columns or ())
 
 
 _READERS: dict[str, Callable[[Url, ReadRequest, FileOpener], Reader]] = {

@@ -201,8 +201,9 @@ def open_rows(
             "stores and other files cannot be read together", "give only stores, or only files"
         )
     # Files: one reader, with the columns of the model.
-    are_tables, weight_column = kinds <= {*TABLES}, schema.weight_column
-    if y is None and are_tables:
+    # Weights of an HDF5 table are recorded by the name of an array.
+    weight_column = arrays.sample_weight if schema.columns else schema.weight_column
+    if y is None and kinds <= {*TABLES}:
         y = schema.target_columns
     if targets and sample_weight is None and weight_column not in (expected_columns or ()):
         sample_weight = existing_column(weight_column, inputs, opener.form, input_options)
@@ -218,7 +219,7 @@ def open_rows(
         _check_table(kinds)
         reader: Reader = encoded_reader(open_files, encoder, unused)
     else:
-        dropped = unused if schema.columns and are_tables else ()
+        dropped = unused if schema.columns else ()
         reader = open_files(columns=schema.columns, dropped_columns=dropped)
     if "csv" in kinds and x is None:
         _check_header(reader, schema.columns)

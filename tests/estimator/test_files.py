@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.dataframe
+import h5py
 import numpy as np
 import pandas as pd
 import polars
@@ -257,3 +258,28 @@ def test_unused_columns_of_all_sources_are_recorded(
     other_target = plain.assign(u=W).drop(columns="y")
     spec = sk.ingest_store(other_target, "other.zarr", y="u", like="u.zarr")
     assert "unused" not in (spec.file_form or {})
+
+
+@pytest.mark.parametrize("weights", [None, "w"])
+def test_columns_of_an_hdf5_table_have_the_roles_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = {"p": X[:, 0], "q": X[:, 1], "r": X[:, 2], "y": X[:, 1], "fare": Y, "w": W}
+    table = np.zeros(N, [(name, float) for name in columns])
+    for name, values in columns.items():
+        table[name] = values
+    for file_name, data in (("t.h5", table), ("no_w.h5", table[[*"pqr", "y", "fare"]])):
+        with h5py.File(file_name, "w") as file:
+            file["table"] = data
+    sk.ingest_store("t.h5", "s.zarr", x=["p", "q", "r"], y="fare", sample_weight=weights)
+    model = sk.KernelRegressor(n_centers=9, run_dir="run").fit("s.zarr")
+    w = None if weights is None else W
+    for known in (model, sk.load("run")):
+        assert np.allclose(known.predict("t.h5"), known.predict(X))
+        assert known.score("t.h5") == pytest.approx(known.score(X, Y, w), rel=1e-6)
+        assert known.score("t.h5", "y") == pytest.approx(known.score(X, X[:, 1], w), rel=1e-6)
+        assert known.score("no_w.h5") == pytest.approx(known.score(X, Y), rel=1e-6)
+    sk.ingest_store("t.h5", "like.zarr", like="s.zarr")
+    assert ("w" in sk.open_store("like.zarr").rows) == (weights is not None)
+    assert sk.append_store("t.h5", "s.zarr").n_rows == 2 * N
