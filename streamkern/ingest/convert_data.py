@@ -78,8 +78,8 @@ def convert_for_store(
         return StoreInputs(X, x, y, sample_weight, form)  # blocks
     elif not is_hub_dataset(X):
         X = convert_input(X, "X")
-    is_table = is_frame(X) or is_hub_dataset(X)
-    y_is_name = y is None or isinstance(y, name_types) or (is_table and are_names(y, X))
+    is_table = is_frame(X) or is_hub_dataset(X) or (is_dask_table(X) and X.ndim == 2)
+    y_is_name = y is None or isinstance(y, name_types) or (is_table and _are_column_names(y, X))
     if not y_is_name:
         y = convert_targets(y, "y", keep_missing=True)
     # Beside an array, an integer is the weight of all rows, as an array has no columns by name.

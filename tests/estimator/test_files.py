@@ -283,3 +283,13 @@ def test_columns_of_an_hdf5_table_have_the_roles_of_training(
     sk.ingest_store("t.h5", "like.zarr", like="s.zarr")
     assert ("w" in sk.open_store("like.zarr").rows) == (weights is not None)
     assert sk.append_store("t.h5", "s.zarr").n_rows == 2 * N
+
+
+def test_store_of_a_dask_frame_has_several_targets(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("pqr")).assign(u=Y, v=W)
+    lazy, path = dask.dataframe.from_pandas(frame, npartitions=3), tmp_path / "s.zarr"
+    spec = sk.ingest_store(lazy, path, y=["v", "u"], shuffle=False)
+    assert (spec.columns, spec.target_columns) == (("p", "q", "r"), ("v", "u"))
+    assert sk.append_store(lazy, path, y=["v", "u"], shuffle=False).n_rows == 2 * N
+    y = np.column_stack([W, Y])
+    assert np.array_equal(sk.open_store(path).rows["y"][:], np.concatenate([y, y]))
