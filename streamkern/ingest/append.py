@@ -27,7 +27,7 @@ from streamkern.basics.values import checked_int, json_digest, parse_bytes
 from streamkern.basics.warning import warn_each_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
-from streamkern.ingest.columns import recorded_form
+from streamkern.ingest.columns import recorded_form, unused_columns
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.first_pass import SpooledRows, spool_rows
 from streamkern.ingest.formats import FileForm
@@ -216,10 +216,23 @@ def _check_store(store: Store, dtype: Any) -> None:
 
 
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
-    """Raise DataError if column names differ from the store, where both have names."""
+    """Raise DataError if column names differ from the store, where both have names.
+
+    One target may have another name, except the name of a column that the store leaves out. In
+    files without names, positions take the place of names if the features have recorded positions.
+    """
     check_header(reader, spec.columns, x)
     expected, names = spec.target_columns, reader.target_columns
-    if expected is not None and names is not None and len(expected) > 1 and expected != names:
+    left_out = {*unused_columns(spec.file_form), *(spec.encoder or {}).get("dropped", ())}
+    positions, recorded = (
+        (form or {}).get("positions") or {} for form in (reader.file_form, spec.file_form)
+    )
+    if x is None and "x" in recorded and positions.get("width") == recorded["width"]:
+        expected, names = (tuple(map(str, k["y"])) for k in (recorded, positions))
+        left_out = {*names} - {*map(str, recorded["x"])}
+    if expected is None or names is None or expected == names:
+        return
+    if len(expected) > 1 or left_out & {*names}:
         raise DataError(
             f"the targets are {some(names)}, but the targets of the store are {some(expected)}",
             f"give the same in the same order with {mention('y=')}",

@@ -607,3 +607,27 @@ def test_wider_rows_are_rounded_on_request(tmp_path: Path) -> None:
     append(wide, location, y=NAMES[[0] * 9], dtype="float32")
     found = open_store(location).read_rows(np.arange(21, 30))[0]
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_unused_column_is_not_appended_as_the_target(tmp_path: Path, words: bool) -> None:
+    """Check columns by name, with and without an encoder, and by position."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.standard_normal((20, 4)), columns=["p", "q", "y", "u"])
+    if words:
+        frame["q"] = np.where(frame["q"] > 0, "up", "down")
+    store = tmp_path / "s.zarr"
+    ingest(frame, store, y="y", drop=["u"])
+    with pytest.raises(DataError, match=r"the targets are 'u', but .* of the store are 'y'"):
+        append(frame.drop(columns="y"), store, y="u")
+    renamed = frame.rename(columns={"y": "z"})
+    assert append(renamed, store, y="z").n_rows == 40  # one target may have another name
+    if words:
+        return
+    unnamed, store = tmp_path / "unnamed.csv", tmp_path / "unnamed.zarr"
+    frame.to_csv(unnamed, index=False, header=False)
+    ingest(str(unnamed), store, x=[0, 1], y=2)
+    with pytest.raises(DataError, match=r"the targets are '3', but .* of the store are '2'"):
+        append(str(unnamed), store, y=3)
+    assert append(str(unnamed), store, y=-2).n_rows == 40
+    assert append(str(unnamed), store, x=[0, 1], y=3).n_rows == 60  # a file with other positions

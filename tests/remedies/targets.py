@@ -130,6 +130,7 @@ def append_cases() -> list[Case]:
     """Return mistakes in what is appended to a store, and in where a store is made."""
     table = FRAME[["a", "b"]].assign(fare=Y, tip=Y * 2)
     sk.ingest_store(table, "fares.zarr", y=["fare", "tip"])
+    sk.ingest_store(table, "fare.zarr", y="fare", drop=["tip"])
     table.to_csv("bare.csv", index=False, header=False)
     table.to_csv("table.csv", index=False)
     sk.ingest_store(X, "weighted.zarr", y=Y, sample_weight=np.ones(N))
@@ -198,6 +199,9 @@ def append_cases() -> list[Case]:
         ("give the same in the same order with y=",
          Do(sk.append_store, table, "fares.zarr", y=names),
          Do(sk.append_store, table, "fares.zarr", y=names[::-1])),
+        ("the targets are 'tip', .*give the same in the same order with y=",
+         Do(sk.append_store, table.drop(columns="fare"), "fare.zarr", y="tip"),
+         Do(sk.append_store, table, "fare.zarr", y="fare")),
         ("give another seed=", append("lazy.zarr", lazy, lazy_y),
          append("lazy.zarr", lazy, lazy_y, seed=1)),
         ("like= names have .*give rows with the same features",
