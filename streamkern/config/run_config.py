@@ -197,7 +197,7 @@ class ExecutionConfig(Table):
         return CheckpointInterval(None, None if every == "auto" else parse_seconds(every))
 
 
-REACHING_MEAN: Final = ("auto", "block", "sgd")
+WITHOUT_INTERCEPT: Final = ("auto", "block", "sgd")
 """Values of solver.name with which a loss with a log link needs no intercept.
 
 The others take many epochs from f = 0 to the logarithm of the mean, or lose the way to it.
@@ -227,7 +227,7 @@ class RunConfig(Table):
         loss, obstacles = self.model.loss, []
         log_link = loss != SQUARES and loss_class(loss).log_link
         obstacles += [mention("solver.posterior", True)] if self.solver.posterior else []
-        if log_link and self.solver.name not in REACHING_MEAN and not self.model.fit_intercept:
+        if log_link and self.solver.name not in WITHOUT_INTERCEPT and not self.model.fit_intercept:
             obstacles.append(f"{mention('solver.name', self.solver.name)} and no intercept")
         if log_link and self.solver.name == "falkon" and self.data.epochs in (1, 2):
             # FALKON first measures the gradient, then a direction, and then steps.

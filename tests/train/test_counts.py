@@ -132,10 +132,17 @@ def test_rates_are_predicted_better_than_by_boosting(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("solver", ["block", "direct", "falkon", "eigenpro4"])
-def test_resumed_run_ends_with_same_bits(name: str, solver: str, tmp_path: Path) -> None:
-    source, overrides = sk.ArraySource(X, TARGETS[name]), of_loss(name, **{"solver.name": solver})
-    result = assert_resume_gives_same_bits(tmp_path, (5,), overrides, source)
+@pytest.mark.parametrize(
+    ("solver", "epochs", "steps"),
+    [("block", 2, [5]), ("direct", 2, [5]), ("falkon", 5, [5, 14]), ("eigenpro4", 2, [5])],
+)
+def test_resumed_run_ends_with_same_bits(
+    name: str, solver: str, epochs: int, steps: list[int], tmp_path: Path
+) -> None:
+    """Stop in the second epoch, of four steps each; FALKON also after its first step."""
+    source = sk.ArraySource(X, TARGETS[name])
+    overrides = of_loss(name, **{"solver.name": solver, "data.epochs": epochs})
+    result = assert_resume_gives_same_bits(tmp_path, steps, overrides, source)
     assert isinstance(result.model.loss, LogLink)
 
 
