@@ -53,8 +53,8 @@ class Transfers(NamedTuple):
 class CopyEvent:
     """The event of the last copy from pinned memory, for which any thread may wait.
 
-    A thread that has chosen no device would open a context on GPU 0, with some 500 MB, if it waited
-    for an event of another GPU without choosing this one.
+    A thread whose current device is GPU 0, the default, might open a context there if it waited for
+    an event of another GPU.
     """
 
     event: Any

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType
+from typing import Any
 
 from streamkern.basics.message import Vocabulary, render_message
 
@@ -59,6 +60,17 @@ def warn(message: str, kind: type[Warning] = UserWarning, *, once: str | None = 
         warning, kind, caller.f_code.co_filename, caller.f_lineno,
         module=module.get("__name__"), registry=module.setdefault("__warningregistry__", {}),
     )  # fmt: skip
+
+
+def renamed_attribute(old_name: str, new_name: str) -> property:
+    """Return a property for the old name of an attribute or method, which warns of the new name."""
+
+    def read(owner: object) -> Any:
+        text = f"{type(owner).__name__}.{old_name} was renamed to {new_name}; the old name will be "
+        warn(text + "removed in 0.3.0", FutureWarning)
+        return getattr(owner, new_name)
+
+    return property(read)
 
 
 def _action(warning: Warning) -> str:

@@ -18,6 +18,7 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
 from streamkern.basics.text import redact
+from streamkern.basics.warning import renamed_attribute
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.icechunk_repository import (
     icechunk_snapshot,
@@ -52,6 +53,8 @@ class Store:
     stored_chunks : StoredChunks
         The chunks in the storage.
     """
+
+    stored = renamed_attribute("stored", "stored_chunks")
 
     def __init__(self, chunks: StoredChunks, reopen: Any) -> None:
         self.url, self.spec, self.stored_chunks = chunks.url, chunks.spec, chunks

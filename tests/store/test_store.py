@@ -177,6 +177,12 @@ def test_store_opens_by_path_url_and_group(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.read_chunk(1)[0], X[7:14])
 
 
+def test_renamed_attribute_gives_warning(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", *sample(30, (5,), "float32"))
+    with pytest.warns(FutureWarning, match=r"Store\.stored was renamed to stored_chunks"):
+        assert store.stored is store.stored_chunks
+
+
 def test_nested_group_opens_and_names_its_keys() -> None:
     X, y = sample(20, (5,), "float32")
     root = zarr.create_group(MemoryStore())

@@ -18,7 +18,7 @@ import numpy as np
 from streamkern.basics.errors import DataError
 from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import Stage
-from streamkern.basics.warning import warn
+from streamkern.basics.warning import renamed_attribute, warn
 from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
@@ -43,8 +43,7 @@ UNIT_BYTES = 4 << 20
 
 def Block(X: np.ndarray, y: np.ndarray, rows: np.ndarray, w: np.ndarray | None = None) -> RowBlock:
     """Return a `RowBlock`, with a FutureWarning; `Block` was its name until version 0.2."""
-    text = "Block(X, y, rows, w) is now RowBlock(X, y, w, row_ids) of streamkern.store.row_block"
-    warn(text, FutureWarning)
+    warn("Block is now RowBlock(X, y, w, row_ids) of streamkern.store.row_block", FutureWarning)
     return RowBlock(X, y, w, rows)
 
 
@@ -158,6 +157,9 @@ class BaseSource(ABC):
         """Bytes of a row of X, or of its target values if these are more; for the size of units."""
         value_bytes = 0 if self.classes is not None else self.n_outputs * self.y_dtype.itemsize
         return max(self.row_bytes, value_bytes)
+
+    until = renamed_attribute("until", "with_stop_event")
+    kept = renamed_attribute("kept", "with_unit_cache")
 
     def with_stop_event(self, stopped: threading.Event) -> BaseSource:
         """Return the same source, whose stores cancel their requests once `stopped` is set."""

@@ -147,6 +147,15 @@ def test_deprecated_block_name_gives_warning() -> None:
     assert_same_rows(source.read_unit(1, 0, 0), base.read_unit(1, 0, 0))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("kept", "with_unit_cache"), ("until", "with_stop_event")]
+)
+def test_renamed_methods_give_warning(old: str, new: str) -> None:
+    source = array_source()
+    with pytest.warns(FutureWarning, match=f"ArraySource.{old} was renamed to {new}"):
+        assert getattr(source, old) == getattr(source, new)
+
+
 # ------------------------------------------------------------- a function that makes rows
 
 Arrays = tuple[np.ndarray, ...]
