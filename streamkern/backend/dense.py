@@ -164,19 +164,20 @@ class DenseAlgebra(ABC):
 
         self.run(add, tiles(len(C), self.chunk))
 
-    def cholesky(self, A: Array) -> bool:
+    def cholesky(self, A: Array, *, keep_upper: bool = False) -> bool:
         """Replace A by its lower Cholesky factor, with zeros above the diagonal.
 
         Return False, with A overwritten, if A is not positive definite.
 
         A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
+        keep_upper : whether the entries above the squares on the diagonal, `diagonal_square(b)`
+            wide, stay as they are; the entries above the diagonal of these squares are arbitrary.
 
         The method is left-looking by block columns, whose blocks are distributed over the threads.
         The threads of the BLAS itself wait for each other, and are slow for small matrices and if
         another process is busy.
         """
-        size = self.chunk // 2 if len(A) > SINGLE_THREAD_COLUMNS else SINGLE_THREAD_COLUMNS
-        blocks = tiles(len(A), size)
+        blocks = tiles(len(A), self.diagonal_square(len(A)))
         with self.single_threaded_blas():
             for k in blocks:
                 not_above = [i for i in blocks if i.start >= k.start]
@@ -185,11 +186,15 @@ class DenseAlgebra(ABC):
                 if not lapack.potrf(A[k, k]):
                     return False
                 self.run(partial(self._solve_right, A, k), not_above[1:])
-        for rows in tiles(len(A), ZEROED_ROWS):
+        for rows in [] if keep_upper else tiles(len(A), ZEROED_ROWS):
             A[rows, rows.stop :] = 0
             square = A[rows, rows]
             np.copyto(square, 0, where=ABOVE_DIAGONAL[: len(square), : len(square)])
         return bool(np.isfinite(A.diagonal()).all())
+
+    def diagonal_square(self, b: int) -> int:
+        """Return the width of the diagonal squares by which `cholesky` factors a matrix (b, b)."""
+        return self.chunk // 2 if b > SINGLE_THREAD_COLUMNS else SINGLE_THREAD_COLUMNS
 
     @staticmethod
     def _subtract(A: Array, k: slice, i: slice) -> None:

@@ -49,19 +49,24 @@ class DeviceAlgebra(DenseAlgebra):
         """Add A @ B to C by one GEMM."""
         self.blas.gemm(A, B, C, beta=1)
 
-    def cholesky(self, A: Array) -> bool:
+    def cholesky(self, A: Array, *, keep_upper: bool = False) -> bool:
         """Factor A as on the CPU, by blocks of columns, and wait for the device after each."""
         n = len(A)
         for k in tiles(n, CHOLESKY_BLOCK):
             if not self._factor(A[k, k]):
                 return False
-            A[k, k.stop :] = 0
+            if not keep_upper:
+                A[k, k.stop :] = 0
             self.blas.solve_lower(A[k, k], A[k.stop :, k], right=True)
             for part in tiles(n - k.stop, CHOLESKY_BLOCK):
                 i = slice(k.stop + part.start, k.stop + part.stop)
                 j = slice(k.stop, i.stop)  # only the lower part of the rest
                 self.blas.gemm(A[i, k], A[j, k], A[i, j], transposed=True, alpha=-1, beta=1)
         return bool(self.xp.isfinite(A.diagonal()).all())
+
+    def diagonal_square(self, b: int) -> int:
+        """Return the width as on the CPU."""
+        return CHOLESKY_BLOCK
 
     def _factor(self, A: Array) -> bool:
         """Replace a square view by its lower Cholesky factor, by cuSOLVER.

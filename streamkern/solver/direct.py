@@ -168,8 +168,11 @@ class Direct(Method[DirectSizes]):
             factors = self._n_factors(problem) * p**3 / 3
             if self.factor_dtype(problem) == np.float64:
                 return NO_WORK, OpCounts(kept=p * p / 2, swept=p * p, wide_factors=factors)
-            entries = (1 + REFINEMENTS) * p * p / 2
-            return NO_WORK, OpCounts(kept=entries, swept=2 * entries, factors=factors)
+            # Kernel values in float32 are kept for the products, see `kernel_ridge`.
+            evaluations = 1 if problem.itemsize == 4 else 1 + REFINEMENTS
+            return NO_WORK, OpCounts(
+                kept=evaluations * p * p / 2, swept=(1 + REFINEMENTS) * p * p, factors=factors
+            )
         return NO_WORK, OpCounts(
             kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
             wide_factors=self._n_factors(problem) * p**3 / 3,

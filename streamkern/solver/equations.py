@@ -48,6 +48,7 @@ class EquationSolver(Solver):
     singular : whether the last equations had no ridge, and only a jitter made them solvable.
     rounding_dominates : whether rounding errors may dominate the matrix of the last equations.
     keeps_posterior : whether `posterior` will be called.
+    keeps_upper : whether factors keep what lies above their diagonal, see `cholesky`.
     ridges : (c,) ridge of each output; replaces `ridge`.
     trials : the ridges of the last search, with their errors.
     """
@@ -64,6 +65,7 @@ class EquationSolver(Solver):
     singular = False
     rounding_dominates = False
     keeps_posterior = False
+    keeps_upper = False
     ridges: Floats | None = None
     trials: Sequence[tuple[float, float]] = ()
 
@@ -160,19 +162,23 @@ class EquationSolver(Solver):
             raise self._divergence_error(state)
         return alpha
 
-    def _slabs(self, *, lower: bool = False) -> Iterator[tuple[slice, Array]]:
+    def _slabs(
+        self, *, lower: bool = False, first_column: Callable[[int], int] = lambda row: 0
+    ) -> Iterator[tuple[slice, Array]]:
         """Yield (rows, K(Z[rows], Z)) for consecutive slices of the centers.
 
         lower : yield only the columns before rows.stop, which contain the lower triangle.
+        first_column : returns the first column to yield, for the first row of a slice.
         """
         p, op = len(self.Z), self.op
         buffer = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
         for rows in tiles(p, KERNEL_SLAB_ROWS):
-            shape = rows.stop - rows.start, rows.stop if lower else p
+            columns = slice(first_column(rows.start), rows.stop if lower else p)
+            shape = rows.stop - rows.start, columns.stop - columns.start
             ids = np.arange(rows.start, rows.stop)
             slab = buffer[: shape[0] * shape[1]].reshape(shape)
-            equal_pairs = ids - rows.start, ids
-            op.product(self.Z[rows], self.Z[: shape[1]], keep=slab, equal_pairs=equal_pairs)
+            equal_pairs = ids - rows.start, ids - columns.start
+            op.product(self.Z[rows], self.Z[columns], keep=slab, equal_pairs=equal_pairs)
             yield rows, slab
 
     def _add_ridge_term(self, A: Array, ridge: float) -> None:
@@ -289,7 +295,7 @@ class EquationSolver(Solver):
         self.scale = scale - existing_shift
         while 0 < self.jitter <= scale < math.inf:
             L[diagonal, diagonal] += self.jitter
-            if self.backend.cholesky(L):
+            if self.backend.cholesky(L, keep_upper=self.keeps_upper):
                 # A pivot is the squared distance of a center from the span of the centers before
                 # it; the jitter has the size of rounding errors.
                 small_pivot = float(L.diagonal().min()) ** 2 < SINGULAR_PIVOT_RATIO * self.jitter

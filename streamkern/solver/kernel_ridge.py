@@ -25,13 +25,16 @@ batch, because the rows are the centers.
 
 With many rows the factor is computed in float32, in half the memory and less time. It is then the
 preconditioner of a few steps of conjugate gradient in float64 (`refined`), which solve the same
-equations as a factor in float64.
+equations as a factor in float64. Each step takes a product with K. Kernel values in float32 are
+kept for it in the upper triangle of the factor, which is otherwise unused; kernel values in float64
+are evaluated again.
 
 Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64, or float32.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -91,6 +94,7 @@ class KernelRidgeSolver(EquationSolver):
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **solver_arguments)
         self.factor_dtype = np.dtype(factor_dtype)
+        self.keeps_upper = self.factor_dtype == op.dtype == np.float32
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
         self.first_ridge = first_ridge
         shape = self.max_batch, self.n_outputs
@@ -228,7 +232,7 @@ class KernelRidgeSolver(EquationSolver):
             diagonal = state.rows * ridge + self.jitter + (root == 0)
 
             def times(v: Array, diagonal: Array = diagonal) -> Array:
-                return root * self._kernel_times(root * v) + diagonal * v
+                return root * self._kernel_times(L, root * v) + diagonal * v
 
             alpha = conjugate_gradient(self.backend.xp, times, precondition, Y)
             if alpha is not None:
@@ -237,37 +241,49 @@ class KernelRidgeSolver(EquationSolver):
                 raise self._divergence_error(state)
             self.jitter = max(10 * self.jitter, rounding_jitter)
 
-    def _kernel_times(self, v: Array) -> Array:
-        """Return K v, (n, k) float64, from the lower part of K. v : (n, k) float64."""
+    def _first_evaluated(self, row: int) -> int:
+        """Return the first column of K that a factor does not keep, for a slab from `row` on."""
+        square = math.lcm(self.backend.diagonal_square(len(self.Z)), PRODUCT_COLUMNS)
+        return row - row % square if self.keeps_upper else 0
+
+    def _kernel_times(self, L: Array, v: Array) -> Array:
+        """Return K v, (n, k) float64, from the lower part of K. v : (n, k) float64.
+
+        L : (n, n) factor, whose upper part has the columns of K before `_first_evaluated`.
+        """
         xp, product = self.backend.xp, self.backend.xp.zeros_like(v)
-        for rows, slab in self._slabs(lower=True):
-            columns = tiles(rows.stop, PRODUCT_COLUMNS)
+        for rows, slab in self._slabs(lower=True, first_column=self._first_evaluated):
+            columns, first = tiles(rows.stop, PRODUCT_COLUMNS), rows.stop - slab.shape[1]
+            values = [
+                L[t, rows].T if t.start < first else slab[:, t.start - first : t.stop - first]
+                for t in columns
+            ]
             terms = xp.zeros((len(columns), len(slab), v.shape[1]))
-            multiply = partial(self._multiply, rows.start, slab, v, product)
-            self.backend.run(multiply, list(zip(columns, terms, strict=True)))
+            multiply = partial(self._multiply, rows, v, product)
+            self.backend.run(multiply, list(zip(columns, values, terms, strict=True)))
             product[rows] += terms.sum(axis=0)
         return product
 
     def _multiply(
-        self, start: int, slab: Array, v: Array, product: Array, tile: tuple[slice, Array]
+        self, rows: slice, v: Array, product: Array, tile: tuple[slice, Array, Array]
     ) -> None:
         """Multiply a tile of the lower part of K, and its transpose, with v.
 
         The product with the transpose is added to `product`. The diagonal of K is in both products,
         and subtracted once.
 
-        slab : rows of K from `start` on.
-        tile : columns of the slab; and a buffer for the product with the tile, (rows, k).
+        rows : rows of the tile.
+        tile : its columns; its values K[rows, columns]; and a buffer for the product, (rows, k).
         """
-        xp, (columns, term) = self.backend.xp, tile
-        skipped = max(columns.start - start, 0)  # rows of the slab above the diagonal of K
+        xp, (columns, values, term) = self.backend.xp, tile
+        skipped = max(columns.start - rows.start, 0)  # rows above the diagonal of K
         width = columns.stop - columns.start
-        with self.backend.workspace((len(slab) - skipped, width), v.dtype) as K:
-            K[...] = slab[skipped:, columns]
-            if columns.start >= start:
+        with self.backend.workspace((len(values) - skipped, width), v.dtype) as K:
+            K[...] = values[skipped:]
+            if columns.start >= rows.start:
                 K[:width] = xp.tril(K[:width])
                 product[columns] -= K.diagonal()[:, None] * v[columns]
-            product[columns] += K.T @ v[start + skipped : start + len(slab)]
+            product[columns] += K.T @ v[rows.start + skipped : rows.stop]
             term[skipped:] = K @ v[columns]
 
     def leave_one_out(self, state: State) -> LeftOut:
@@ -374,10 +390,23 @@ class KernelRidgeSolver(EquationSolver):
         return tau**2 * squares, norms, float((root > 0).sum())
 
     def _fill(self, A: Array, root: Array) -> None:
-        """Write W^1/2 K W^1/2 to the lower part of A, one slab at a time. root : (n,) of W^1/2."""
+        """Write W^1/2 K W^1/2 to the lower part of A, one slab at a time. root : (n,) of W^1/2.
+
+        With `keeps_upper`, also write K to the upper part, except for the squares on the diagonal.
+        """
         weighted = bool((root != 1).any())
         for rows, slab in self._slabs(lower=True):
             A[rows, : rows.stop] = slab
             if weighted:
                 A[rows, : rows.stop] *= root[: rows.stop]
                 A[rows, : rows.stop] *= root[rows, None]
+            if self.keeps_upper:
+                kept = tiles(self._first_evaluated(rows.start), PRODUCT_COLUMNS)
+                self.backend.run(partial(_transpose, A, rows, slab), kept)
+
+
+def _transpose(A: Array, rows: slice, slab: Array, columns: slice) -> None:
+    """Write columns of a slab to the upper part of A, in blocks that fit the cache."""
+    for block in tiles(len(slab), PRODUCT_COLUMNS):
+        above = slice(rows.start + block.start, rows.start + block.stop)
+        A[columns, above] = slab[block, columns].T

@@ -84,6 +84,22 @@ def test_cholesky_factors_part_of_array(dtype: npt.DTypeLike) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_cholesky_keeps_entries_above_diagonal_squares(
+    dtype: npt.DTypeLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamkern.backend.dense.SINGLE_THREAD_COLUMNS", 8)
+    A, backend = positive(0, 50, dtype), Backend(2)
+    backend.chunk = 32
+    L, squares = A.copy(), np.arange(50) // backend.diagonal_square(50)
+    above = squares[:, None] < squares
+    L[above] = 7
+    assert backend.cholesky(L, keep_upper=True)
+    close_to(np.tril(L), np.linalg.cholesky(A.astype(np.float64)), 50)
+    assert above.any()
+    assert (L[above] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_cholesky_fails_on_indefinite_or_non_finite_matrix(dtype: npt.DTypeLike) -> None:
     A = positive(0, 30, dtype)
     for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan), (29, 29, np.inf)):

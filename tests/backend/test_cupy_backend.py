@@ -223,7 +223,13 @@ def test_blocked_cholesky_equals_reference(
     R = rows(0, 60, 120)
     A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
     matrix = gpu.asarray(np.tril(A) + np.triu(np.full_like(A, 7), 1))
+    kept = matrix.copy()
     assert gpu.cholesky(matrix)
+    assert gpu.cholesky(kept, keep_upper=True)
+    squares = np.arange(60) // gpu.diagonal_square(60)
+    above = squares[:, None] < squares
+    np.testing.assert_array_equal(gpu.to_host(kept)[above], 7)
+    np.testing.assert_array_equal(np.tril(gpu.to_host(kept)), np.tril(gpu.to_host(matrix)))
     L = np.linalg.cholesky(A.astype(np.float64))
     tolerance = 1e-4 if dtype == np.float32 else 1e-11
     close(gpu.to_host(matrix), L, tolerance)

@@ -162,6 +162,41 @@ def test_float32_factor_is_refined(seed: int, ridge: float, narrow: float) -> No
     np.testing.assert_allclose(refined_left, wide_left, atol=1e-2 * np.abs(case.Y).max())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_float32_kernel_values_are_evaluated_once(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that steps of conjugate gradient evaluate only the squares on the diagonal again."""
+    monkeypatch.setattr("streamkern.solver.equations.KERNEL_SLAB_ROWS", 64)
+    monkeypatch.setattr("streamkern.solver.kernel_ridge.PRODUCT_COLUMNS", 32)
+    monkeypatch.setattr("streamkern.backend.dense.SINGLE_THREAD_COLUMNS", 32)
+    rng, case = np.random.default_rng(0), make_case(precision="exact")
+    solver = case.solver()
+    monkeypatch.setattr(solver.backend, "chunk", 64)
+    solver.factor_dtype = np.dtype(np.float32)
+    w = rng.integers(0, 3, 240) * 0.5 if weighted else np.ones(240)
+    state, evaluated, product = read(case, solver, np.arange(240), w), [], solver.op.product
+
+    def counted(A: Any, B: Any, *arguments: Any, **options: Any) -> Any:
+        evaluated.append(len(A) * len(B))
+        return product(A, B, *arguments, **options)
+
+    weights = []
+    for solver.keeps_upper in (True, False):
+        state.averaged = 0
+        evaluated.clear()
+        with patch.object(solver.op, "product", counted):
+            weights.append(solver.weights(state).copy())
+        slabs = 4  # of 64 rows, the last of 48
+        if solver.keeps_upper:
+            assert evaluated[slabs : 2 * slabs] == [64**2] * 3 + [48**2]
+        else:
+            assert evaluated[:slabs] == evaluated[slabs : 2 * slabs]
+    np.testing.assert_array_equal(*weights)
+    desired = truth(case, np.arange(240), w, RIDGE)
+    solver_problems.close(weights[0], desired, 2e-3)
+
+
 def test_jitter_grows_only_if_equations_are_unsolvable() -> None:
     """Check copies of rows without a ridge, for which a float32 factor needs a larger jitter."""
     X = np.repeat(solver_problems.rows(0, 120, 3), 2, axis=0).astype(np.float32)
@@ -317,10 +352,10 @@ def test_smooth_noise_free_targets_need_few_products(monkeypatch: pytest.MonkeyP
     X = rng.uniform(-1, 1, (1500, 3)).astype(np.float32)
     y, times, factor = np.sin(X[:, 0]) + X[:, 1] * X[:, 2], Solver._kernel_times, Solver._fill
 
-    def counted(self: Solver, v: Any) -> Any:
+    def counted(self: Solver, L: Any, v: Any) -> Any:
         nonlocal products
         products += 1
-        return times(self, v)
+        return times(self, L, v)
 
     def filled(self: Solver, A: Any, root: Any) -> None:
         nonlocal factors
