@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.harness import json_parser
 from streamkern.backend.batch import Batch
 from streamkern.backend.cupy_backend import CupyBackend
-from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.epilogue import Epilogues
 from streamkern.backend.row_major import RowMajor
+from streamkern.backend.workspaces import SharedWorkspaces
 from streamkern.basics.optional import on_demand
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.points import Points, point_width

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import scipy.sparse
 
 from streamkern.backend import freed_arrays, lapack
-from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
+from streamkern.backend.dense import Array, DenseAlgebra, tiles
 from streamkern.backend.host_memory import PAGEABLE, HostMemory
-from streamkern.backend.lapack import one_thread
+from streamkern.backend.workspaces import Workspaces
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.message import mention
@@ -192,7 +192,7 @@ class Backend(DenseAlgebra):
 
         Around many calls of `run`, it saves setting the limit in each call.
         """
-        return one_thread(self._blas)
+        return lapack.one_thread(self._blas)
 
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call `fn` on every item, in any order, and return when all calls have returned.

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array, Backend, Uploader, tiles
-from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.device_algebra import DeviceAlgebra
 from streamkern.backend.epilogue import Epilogues
 from streamkern.backend.expression import DRAWS_CUDA, NOISE, NORMALS, WORDS
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, PinnedMemory, Ring, Transfers
+from streamkern.backend.workspaces import SharedWorkspaces
 from streamkern.basics.errors import BackendError, DeviceMemoryError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand

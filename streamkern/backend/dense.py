@@ -1,14 +1,11 @@
-"""Products, factors and eigenpairs of large matrices on a backend's threads; scratch memory."""
+"""Products, factors and eigenpairs of large matrices on a backend's threads."""
 
 from __future__ import annotations
 
-import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,8 +25,6 @@ def tiles(n: int, size: int) -> list[slice]:
 
 
 _T = TypeVar("_T")
-MAX_VIEWS = 64
-"""Largest number of views of a piece of scratch memory that are cached."""
 SINGLE_THREAD_COLUMNS = 2048
 """Largest number of columns of a matrix that a single LAPACK call factors."""
 ZEROED_ROWS = 64
@@ -181,16 +176,21 @@ class DenseAlgebra(ABC):
         with self.single_threaded_blas():
             for k in blocks:
                 not_above = [i for i in blocks if i.start >= k.start]
-
                 self.run(partial(self._subtract, A, k), not_above if k.start else [])
                 if not lapack.potrf(A[k, k]):
                     return False
                 self.run(partial(self._solve_right, A, k), not_above[1:])
-        for rows in [] if keep_upper else tiles(len(A), ZEROED_ROWS):
+        if not keep_upper:
+            self._set_upper_to_zero(A)
+        return bool(np.isfinite(A.diagonal()).all())
+
+    @staticmethod
+    def _set_upper_to_zero(A: Array) -> None:
+        """Set the entries above the diagonal of A (b, b) to 0."""
+        for rows in tiles(len(A), ZEROED_ROWS):
             A[rows, rows.stop :] = 0
             square = A[rows, rows]
             np.copyto(square, 0, where=ABOVE_DIAGONAL[: len(square), : len(square)])
-        return bool(np.isfinite(A.diagonal()).all())
 
     def diagonal_square(self, b: int) -> int:
         """Return the width of the diagonal squares by which `cholesky` factors a matrix (b, b)."""
@@ -308,96 +308,3 @@ class DenseAlgebra(ABC):
         if len(w) < k:  # bisection may miss eigenvalues that are equal up to rounding
             w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
         return w[::-1].copy(), v[:, ::-1]
-
-
-class Workspaces:
-    """Scratch memory of each thread, which is reused.
-
-    Arrays that are in use at the same time never share memory, also in nested `with` blocks. A
-    thread keeps as many pieces of memory as it has used at once. A piece is replaced by a larger
-    one when none is large enough, so that a step that is repeated allocates nothing.
-    """
-
-    def __init__(self) -> None:
-        self._local: Any = threading.local()
-
-    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> LentArray:
-        """Return a context manager for an uninitialised array of `xp` of this shape and dtype."""
-        try:
-            free_pieces: list[_Piece] = self._local.free_pieces
-        except AttributeError:
-            free_pieces = self._local.free_pieces = []
-        dtype = np.dtype(dtype)
-        n_bytes = math.prod(shape) * dtype.itemsize
-        piece = _take_piece(free_pieces, n_bytes)
-        if piece is None:
-            piece = _Piece(xp.empty(n_bytes, np.uint8))
-        return LentArray(free_pieces, piece, piece.array(shape, dtype, n_bytes))
-
-
-class _Piece:
-    """A piece of memory, with a cache of its views, because creating a view takes time on a GPU."""
-
-    __slots__ = ("_memory", "_views", "n_bytes")
-
-    def __init__(self, memory: Array) -> None:
-        self._memory, self.n_bytes = memory, len(memory)
-        self._views: dict[Any, Array] = {}
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], n_bytes: int) -> Array:
-        """Return a view of the first n_bytes as an array."""
-        view = self._views.get((shape, dtype))
-        if view is None:
-            if len(self._views) >= MAX_VIEWS:
-                self._views.clear()
-            view = self._memory[:n_bytes].view(dtype).reshape(shape)
-            self._views[shape, dtype] = view
-        return view
-
-
-class SharedWorkspaces(Workspaces):
-    """Scratch memory that all threads of a backend share, because their work is on one stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._local, self._lock = SimpleNamespace(free_pieces=[]), threading.Lock()
-
-    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> LentArray:
-        """Return a context manager as `Workspaces` does.
-
-        The memory is free after the block, even if its work is still queued: later work on it
-        follows on the same stream.
-        """
-        with self._lock:
-            return super().lend(xp, shape, dtype)
-
-
-class LentArray:
-    """Context manager of a scratch array, which returns the memory to the free list at its end.
-
-    It is a class because `contextlib.contextmanager` takes longer.
-    """
-
-    __slots__ = ("_array", "_free_pieces", "_piece")
-
-    def __init__(self, free_pieces: list[_Piece], piece: _Piece, array: Any) -> None:
-        self._free_pieces, self._piece, self._array = free_pieces, piece, array
-
-    def __enter__(self) -> Any:
-        return self._array
-
-    def __exit__(self, *error: object) -> None:
-        self._free_pieces.append(self._piece)
-
-
-def _take_piece(free_pieces: list[_Piece], n_bytes: int) -> _Piece | None:
-    """Remove the smallest piece of at least n_bytes from the free list, and return it.
-
-    If there is none, drop the largest piece and return None.
-    """
-    if not free_pieces:
-        return None
-    sizes = [piece.n_bytes for piece in free_pieces]
-    sufficient = [size for size in sizes if size >= n_bytes]
-    piece = free_pieces.pop(sizes.index(min(sufficient) if sufficient else max(sizes)))
-    return piece if sufficient else None

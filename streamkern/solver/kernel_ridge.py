@@ -48,7 +48,11 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, outputs_by_ridge
-from streamkern.solver.left_out import INVERSE_COLUMNS, LeftOut, batches_of_groups, groups_of_copies
+from streamkern.solver.left_out import (
+    LeftOut,
+    groups_of_copies,
+    residuals_without_groups,
+)
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
@@ -305,7 +309,9 @@ class KernelRidgeSolver(EquationSolver):
             if rows != state.rows:
                 self._factor_with(L, state, ridge)
             columns = self.backend.asarray(outputs)
-            residuals[:, columns] = self._left_out_residuals(L, residuals[:, columns], groups)
+            residuals[:, columns] = residuals_without_groups(
+                self.backend, L, residuals[:, columns], groups
+            )
         origins = np.empty(n, np.int64)
         for group in groups:
             origins[group] = group[0]
@@ -319,40 +325,6 @@ class KernelRidgeSolver(EquationSolver):
         xp, to_host = self.backend.xp, self.backend.to_host
         points = to_host(xp.asarray(self.Z.right, xp.float64))
         return groups_of_copies(points, to_host(Y))
-
-    def _left_out_residuals(
-        self, L: Array, beta: Array, groups: list[npt.NDArray[np.int64]]
-    ) -> Array:
-        """Return (A^-1)_gg^-1 beta_g for each group g, (n, c), by the lower factor L of A."""
-        xp, residuals = self.backend.xp, self.backend.xp.empty_like(beta)
-        for batch in batches_of_groups(groups, INVERSE_COLUMNS):
-            rows = np.concatenate(batch)
-            index = self.backend.asarray(rows)
-            # L^-1 is lower triangular: the columns of these rows are 0 above the first of them.
-            below = slice(int(rows.min()), len(L))
-            columns = xp.zeros((len(L) - below.start, len(rows)), L.dtype)
-            columns[index - below.start, xp.arange(len(rows))] = 1
-            self.backend.solve_lower(L[below, below], columns)
-            residuals[index] = beta[index] / xp.einsum("ij,ij->j", columns, columns)[:, None]
-            if len(batch) < len(rows):
-                self._solve_blocks(columns.T @ columns, beta, batch, residuals)
-        return residuals
-
-    def _solve_blocks(
-        self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], residuals: Array
-    ) -> None:
-        """Write inverse_gg^-1 beta_g to `residuals`, for each group g of several rows.
-
-        inverse : (k, k), for the rows of `groups`, one group after the other.
-        """
-        inverse, offset = self.backend.to_host(inverse), 0
-        for rows in groups:
-            block = slice(offset, offset + len(rows))
-            offset += len(rows)
-            if len(rows) > 1:
-                index = self.backend.asarray(rows)
-                solution = np.linalg.solve(inverse[block, block], self.backend.to_host(beta[index]))
-                residuals[index] = self.backend.asarray(solution)
 
     def _fill_center_kernel(self, R: Array) -> None:
         """Write K, the matrix of the RKHS norm alpha^T K alpha, to the lower part of R (n, n)."""

@@ -219,3 +219,41 @@ def residuals_without(
                 H -= m_over_u * m[:, None]
             I_minus_H = (1 + MIN_FREE_SHARE) * xp.eye(k) - H
             yield batch, xp.linalg.solve(I_minus_H, r).reshape(b * k, c)
+
+
+def residuals_without_groups(backend: Backend, L: Array, beta: Array, groups: list[Ints]) -> Array:
+    """Return (A^-1)_gg^-1 beta_g for each group g, (n, c), by the lower factor L of A.
+
+    beta : (n, c).
+    groups : row indices of each group; every row is in one group. See `kernel_ridge`.
+    """
+    xp, residuals = backend.xp, backend.xp.empty_like(beta)
+    for batch in batches_of_groups(groups, INVERSE_COLUMNS):
+        rows = np.concatenate(batch)
+        index = backend.asarray(rows)
+        # L^-1 is lower triangular: the columns of these rows are 0 above the first of them.
+        below = slice(int(rows.min()), len(L))
+        columns = xp.zeros((len(L) - below.start, len(rows)), L.dtype)
+        columns[index - below.start, xp.arange(len(rows))] = 1
+        backend.solve_lower(L[below, below], columns)
+        residuals[index] = beta[index] / xp.einsum("ij,ij->j", columns, columns)[:, None]
+        if len(batch) < len(rows):
+            _solve_blocks(backend, columns.T @ columns, beta, batch, residuals)
+    return residuals
+
+
+def _solve_blocks(
+    backend: Backend, inverse: Array, beta: Array, groups: list[Ints], residuals: Array
+) -> None:
+    """Write inverse_gg^-1 beta_g to `residuals`, for each group g of several rows.
+
+    inverse : (k, k), for the rows of `groups`, one group after the other.
+    """
+    inverse, offset = backend.to_host(inverse), 0
+    for rows in groups:
+        block = slice(offset, offset + len(rows))
+        offset += len(rows)
+        if len(rows) > 1:
+            index = backend.asarray(rows)
+            solution = np.linalg.solve(inverse[block, block], backend.to_host(beta[index]))
+            residuals[index] = backend.asarray(solution)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.backend.dense import SharedWorkspaces, Workspaces
+from streamkern.backend.workspaces import SharedWorkspaces, Workspaces
 
 DTYPES = (np.float32, np.float64, np.bool_, np.float16)
 
