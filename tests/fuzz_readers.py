@@ -32,7 +32,9 @@ import pyarrow.parquet as pq
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.config.run_config import load_run_file
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import FeatureConverter
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.targets import TargetConverter
 from tests.raw_files import npy
@@ -175,7 +177,7 @@ def read(path: Path, kind: str) -> tuple[Any, Any]:
     """Return X and the labels of the file as streamkern reads it, converted as for a store."""
     y = Y if kind.partition(".")[0] in ("npy", "idx") else "y"
     with ExitStack() as files:
-        reader = open_reader(path, y, files)
+        reader = open_reader(path, ReadRequest(y=y), FileOpener({}, files))
         blocks = list(reader.blocks(0, BLOCK_BYTES))
     for block in blocks:
         FeatureConverter(block, input_dtype=reader.natural_dtype).convert(block)

@@ -15,7 +15,7 @@ from streamkern.cli.options import StorageOption, number_or_text, parse_options,
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
 from streamkern.filesystem.path_kinds import content_kind
-from streamkern.ingest.input_files import kind_by_ending
+from streamkern.ingest.input_files import format_by_ending
 
 RunFileArgument = Annotated[
     str | None, typer.Argument(metavar="RUN.toml", help="Read the settings from this run file.")
@@ -171,7 +171,7 @@ def _refuse_data(run_file: str) -> None:
     elif (
         kind in ("file", "archive")
         and not run_file.lower().endswith(".toml")
-        and (kind == "archive" or kind_by_ending(run_file) is not None)
+        and (kind == "archive" or format_by_ending(run_file) is not None)
     ):
         store = f"{PurePath(run_file).name.partition('.')[0]}.zarr"
         problem = "is a file of data, not a run file"

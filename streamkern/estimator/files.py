@@ -30,11 +30,11 @@ from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, as_list
 from streamkern.ingest.convert_data import ConvertedData, convert_data
-from streamkern.ingest.convert_input import are_paths, convert_input
+from streamkern.ingest.convert_input import convert_input
 from streamkern.ingest.frames import are_names, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import hub_names, is_hub_dataset
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.input_files import FileOpener, kind_by_ending
+from streamkern.ingest.input_files import FileOpener, are_paths, format_by_ending
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
@@ -54,11 +54,11 @@ def is_files(X: Any) -> bool:
     urls = expand_paths(list(X) if isinstance(X, tuple) else X)
     urls = urls if isinstance(urls, list) else [urls]
     path = local_path(urls[0])
-    has_unknown_ending = kind_by_ending(urls[0]) is None
+    has_unknown_ending = format_by_ending(urls[0]) is None
     if len(urls) > 1 or (has_unknown_ending and path is not None and path.is_file()):
         return True
     with ExitStack() as files:
-        return FileOpener({}, files).kind(urls[0]) != "zarr"
+        return FileOpener({}, files).format_name(urls[0]) != "zarr"
 
 
 INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {

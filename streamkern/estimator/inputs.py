@@ -18,8 +18,8 @@ from streamkern.basics.text import some
 from streamkern.estimator.mistakes import shorten_errors
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.convert_input import are_paths
 from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
+from streamkern.ingest.input_files import are_paths
 from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
@@ -294,6 +294,8 @@ def check_text_names(frame: Any) -> bool:
 class _TableReader:
     """A reader for `tables.fit` that yields an Arrow table and its targets in blocks of rows."""
 
+    has_types = True  # text is never a number, even if it looks like one
+
     def __init__(self, table: Any, y: npt.NDArray[Any]) -> None:
         self._table, self._y = table, y
         self.n_rows = len(table)
@@ -326,7 +328,7 @@ def fit_encoder(
         )
     fitted = fit(
         _TableReader(table, y), lambda block: TargetConverter(block, kind), ColumnDeclarations(),
-        MISSING, seed, 0, option_names=remedies, has_types=True,
+        MISSING, seed, 0, option_names=remedies,
         wrong_cell_remedy="correct it, or replace it by a missing value",
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]

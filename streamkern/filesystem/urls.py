@@ -244,8 +244,9 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
 def _check_hosts(url: str) -> None:
     """Raise ConfigError if a URL has an invalid host."""
     try:
-        for part in url.split("::") if "://" in url else ():
-            urlsplit(part)
+        if "://" in url:
+            for part in url.split("::"):
+                urlsplit(part)
     except ValueError:  # the message may hold credentials
         raise ConfigError(
             f"the host of {redact(url)} cannot be read", "give a name or an IPv4 address"

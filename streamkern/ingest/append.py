@@ -11,13 +11,12 @@ and new.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError, StorageError, StreamkernError
 from streamkern.basics.message import mention
@@ -27,15 +26,21 @@ from streamkern.basics.values import checked_int, json_digest, parse_bytes
 from streamkern.basics.warning import warn_each_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
-from streamkern.ingest.columns import recorded_form, unused_columns
+from streamkern.ingest.columns import ReadRequest, recorded_form, unused_columns
 from streamkern.ingest.convert_data import convert_for_store
-from streamkern.ingest.first_pass import SpooledRows, spool_rows
+from streamkern.ingest.first_pass import (
+    SpooledRows,
+    block_size,
+    converters_of_store,
+    spool_limit,
+    spool_rows,
+)
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.input_files import is_path, kind_by_ending
+from streamkern.ingest.input_files import FileOpener, format_by_ending, is_path
 from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
-from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.shuffle import Spool, chunks_of_spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete_append
@@ -47,7 +52,6 @@ from streamkern.store.chunk_output import (
 )
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
-from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.store.store import Store, open_store
 from streamkern.store.writer import source_digest
 
@@ -123,12 +127,11 @@ def append(
                 y = list(spec.target_columns or ()) or None if y is None else y
                 if sample_weight is None:
                     sample_weight = spec.weight_column
-            open_input = partial(
-                open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
-                input_options=input_options, missing=missing, external=external, foreign=foreign,
-                form=form, drop_missing=drop_missing_targets,
-            )  # fmt: skip
-            reader = _reader(open_input, spec, is_table(inputs, form))
+            opener = FileOpener(input_options, files, missing=missing, external=external,
+                                foreign=foreign, form=form, memory=memory)  # fmt: skip
+            request = ReadRequest(x, y, sample_weight, drop_missing=drop_missing_targets)
+            open_input = partial(open_reader, inputs, opener=opener)
+            reader = _reader(open_input, request, spec, is_table(inputs, form))
             refuse_same_location(input_paths(inputs), path)
             _check_names(reader, spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
@@ -137,10 +140,12 @@ def append(
             complete_append(path)
             if not _is_last_append(old_store, plan):
                 key = json_digest(plan)
-                kind = "values" if spec.classes is None else "classes"
+                limit = spool_limit(memory)
+                make_spool = partial(Spool, limit_bytes=limit, scratch=spill, seed=plan["seed"])
                 rows = spool_rows(
-                    reader, files, plan["seed"], key, spill, kind, dtype, memory, progress, spec
-                )
+                    reader, files, partial(converters_of_store, spec=spec), make_spool, key, dtype,
+                    block_size(memory), progress,
+                )  # fmt: skip
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
         except StorageError:
@@ -157,7 +162,7 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     is_recorded = (form.earlier_record or {}).get("format") == "svmlight"
     if is_recorded or not is_path(next(iter(input_paths(inputs)), None)):
         return
-    if form.format == "svmlight" or "svmlight" in map(kind_by_ending, input_paths(inputs)):
+    if form.format == "svmlight" or "svmlight" in map(format_by_ending, input_paths(inputs)):
         raise DataError(
             "svmlight files do not record whether feature numbers begin at 0 or 1, and this "
             "store was not made from such files",
@@ -166,11 +171,15 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
         )
 
 
-def _reader(open_input: Callable[..., Reader], spec: StoreSpec, is_table: bool) -> Reader:
+def _reader(
+    open_input: Callable[[ReadRequest], Reader], request: ReadRequest, spec: StoreSpec,
+    is_table: bool,
+) -> Reader:  # fmt: skip
     """Return a reader of rows with the columns of the store, encoded if the store is."""
     if spec.encoder is not None and is_table:
-        return encoded_reader(open_input, Encoder.from_json(spec.encoder, "the store"))
-    reader = open_input(columns=spec.columns)
+        encoder = Encoder.from_json(spec.encoder, "the store")
+        return encoded_reader(open_input, request, encoder)
+    reader = open_input(request._replace(columns=spec.columns))
     check_encoder(reader.encoder, spec.encoder, "the data to append")
     return reader
 
@@ -242,7 +251,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
 def _is_last_append(store: Store, plan: Mapping[str, Any]) -> bool:
     """Return whether the same call appended the last rows of the store.
 
-    Raises DataError if the rows cannot be compared, as those of an iterator.
+    Raises DataError if the rows cannot be compared, as the rows of an iterator.
     """
     if store.stored_chunks.contents.mark.get("appended") != json_digest(plan):
         return False
@@ -271,28 +280,5 @@ def _write(
         known_classes = KnownClasses(spec.classes, spec.label_dtype)
         ids_of_codes = np.array([known_classes.find(label) for label in values.labels], np.int64)
     n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
-    fill_store(appender, partial(_chunks_from, spool, ids_of_codes, appender), n_ahead, progress)
-
-
-def _chunks_from(
-    spool: Spool, ids_of_codes: NDArray[Any] | None, appender: StoreAppender, first_chunk: int
-) -> Iterator[Callable[[], RowBlock]]:
-    """Yield calls that make chunk `first_chunk` and the following ones.
-
-    ids_of_codes : class id of each provisional code; None for values
-    """
-    spec = appender.spec
-    n_old = spec.n_rows - spool.n_rows
-
-    def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
-        y = y if ids_of_codes is None else ids_of_codes[y].astype(spec.y_dtype)
-        new_rows = RowBlock(
-            X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW_NUMBER_DTYPE.type(n_old)
-        )
-        return new_rows if head is None else concatenate_blocks([head, new_rows])
-
-    for i in range(first_chunk, spec.n_chunks):
-        start = max(i * spec.chunk_rows, n_old)
-        stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
-        head = appender.head if start > i * spec.chunk_rows else None
-        yield partial(chunk, head, *spool.rows(start - n_old, stop - n_old))
+    chunks_from = partial(chunks_of_spool, spool, ids_of_codes, spec, head=appender.head)
+    fill_store(appender, chunks_from, n_ahead, progress)

@@ -248,24 +248,29 @@ def _entry(archive: zipfile.ZipFile, name: str, location: str) -> Any:
 SINGLE_ARRAY_FORMATS = {"npy": npy_array, "idx": idx_array}
 
 
-def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
-    """Return whether a file or store of this kind holds X alone."""
-    if kind == "zarr":
+def holds_one_array(url: Url, format_name: str, opener: FileOpener) -> bool:
+    """Return whether a file or store of this format holds X alone."""
+    if format_name == "zarr":
         return zarr_array(url, opener) is not None
-    return kind in SINGLE_ARRAY_FORMATS or (kind == "npz" and sparse_names(url, opener) is not None)
+    is_sparse = format_name == "npz" and sparse_names(url, opener) is not None
+    return is_sparse or format_name in SINGLE_ARRAY_FORMATS
 
 
-def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
+def open_single_array(
+    format_name: str, url: Url, request: ReadRequest, opener: FileOpener
+) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     location = redact(url)
-    arrays_and_identities = [_array_in(url, kind, opener)]
+    arrays_and_identities = [_array_in(url, format_name, opener)]
     if getattr(arrays_and_identities[0][0].dtype, "names", None):
         raise DataError(
             f"{location} holds a structured array, whose fields are columns",
             f"give the array itself, numpy.load({location!r}), instead of the file",
         )
     if request.targets:
-        target = _labels_file_of_images(url) if kind == "idx" and request.y is None else request.y
+        target = request.y
+        if target is None and format_name == "idx":
+            target = _labels_file_of_images(url)
         if target is None:
             raise ConfigError(
                 f"{location} holds only X", f"give {mention('y=')}, a file or an array"
@@ -281,15 +286,16 @@ def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpe
 
 
 def _array_in(
-    url: Url, kind: str, opener: FileOpener, *, keep_missing: bool = False
+    url: Url, format_name: str, opener: FileOpener, *, keep_missing: bool = False
 ) -> tuple[Any, Any]:
     """Return the array of a file or store that holds X alone, and its identity."""
-    if kind == "zarr" and (array := zarr_array(url, opener, keep_missing=keep_missing)) is not None:
+    if format_name == "zarr":
+        array: Any = zarr_array(url, opener, keep_missing=keep_missing)
         return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
     identity = opener.identity(url)
-    if kind == "npz" and (names := sparse_names(url, opener)) is not None:
+    if format_name == "npz" and (names := sparse_names(url, opener)) is not None:
         return sparse_rows(url, names, opener), identity
-    return SINGLE_ARRAY_FORMATS[kind](opener.open(url), redact(url), opener), identity
+    return SINGLE_ARRAY_FORMATS[format_name](opener.open(url), redact(url), opener), identity
 
 
 def _array_of_source(
@@ -302,13 +308,13 @@ def _array_of_source(
     if not is_path(source):
         array = np.asarray(source)
         return array, ends_digest(array)
-    kind = opener.kind(source)
-    if not holds_one_array(source, kind, opener):
+    format_name = opener.format_name(source)
+    if not holds_one_array(source, format_name, opener):
         raise ConfigError(
             f"{mention(f'{name}={redact(source)}')} cannot be used with {location}; give a .npy or "
             "IDX file, or a Zarr array"
         )
-    return _array_in(source, kind, opener, keep_missing=keep_missing)
+    return _array_in(source, format_name, opener, keep_missing=keep_missing)
 
 
 def _labels_file_of_images(url: Url) -> str | None:

@@ -60,8 +60,8 @@ def _data_columns(schema: Any, request: ReadRequest, location: str) -> list[str]
     unnamed = index_columns(
         schema.names, lambda name: is_of_kind(schema.field(name).type, "integer")
     )
-    for name in () if request.reads_all_columns else unnamed:
-        if name not in requested | index:
+    for name in unnamed:
+        if not request.reads_all_columns and name not in requested | index:
             warn_of_index(name, location)
             index.add(name)
     return [k for k in schema.names if k not in index - requested]
@@ -96,7 +96,9 @@ class ArrowReader(Reader):
         self.target_columns = roles.targets
         self.weight_column = roles.weight_column
         self.unused = () if self._lists else roles.unused
-        self._features, self._targets, self._weights = roles.features, roles.targets, roles.weights
+        self._features = roles.features
+        self._targets = roles.targets
+        self._weights = roles.weights
         self._columns_read = roles.all_columns
         self._markers, self._drop_missing = request.markers, request.drop_missing
         self._bytes_columns: set[str] = set()  # names of columns of bytes, whose warning was given
@@ -171,7 +173,9 @@ class ArrowReader(Reader):
     def _stack(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
         """Stack columns, and warn of integers that become floats and are rounded."""
         rows = np.stack(columns, axis=1)
-        for values, name in zip(columns, names, strict=True) if rows.dtype.kind == "f" else ():
+        if rows.dtype.kind != "f":
+            return rows
+        for values, name in zip(columns, names, strict=True):
             if name not in self._rounded_columns and array_is_rounded(values):
                 self._warn_of_rounded_column(name)
         return rows

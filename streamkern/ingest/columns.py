@@ -313,7 +313,9 @@ class RecordedArrays(NamedTuple):
         form : `StoreSpec.file_form`
         """
         data = (run or {}).get("identity", {}).get("settings", {}).get("data", {})
-        x, y, names_in_form = data.get("x", "X"), data.get("y", "y"), cls.from_form(form)
+        x = data.get("x", "X")
+        y = data.get("y", "y")
+        names_in_form = cls.from_form(form)
         return cls(
             names_in_form.x if x == "X" else x, names_in_form.y if y == "y" else y,
             data.get("sample_weight") or names_in_form.sample_weight,

@@ -34,7 +34,7 @@ class RawBlock(NamedTuple):
     columns : names of the feature columns, if the format has them
     w : (k,) sample weights, as numbers or text, if there are any
     rows : (k,) row numbers in the file, if rows were left out
-    dropped : number of rows left out
+    n_dropped : number of rows left out
     """
 
     X: NDArray[Any]

@@ -21,11 +21,12 @@ from streamkern.ingest.columns import (
     assign_columns,
 )
 from streamkern.ingest.convert_input import (
-    are_paths,
     class_name,
     convert_input,
     convert_targets,
+    is_dataset,
     is_iterator,
+    is_of_xarray,
     is_scalar,
     names_of_targets,
     refuse_containers,
@@ -33,7 +34,7 @@ from streamkern.ingest.convert_input import (
 from streamkern.ingest.formats import DEFAULT_FORM, FileForm
 from streamkern.ingest.frames import are_names, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import hub_names, hub_rows, hub_table, is_hub_dataset
-from streamkern.ingest.xarray_input import is_dataset, is_of_xarray
+from streamkern.ingest.input_files import are_paths
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 
@@ -200,7 +201,9 @@ def _from_frame(X: Any, y: Any, sample_weight: Any) -> ConvertedData:
         sample_weight = X[roles.weights[0]]
     if roles.targets:
         y = X[roles.targets[0]] if len(roles.targets) == 1 else X[list(roles.targets)]
-    rows, w, names = X[list(roles.features)], _weights(sample_weight, X), names_of_targets(y)
+    rows = X[list(roles.features)]
+    w = _weights(sample_weight, X)
+    names = names_of_targets(y)
     return ConvertedData(
         rows, convert_targets(y), w, names, bool(roles.targets), roles.weight_column
     )

@@ -6,7 +6,7 @@ so that they accept the same inputs, and refuse others with the same messages.
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,10 +16,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.ingest.frames import as_frame, is_dask_table, is_frame
-from streamkern.ingest.hub_datasets import (
-    hub_values,
-    refuse_splits,
-)
+from streamkern.ingest.hub_datasets import hub_values, refuse_splits
+from streamkern.ingest.input_files import are_paths, is_path
 from streamkern.ingest.numeric import (
     GIVE_ROWS,
     array_of_list,
@@ -28,7 +26,9 @@ from streamkern.ingest.numeric import (
     is_sparse,
     with_lengths,
 )
-from streamkern.ingest.xarray_input import dataarray_values, is_of_xarray
+from streamkern.store.packing import detect_packing
+
+_DASK_BLOCK_BYTES = 4 << 20  # bytes of an unread file in one block of a Dask array
 
 
 def convert_input(data: Any, name: str, *, keep_missing: bool = False) -> Any:
@@ -53,7 +53,7 @@ def convert_input(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     """
     if data is None and name == "X":
         raise DataError("X is None", GIVE_ROWS)
-    if data is None or isinstance(data, str | os.PathLike) or (name == "X" and are_paths(data)):
+    if data is None or is_path(data) or (name == "X" and are_paths(data)):
         return data
     data = list(data) if isinstance(data, range) else data
     if name == "X" and is_of_xarray("Dataset", data) and "X" in data:
@@ -63,7 +63,7 @@ def convert_input(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     if isinstance(data, memoryview | np.matrix):
         return np.asarray(data)
     if is_of_xarray("DataArray", data):
-        return dataarray_values(data, name)
+        return _dataarray_values(data, name)
     if is_dask_table(data):
         return data if name == "X" else with_lengths(data, name)
     if isinstance(data, np.ma.MaskedArray):
@@ -164,12 +164,6 @@ def is_iterator(value: Any) -> bool:
     return isinstance(value, Iterator) and not hasattr(value, "__arrow_c_stream__")
 
 
-def are_paths(X: Any) -> bool:
-    """Return whether X is a path or a URL, or several."""
-    values = X if isinstance(X, list | tuple) else [X]
-    return len(values) > 0 and all(isinstance(k, str | os.PathLike) for k in values)
-
-
 def is_scalar(value: Any) -> bool:
     """Return whether a value is one number."""
     is_array = isinstance(value, np.ndarray) and value.ndim == 0
@@ -210,3 +204,38 @@ def refuse_containers(value: Any, name: str) -> None:
 def class_name(value: Any) -> str:
     """Return the name of the class of a value, after the name of its library."""
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+
+
+# ------------------------------------------------- objects of xarray, which is not imported
+
+
+def is_of_xarray(name: str, value: Any) -> bool:
+    """Return whether a value is of this class of xarray."""
+    kind = getattr(sys.modules.get("xarray"), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def is_dataset(X: Any, y: Any) -> bool:
+    """Return whether X is an xarray.Dataset that also holds the targets."""
+    return is_of_xarray("Dataset", X) and (y is None or isinstance(y, str))
+
+
+def _dataarray_values(array: Any, name: str) -> Any:
+    """Return the data of a DataArray; for a file that is not loaded, a chunked Dask array.
+
+    Raises DataError for a DataArray whose attributes declare packed numbers.
+    """
+    packing = detect_packing(array, name)
+    if packing is not None and (packing.changes_numbers or packing.missing_values):
+        reasons = ", ".join([*packing.attributes, *(text for text, _ in packing.missing_values)])
+        raise DataError(
+            f"{name} is a DataArray that is not decoded ({reasons})",
+            f'decode it, xarray.decode_cf({name}.to_dataset(name="X"))["X"]',
+        )
+    # `array.data` would read the whole file; `_in_memory` is private, but tells whether it is read.
+    if array.chunks is None and not array.variable._in_memory:
+        rows = max(1, _DASK_BLOCK_BYTES * len(array) // max(1, array.nbytes))
+        rows_of_chunk = array.encoding.get("preferred_chunks", {}).get(array.dims[0], 1)
+        rows_of_block = rows_of_chunk * max(1, rows // rows_of_chunk)  # whole chunks of the file
+        array = array.chunk(dict.fromkeys(array.dims, -1) | {array.dims[0]: rows_of_block})
+    return array.data

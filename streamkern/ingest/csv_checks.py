@@ -133,7 +133,9 @@ def refuse_unit_lines(head: FirstLines) -> None:
 
     These lines contain words in columns that contain only numbers below them.
     """
-    rows, width, is_style_number = head.rows, len(head.names), head.style.is_number
+    rows = head.rows
+    width = len(head.names)
+    is_style_number = head.style.is_number
     if len(rows) < 4 or any(map(is_style_number, rows[1])):
         return
     for n_lines in range(1, min(_MAX_UNIT_LINES, len(rows) - 3) + 1):

@@ -24,10 +24,9 @@ from streamkern.basics.text import redact
 from streamkern.ingest import csv_lines
 from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_arrow import arrow_columns
-from streamkern.ingest.csv_fields import line_location, parse_fields
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import NumberedLines
+from streamkern.ingest.csv_parsers import arrow_columns, line_location, parse_fields
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
@@ -117,9 +116,8 @@ class CsvReader(Reader):
         roles = [request.x, request.y, request.w, request.columns]
         requested = {str(k) for role in roles for k in as_list(role)}
         index_names = []
-        for position, name in enumerate(
-            () if request.reads_all_columns else self._layout.index_columns
-        ):
+        candidates = () if request.reads_all_columns else self._layout.index_columns
+        for position, name in enumerate(candidates):
             if not requested & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._location)
                 index_names.append(name)
@@ -157,9 +155,7 @@ class CsvReader(Reader):
         by_arrow : parses lines, given as bytes; returns None if the csv module must parse them
         by_python : parses numbered lines, given also the row number of the first
         """
-        n_unread = start + (
-            1 if self._layout.has_header else 0
-        )  # lines to skip, not counting blank
+        n_unread = start + int(self._layout.has_header)  # lines to skip, not counting blank ones
         with closing(self._open()) as file:
             pieces = csv_lines.pieces_after(
                 csv_lines.line_pieces(file, block_bytes, self._location), self._layout.skip_lines
@@ -238,9 +234,8 @@ class CsvReader(Reader):
             return None
         texts = partial(self._arrow_table, content, "string")
         self._rounding_warnings.check(X, [(str(k), self._names[k]) for k in self._features], texts)
-        if csv_lines.has_zero_padded_field(
-            content, self._delimiter
-        ):  # by leading zeros, as codes are
+        # A column with leading zeros holds codes.
+        if csv_lines.has_zero_padded_field(content, self._delimiter):
             table = texts()
             if any(match_mask(table.column(str(k)), PADDED).any() for k in self._features):
                 return None
@@ -289,12 +284,9 @@ class CsvReader(Reader):
         """
         columns = {}
         for k, cells in texts.items():
-            if not self._style.is_python_notation:
-                for cell in filter(self._style.has_wrong_decimal, cells):
-                    raise self._style.wrong_decimal_error(
-                        cell, f"a target or weight of {self._location}"
-                    )
-                cells = [self._style.to_python_notation(cell) for cell in cells]
+            cells = self._style.cells_to_python_notation(
+                cells, f"a target or weight of {self._location}"
+            )
             columns[k] = np.char.strip(np.array(cells, dtype=np.str_))
         return [columns[k] for k in self._targets], [columns[k] for k in self._weights]
 
@@ -348,15 +340,11 @@ class CsvReader(Reader):
 
     def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
         """Return the features of a row; raise NotNumbersError if a cell is not a number."""
-        cells = [fields[k] for k in self._features]
-        if not self._style.is_python_notation:
-            for cell in filter(self._style.has_wrong_decimal, cells):
-                raise self._style.wrong_decimal_error(cell, location)
+        texts = [fields[k] for k in self._features]
+        cells = self._style.cells_to_python_notation(texts, location)
         try:
             if any(map(is_zero_padded, cells)):
                 raise ValueError
-            if not self._style.is_python_notation:
-                cells = list(map(self._style.to_python_notation, cells))
             values = numbers(cells)
         except ValueError:
             self._raise_not_a_number(fields, location)
@@ -387,7 +375,7 @@ class CsvReader(Reader):
 
 def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
     """Return a reader of a CSV file, which is opened again for every pass."""
-    form, location = opener.form.for_kind("csv"), redact(url)
+    form, location = opener.form.for_format("csv"), redact(url)
 
     def open_file() -> Any:
         file = opener.open_once(url)

@@ -242,7 +242,9 @@ def _is_far_from(name: str, cells: Sequence[str]) -> bool:
     values = [float(cell) for cell in cells if is_number(cell)]
     if len(values) < 2 or len(values) < len(cells):
         return False
-    low, high, value = min(values), max(values), float(name)
+    low = min(values)
+    high = max(values)
+    value = float(name)
     return max(low - value, value - high) > max(high - low, 1.0)
 
 

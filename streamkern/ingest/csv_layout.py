@@ -70,10 +70,14 @@ def csv_layout(
 
     Raises DataError if the layout is ambiguous, and names the option that resolves it.
     """
-    n_skipped, delimiter, earlier = form.skip_lines or 0, form.delimiter, form.earlier_record or {}
+    n_skipped = form.skip_lines or 0
+    delimiter = form.delimiter
+    earlier = form.earlier_record or {}
     sep_line = _EXCEL_SEP_LINE.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
     if sep_line is not None and delimiter in (None, sep_line[1]):
-        n_skipped, delimiter, lines = lines[0][0], sep_line[1], lines[1:]
+        n_skipped = lines[0][0]
+        delimiter = sep_line[1]
+        lines = lines[1:]
     separator = delimiter or _delimiter(lines, form.style.decimal)
     rows = [split_fields(line, separator) for _, line in lines]
     head = FirstLines(lines, rows, separator, form.style, location)

@@ -58,7 +58,9 @@ def line_pieces(
     limit_text, remedy = "most that the memory given allows; ", f"raise {mention('memory=')}, or "
     if step:
         limit_text, remedy = "most that is read as one line; ", ""
-    incomplete_line, number, ended = b"", 1, False
+    incomplete_line = b""
+    number = 1
+    ended = False
     step = step or max(size // 4, 1)
     while not ended:
         cut = 0

@@ -11,9 +11,9 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
-from streamkern.ingest.columns import as_list, recorded_form
+from streamkern.ingest.columns import ReadRequest, as_list, recorded_form
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.reader import EncodedReader, encoded_reader
+from streamkern.ingest.reader import EncodedReader, Reader, encoded_reader
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
@@ -120,14 +120,19 @@ class EncodingOptions:
             return cls("none", declared, missing, like_data)
         return cls(encode, declared, like_data.encoder.missing, like_data)
 
-    def targets(self, y: Any, is_table: bool) -> Any:
-        """Return `y`, or by default the names of the targets of `like` for a table.
+    def request(
+        self, x: Any, y: Any, sample_weight: Any, is_table: bool, drop_missing: bool
+    ) -> ReadRequest:
+        """Return the request for the rows; for a table, targets are by default those of `like`.
 
+        x, y, sample_weight : as in `ingest`
         is_table : whether the input is a table
+        drop_missing : whether rows that lack a target are left out
 
         Raises ConfigError if columns are to be encoded or dropped, but the input is not a table.
         """
-        if (self.always_encodes or self.dropped_columns) and not is_table:
+        dropped_columns = self.declared.dropped_columns
+        if (self.always_encodes or dropped_columns) and not is_table:
             raise ConfigError(
                 f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
                 f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} describe "
@@ -135,13 +140,12 @@ class EncodingOptions:
                 "these",
                 'leave them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")',
             )
-        names = None if self.like is None or not is_table else self.like.target_columns
-        return list(names) if y is None and names else y
-
-    @property
-    def dropped_columns(self) -> tuple[str, ...]:
-        """Names of the columns to leave out."""
-        return self.declared.dropped_columns
+        if y is None and is_table and self.like is not None:
+            y = list(self.like.target_columns or ()) or None
+        return ReadRequest(
+            x, y, sample_weight, columns=self.columns, dropped_columns=dropped_columns,
+            drop_missing=drop_missing,
+        )  # fmt: skip
 
     @property
     def always_encodes(self) -> bool:
@@ -162,11 +166,9 @@ class EncodingOptions:
 
     def with_recorded_form(self, form: FileForm) -> FileForm:
         """Return the form of files, with the recorded form of the files of `like` as defaults."""
-        return (
-            form
-            if self.like is None
-            else form._replace(earlier_record=recorded_form(self.like) or {})
-        )
+        if self.like is None:
+            return form
+        return form._replace(earlier_record=recorded_form(self.like) or {})
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -192,28 +194,23 @@ class EncodingOptions:
         return x is not None or self.like is not None
 
     def reader(
-        self, open_table: Callable[..., Any], targets: Callable[[Any], Any], seed: int,
-        block_bytes: int, progress: Any = None,
+        self, open_table: Callable[[ReadRequest], Reader], request: ReadRequest,
+        targets: Callable[[Any], Any], seed: int, block_bytes: int, progress: Any = None,
     ) -> EncodedReader:  # fmt: skip
         """Return a reader of encoded rows, by the encoder of `like` or a newly fitted one.
 
-        open_table : opens the table, given fields of `ReadRequest` as keyword arguments
+        open_table : opens the table
+        request : the columns and rows to read
         targets, seed, block_bytes, progress : as in `fit`
         """
         if self.encoder is not None:
-            return encoded_reader(open_table, self.encoder)
+            return encoded_reader(open_table, request, self.encoder)
         markers = MissingMarkers(self.missing[len(MISSING) :])
         # Markers are searched only in `fit`, which reports those that no cell matches.
-        reader = open_table(
-            as_table=True,
-            missing_texts=MISSING,
-            dropped_columns=self.dropped_columns,
-            markers=markers,
-        )
+        reader = open_table(request._replace(as_table=True, missing_texts=MISSING, markers=markers))
         fitted = fit(
-            reader, targets, self.declared, self.missing, seed, block_bytes, progress, markers,
-            has_types=reader.has_types,
-        )  # fmt: skip
+            reader, targets, self.declared, self.missing, seed, block_bytes, progress, markers
+        )
         return EncodedReader(reader, fitted.encoder, fitted)
 
 

@@ -38,6 +38,10 @@ from streamkern.store.sparse_rows import is_packed
 _SAVE_INTERVAL_BYTES = 1 << 28  # between two saves, from which an interrupted pass can resume
 
 
+MakeConverters = Callable[[Reader, RawBlock, Any], tuple[FeatureConverter, TargetConverter]]
+"""Returns the converters of features and targets for a reader, its first block, and a dtype."""
+
+
 class SpooledRows(NamedTuple):
     """Result of the first pass.
 
@@ -94,51 +98,37 @@ def spool_table(
 
 
 def block_size(memory: int) -> int:
-    """Return the bytes of a block that is read at once. memory : of the whole call, in bytes."""
+    """Return the bytes of a block that is read at once. memory : of the whole call, in bytes"""
     return int(np.clip(memory // 32, 1 << 20, 64 << 20))
 
 
+def spool_limit(memory: int) -> int:
+    """Return the bytes that the spool may take. memory : of the whole call, in bytes"""
+    return memory // 2  # the other half is for blocks being read and chunks being written
+
+
 def spool_rows(
-    reader: Reader, files: ExitStack, seed: int | None, identity: str, scratch: Scratch,
-    targets: str, dtype: Any, memory: int, progress: Progress | None,
-    like: StoreSpec | None = None, row_shape: tuple[int, ...] | None = None,
-    chooses_columns: bool = True,
+    reader: Reader, files: ExitStack, make_converters: MakeConverters,
+    make_spool: Callable[..., Spool], identity: str, dtype: Any, block_bytes: int,
+    progress: Progress | None, chooses_columns: bool = True,
 ) -> SpooledRows:  # fmt: skip
     """Spool all rows of the reader, checked and converted; return the sealed spool.
 
     files : stack that closes the input files
-    seed : seed of the order of the rows; None to keep their order
+    make_converters : `new_converters` or `converters_of_store` with its other arguments
+    make_spool : `Spool` with its arguments `limit_bytes`, `scratch` and `seed`
     identity : identifies the rows, see `Spool`
-    scratch : folder for rows that do not fit into memory
-    targets, dtype, progress : as in `ingest`
-    memory : bytes; half of them are for the spool
-    like : spec of the store that the rows are appended to, which they must fit
-    row_shape : shape that rows must have; None for any
-    chosen : whether the feature columns were chosen explicitly
+    dtype, progress : as in `ingest`
+    block_bytes : bytes of a block that is read at once
+    chooses_columns : whether the user chooses the feature columns
     """
-    block_bytes = block_size(memory)
     first_block = next(reader.blocks(0, block_bytes), None)
     if first_block is None or len(first_block.X) == 0:
         raise DataError("the input has no rows", "give at least one")
-    features = _feature_converter(reader, first_block, dtype, like)
-    known_classes = None
-    if like is not None and like.classes is not None:
-        known_classes = KnownClasses(like.classes, like.label_dtype)
-    values = TargetConverter(
-        first_block, targets, as_text=reader.targets_as_text, known_classes=known_classes
-    )
-    if row_shape is not None:
-        expectation = f"and those of the store that {mention('like=')} names have"
-        _check_shape(first_block, features, row_shape, expectation, "give")
-    if like is not None:
-        _check_shape(first_block, features, like.row_shape, "but those of the store have", "append")
-        _check_fits(first_block, values, like)
-    spool = Spool(
-        features.row_shape, features.dtype, values.shape, values.dtype,
-        # The other half is for blocks being read and chunks being written.
-        limit_bytes=memory // 2,
-        scratch=scratch, seed=seed, identity=identity, expected_rows=reader.n_rows,
-        weighted=first_block.w is not None,
+    features, values = make_converters(reader, first_block, dtype)
+    spool = make_spool(
+        features.row_shape, features.dtype, values.shape, values.dtype, identity=identity,
+        expected_rows=reader.n_rows, weighted=first_block.w is not None,
     )  # fmt: skip
     notes = spool.notes or {}
     if notes:
@@ -153,31 +143,53 @@ def spool_rows(
     else:
         counter = None if chooses_columns else _index_counter(reader, features, spool)
         _read_all(reader, files, features, rows, block_bytes, progress, counter)
-    if like is None and first_block.w is not None and not rows.files.has_positive_weight:
-        spool.discard()
-        raise DataError(
-            f"all sample weights of {first_block.location} are 0, so that no row would count",
-            f"give some rows a weight above 0, or leave {mention('sample_weight=')} out",
-        )
     return rows
 
 
-def _feature_converter(
-    reader: Reader, first_block: RawBlock, dtype: Any, like: StoreSpec | None
-) -> FeatureConverter:
-    """Return the converter of the features. like : as in `spool_rows`."""
-    natural_dtype, dtype_of_text = reader.natural_dtype, np.dtype(np.float32)
-    if like is not None:
-        natural_dtype = dtype_of_text = like.x_dtype
+def new_converters(
+    reader: Reader, first_block: RawBlock, dtype: Any, targets: str,
+    row_shape: tuple[int, ...] | None,
+) -> tuple[FeatureConverter, TargetConverter]:  # fmt: skip
+    """Return the converters of the rows of a new store.
+
+    dtype, targets : as in `ingest`
+    row_shape : shape that rows must have; None for any
+    """
     if dtype is None and reader.as_text:
-        dtype = dtype_of_text
+        dtype = np.float32
     features = FeatureConverter(
-        first_block, dtype, natural_dtype,
-        can_widen=like is None, packed=reader.width is not None,
-    )  # fmt: skip
-    if like is not None:
-        features.fit_to(like.row_shape)
-    return features
+        first_block, dtype, reader.natural_dtype, packed=reader.width is not None
+    )
+    values = TargetConverter(first_block, targets, as_text=reader.targets_as_text)
+    if row_shape is not None:
+        expectation = f"and those of the store that {mention('like=')} names have"
+        _check_shape(first_block, features, row_shape, expectation, "give")
+    return features, values
+
+
+def converters_of_store(
+    reader: Reader, first_block: RawBlock, dtype: Any, spec: StoreSpec
+) -> tuple[FeatureConverter, TargetConverter]:
+    """Return the converters of rows that are appended to a store.
+
+    Raises DataError if the rows do not fit the store. dtype : as in `append`
+    """
+    if dtype is None and reader.as_text:
+        dtype = spec.x_dtype
+    features = FeatureConverter(
+        first_block, dtype, spec.x_dtype, can_widen=False, packed=reader.width is not None
+    )
+    features.fit_to(spec.row_shape)
+    targets, known_classes = "values", None
+    if spec.classes is not None:
+        targets, known_classes = "classes", KnownClasses(spec.classes, spec.label_dtype)
+    values = TargetConverter(
+        first_block, targets, as_text=reader.targets_as_text, known_classes=known_classes
+    )
+    expectation = "but those of the store have"
+    _check_shape(first_block, features, spec.row_shape, expectation, "append")
+    _check_fits(first_block, values, spec)
+    return features, values
 
 
 def _index_counter(
@@ -220,9 +232,9 @@ def _check_shape(
         )
 
 
-def _check_fits(first_block: RawBlock, values: TargetConverter, like: StoreSpec) -> None:
+def _check_fits(first_block: RawBlock, values: TargetConverter, spec: StoreSpec) -> None:
     """Raise DataError unless the targets and weights of rows fit those of a store."""
-    weighted = like.weight_totals is not None
+    weighted = spec.weight_totals is not None
     if (first_block.w is not None) != weighted:
         argument = mention("sample_weight=")
         raise DataError(
@@ -230,18 +242,18 @@ def _check_fits(first_block: RawBlock, values: TargetConverter, like: StoreSpec)
             f"of {first_block.location} have {'none' if weighted else 'some'}",
             f"give the sample weights with {argument}" if weighted else f"leave {argument} out",
         )
-    if like.classes is not None or like.y_dtype is None:
+    if spec.classes is not None or spec.y_dtype is None:
         return
-    if values.shape != (like.n_outputs,):
+    if values.shape != (spec.n_outputs,):
         raise DataError(
             f"{first_block.location} has {values.shape[0]} targets, but the store has "
-            f"{like.n_outputs}",
+            f"{spec.n_outputs}",
             "append rows with the same targets",
         )
-    if not np.can_cast(values.dtype, like.y_dtype, "safe"):
+    if not np.can_cast(values.dtype, spec.y_dtype, "safe"):
         raise DataError(
             f"the targets of {first_block.location} are {values.dtype.name}, but the store holds "
-            f"{like.y_dtype.name}, which would round them",
+            f"{spec.y_dtype.name}, which would round them",
             "convert the targets first",
         )
 

@@ -135,26 +135,26 @@ class FileForm(NamedTuple):
         }
         return options | ({"names": list(self.names)} if self.names is not None else {})
 
-    def record(self, kind: str, ending: str) -> dict[str, Any] | None:
+    def record(self, format_name: str, ending: str) -> dict[str, Any] | None:
         """Return the options by which later files of the same data are read; JSON, None for none.
 
-        kind : the format of the file that was read
+        format_name : the format of the file that was read
         ending : ending of its name, such as ".log"
         """
         options = self.json()
-        if self.format is not None or self.earlier_kind(ending) is not None:
+        if self.format is not None or self.earlier_format(ending) is not None:
             options["endings"] = [ending]
-        return {**options, "format": kind} if options else None
+        return {**options, "format": format_name} if options else None
 
-    def earlier_kind(self, ending: str) -> str | None:
+    def earlier_format(self, ending: str) -> str | None:
         """Return the format that was given for an earlier file with this ending."""
         record = self.earlier_record or {}
         return record.get("format") if ending in record.get("endings", ()) else None
 
-    def for_kind(self, kind: str) -> FileForm:
+    def for_format(self, format_name: str) -> FileForm:
         """Return the form for files of a format, with the recorded options as defaults."""
         record = self.earlier_record or {}
-        if record.get("format") != kind:
+        if record.get("format") != format_name:
             return self
         defaults = {name: record.get(name) for name in self._fields[1:-1]}
         if defaults["names"] is not None:
@@ -247,13 +247,13 @@ def is_idx(head: bytes) -> bool:
 
 
 def detect_content(
-    head: bytes, path: str, kind: str | None = None
+    head: bytes, path: str, format_name: str | None = None
 ) -> tuple[str | None, str] | None:
     """Return (format, message) for a file that begins with `head`; None if it may be a CSV.
 
     The format is None if it is not read. The message names the content and the remedy.
 
-    kind : the format as which the file was opened; if it is binary, text is recognised as well
+    format_name : the format as which the file was opened; if binary, text is recognised as well
     """
     is_text = is_utf8_text(head)
     flags = re.IGNORECASE | re.DOTALL if is_text else re.DOTALL
@@ -270,7 +270,7 @@ def detect_content(
     if ending := detect_compression(head):
         words = f"compressed by {COMPRESSIONS[ending]}, but its name lacks the ending {ending}"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
-    if is_text and head.strip() and kind in _BINARY_FORMATS:
+    if is_text and head.strip() and format_name in _BINARY_FORMATS:
         return None, f"text; give {mention('format', 'csv')} if it is a CSV, or rename it"
     return None
 
@@ -303,7 +303,7 @@ def _format_of(head: bytes, is_text: bool) -> str | None:
         return "idx"
     if re.match(rb"PK\x03\x04.{26}[^/]{0,200}?\.npy", head, re.DOTALL):
         return "npz"
-    return next((kind for magic, kind in _MAGIC_BYTES.items() if head.startswith(magic)), None)
+    return next((name for magic, name in _MAGIC_BYTES.items() if head.startswith(magic)), None)
 
 
 def _is_json_line(head: bytes) -> bool:

@@ -19,7 +19,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
-from streamkern.store.conventions import CSR_MEMBERS, is_group
+from streamkern.store.conventions import CSR_MEMBERS, decode_text, is_group
 from streamkern.store.packing import Unpacked, detect_packing, mask_to_nan, native_dtype
 from streamkern.store.sparse_rows import as_csr, longest_row
 
@@ -212,7 +212,7 @@ def array_of_group(
     memory : largest size in bytes of a matrix that is not stored by rows, and is converted whole
     keep_missing : whether missing values become NaN or None in place of an error
     """
-    attributes, kind = group.attrs, str(_attribute_text(group.attrs.get("encoding-type")) or "")
+    attributes, kind = group.attrs, str(decode_text(group.attrs.get("encoding-type")) or "")
     # Columns of a table of AnnData.
     if kind == "categorical" or ("codes" in group and "categories" in group):
         return _label_array(get("codes"), np.asarray(get("categories")[:]), name, keep_missing)
@@ -233,7 +233,7 @@ def array_of_group(
             raise DataError(
                 f"{part} of {name} has shape {tuple(array.shape)}", "write it with one dimension"
             )
-    form = kind or str(_attribute_text(attributes.get("h5sparse_format")) or "")
+    form = kind or str(decode_text(attributes.get("h5sparse_format")) or "")
     shape = _shape(attributes, get("shape") if "shape" in group else None, parts, name)
     if _is_by_rows(form, shape, parts[2].shape[0] - 1, name):
         return SparseRows((parts[0], parts[1], parts[2]), shape, name)
@@ -298,7 +298,9 @@ def _shape(
                 "set the attribute shape of the group to its numbers of rows and columns",
             )
         return sizes[0], sizes[1]
-    indices, step, width = parts[1], 1 << 20, 0
+    indices = parts[1]
+    step = 1 << 20
+    width = 0
     for start in range(0, indices.shape[0], step):
         width = max(width, int(np.asarray(indices[start : start + step]).max()) + 1)
     return parts[2].shape[0] - 1, width
@@ -310,11 +312,6 @@ def _missing_error(name: str, row: int, why: str) -> NonFiniteError:
         f"{name}, row {row} is missing ({why})",
         f"fill it in, or skip rows without a target with {mention('drop_missing_targets', True)}",
     )
-
-
-def _attribute_text(value: Any) -> Any:
-    """Return an attribute that h5py gives as bytes as text; other values unchanged."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: bool) -> Any:

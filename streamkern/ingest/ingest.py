@@ -14,12 +14,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
-
-from numpy.typing import NDArray
 
 from streamkern.basics.errors import (
     DataError,
@@ -37,12 +35,20 @@ from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.columns import add_unused_columns, unused_columns
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.first_pass import SpooledRows, block_size, spool_rows, spool_table
+from streamkern.ingest.first_pass import (
+    SpooledRows,
+    block_size,
+    new_converters,
+    spool_limit,
+    spool_rows,
+    spool_table,
+)
 from streamkern.ingest.formats import FileForm
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.readers import check_header, existing_column, is_table, open_reader
-from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.shuffle import Spool, chunks_of_spool
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
@@ -53,7 +59,6 @@ from streamkern.store.chunk_output import (
     refuse_same_location,
 )
 from streamkern.store.layout import StoreSpec
-from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
 from streamkern.store.writer import StoreWriter, is_made_from
 
@@ -212,13 +217,11 @@ def ingest(
         sample_weight = existing_column(options.like.weight_column, inputs, form, input_options)
     mark = _store_at(out_url, storage_options)
     with warn_each_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as spill:
-        open_input = partial(
-            open_reader, inputs, options.targets(y, is_table(inputs, form)), files, x=x,
-            sample_weight=sample_weight, input_options=input_options, missing=missing,
-            external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
-            memory=memory,
-        )  # fmt: skip
-        reader = open_input(dropped_columns=options.dropped_columns, columns=options.columns)
+        opener = FileOpener(input_options, files, missing=missing, external=external,
+                            foreign=foreign, form=form, memory=memory)  # fmt: skip
+        request = options.request(x, y, sample_weight, is_table(inputs, form), drop_missing_targets)
+        open_input = partial(open_reader, inputs, opener=opener)
+        reader = open_input(request)
         check_header(reader, options.columns, x)
         refuse_same_location(input_paths(inputs), out_url)
         row_seed = int(seed) if shuffle else None
@@ -229,20 +232,21 @@ def ingest(
                 spill.clear(identity)  # left by a call that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_output_location(mark, source, out_url)
+        block_bytes, limit = block_size(memory), spool_limit(memory)
         spool = partial(
-            spool_rows, files=files, seed=source["seed"], scratch=spill, targets=targets,
-            dtype=dtype, memory=memory, progress=progress, row_shape=options.row_shape,
+            spool_rows, files=files, dtype=dtype, block_bytes=block_bytes, progress=progress,
+            make_converters=partial(new_converters, targets=targets, row_shape=options.row_shape),
+            make_spool=partial(Spool, limit_bytes=limit, scratch=spill, seed=row_seed),
             chooses_columns=options.chooses_columns(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        reopen = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
+        reopen = partial(options.reader, open_input, request, convert, seed, block_bytes, progress)
         make_writer = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
-        n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled = spool_table(reader, reopen, options, spool, identity, spill)
-        return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress, form)
+        rows, reader = spool_table(reader, reopen, options, spool, identity, spill)
+        return _write_chunks(rows, reader, make_writer, chunk_bytes, memory, progress, form)
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
@@ -300,21 +304,33 @@ def _check_output_location(
     )
 
 
+def _check_weights(rows: SpooledRows) -> None:
+    """Raise DataError, and discard the rows, if they have weights and none is above 0."""
+    if rows.spool.weighted and not rows.files.has_positive_weight:
+        rows.spool.discard()
+        raise DataError(
+            f"all sample weights of {rows.files.row_counts[0][0]} are 0, so that no row would "
+            "count",
+            f"give some rows a weight above 0, or leave {mention('sample_weight=')} out",
+        )
+
+
 # ------------------------------------------------------------------------- pass 2: write chunks
 
 
 def _write_chunks(
     rows: SpooledRows, reader: Reader, make_writer: Callable[..., StoreWriter], chunk_bytes: int,
-    n_ahead: int, progress: Progress | None, form: FileForm,
+    memory: int, progress: Progress | None, form: FileForm,
 ) -> StoreSpec:  # fmt: skip
     """Write the spooled rows to the store and discard the spool; return the spec of the store.
 
     rows, reader : result of `spool_table`
     make_writer : returns the writer, given the shapes, dtypes and names of the arrays
     chunk_bytes : bytes of decoded X in a chunk
-    n_ahead : number of chunks that are made before they are written
+    memory : bytes of the whole call
     form : the form of the files, with the record of the store given as `like`
     """
+    _check_weights(rows)
     spool, values = rows.spool, rows.values
     classes, ids_of_codes = values.sorted_class_ids() if values.are_classes else (None, None)
     writer = make_writer(
@@ -340,7 +356,8 @@ def _write_chunks(
         weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
     )
-    chunks_from = partial(_chunks_from, spool, ids_of_codes, writer.spec.chunk_rows)
+    chunks_from = partial(chunks_of_spool, spool, ids_of_codes, writer.spec)
+    n_ahead = n_writers(writer.url, memory // 4, chunk_bytes)
     spec = fill_store(writer, chunks_from, n_ahead, progress)
     spool.discard()
     return spec
@@ -355,18 +372,3 @@ def _recorded_form(reader: Reader, earlier_unused: Sequence[str]) -> Mapping[str
     roles = (*(reader.columns or ()), *(reader.target_columns or ()), reader.weight_column)
     names = (*reader.unused, *earlier_unused)
     return add_unused_columns(reader.file_form, names, (*by_encoder, *roles))
-
-
-def _chunks_from(
-    spool: Spool, ids_of_codes: NDArray[Any] | None, chunk_rows: int, first_chunk: int
-) -> Iterator[Callable[[], RowBlock]]:
-    """Yield calls that make chunk `first_chunk` and the following ones.
-
-    ids_of_codes : class id of each provisional code; None for values
-    """
-
-    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
-        return RowBlock(X, y if ids_of_codes is None else ids_of_codes[y], w, rows)
-
-    for start in range(first_chunk * chunk_rows, spool.n_rows, chunk_rows):
-        yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

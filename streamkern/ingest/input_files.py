@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -111,7 +111,7 @@ def _errors_with_url(url: Url) -> Iterator[None]:
 class FileOpener:
     """Opener of files, with the options for reading them.
 
-    options : storage options of the URLs
+    options : storage options of the URLs; None for none
     files : stack that closes the files that are opened here
     missing : "error" or "fill", for absent parts of a Zarr store or HDF5 file
     external : whether links of HDF5 to other files are followed
@@ -122,11 +122,11 @@ class FileOpener:
     """
 
     def __init__(
-        self, options: dict[str, Any], files: ExitStack, missing: str = "error",
+        self, options: Mapping[str, Any] | None, files: ExitStack, *, missing: str = "error",
         external: bool = False, foreign: bool = False, form: FileForm | None = None,
         memory: int = 1 << 30,
     ) -> None:  # fmt: skip
-        self.options, self.missing = options, missing
+        self.options, self.missing = dict(options or {}), missing
         self.external, self.foreign, self.memory = external, foreign, memory
         self.form = FileForm() if form is None else form
         self.archives: dict[Url, tuple[dict[str, str], Any]] = {}
@@ -199,15 +199,15 @@ class FileOpener:
         """Settings other than defaults that affect the rows of a file."""
         return {} if self.missing == "error" else {"missing": self.missing}
 
-    def kind(self, url: Url) -> str:
+    def format_name(self, url: Url) -> str:
         """Return the format: the given one, or by the ending, or by the first bytes.
 
         A folder is a store. Raises DataError that explains what to do with an unknown format.
         """
         text, ending = redact(url), data_ending(url)
-        kind = self.form.format or self.form.earlier_kind(ending) or ENDINGS.get(ending)
-        if kind is not None:
-            return kind
+        format_name = self.form.format or self.form.earlier_format(ending) or ENDINGS.get(ending)
+        if format_name is not None:
+            return format_name
         # Only the first bytes of local files are read, and the ending of the file in a zip archive.
         path = local_path(url)
         if path is not None and not path.exists():
@@ -217,8 +217,8 @@ class FileOpener:
         content = self._content(url)
         if content is not None and content[0] is not None:
             return content[0]
-        if (kind_in_zip := self._kind_in_zip(url)) is not None:
-            return kind_in_zip
+        if (format_in_zip := self._format_in_zip(url)) is not None:
+            return format_in_zip
         # The remedy depends on what the unknown ending, or else the content, tells.
         if text.lower().endswith(ARCHIVES):
             raise DataError(f"{text} is an archive", "unpack it, and give the unpacked files")
@@ -244,22 +244,22 @@ class FileOpener:
             f"formats, name it, as in {mention('format', 'csv')}",
         )
 
-    def _kind_in_zip(self, url: Url) -> str | None:
+    def _format_in_zip(self, url: Url) -> str | None:
         """Return the format by the ending of the only file in a zip archive."""
         if not str(url).lower().endswith(".zip"):
             return None
         with explained_damage(url), self.open_once(url) as file:
             return ENDINGS.get(os.path.splitext(file.name)[1].lower())
 
-    def _content(self, url: Url, kind: str | None = None) -> tuple[str | None, str] | None:
+    def _content(self, url: Url, format_name: str | None = None) -> tuple[str | None, str] | None:
         """Return `detect_content` of a file, decompressed by its ending."""
         with explained_damage(url), self.open_once(url) as file:
-            return detect_content(file.read(HEAD_BYTES), redact(url), kind)
+            return detect_content(file.read(HEAD_BYTES), redact(url), format_name)
 
-    def wrong_format_text(self, url: Url, kind: str) -> str | None:
-        """Return an error message for a file whose content is not `kind`; None if it may be.
+    def wrong_format_text(self, url: Url, format_name: str) -> str | None:
+        """Return an error message for a file whose content has another format; otherwise None.
 
-        url : the file, which could not be read as `kind`
+        url : the file, which could not be read as `format_name`
         """
         path, location = local_path(url), redact(url)
         if path is not None and not path.is_file():
@@ -280,12 +280,13 @@ class FileOpener:
                     f"{location} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "
                     f"{name}"
                 )
-            content = self._content(url, kind)
+            content = self._content(url, format_name)
         except (OSError, StreamkernError):
             return None
-        if content is None or content[0] == kind or {content[0], kind} == {"hdf5", "netcdf"}:
+        if content is None:
             return None
-        return f"{location} is {content[1]}"
+        is_same = content[0] == format_name or {content[0], format_name} == {"hdf5", "netcdf"}
+        return None if is_same else f"{location} is {content[1]}"
 
 
 def plain_path(url: Url) -> str | os.PathLike[str] | None:
@@ -294,7 +295,7 @@ def plain_path(url: Url) -> str | os.PathLike[str] | None:
     return None if is_compressed else local_path(url)
 
 
-def kind_by_ending(url: Url) -> str | None:
+def format_by_ending(url: Url) -> str | None:
     """Return the format of the ending, without a suffix of compression; None if it is unknown."""
     return ENDINGS.get(data_ending(url))
 
@@ -310,3 +311,9 @@ def data_ending(url: Url) -> str:
 def is_path(value: Any) -> bool:
     """Return whether a value is a path or a URL."""
     return isinstance(value, str | os.PathLike)
+
+
+def are_paths(X: Any) -> bool:
+    """Return whether X is a path or a URL, or several."""
+    values = X if isinstance(X, list | tuple) else [X]
+    return len(values) > 0 and all(map(is_path, values))

@@ -151,8 +151,8 @@ def frame_numbers(frame: Any, name: str) -> NDArray[Any] | None:
     if any(column is None or _has_nan(column) for column in columns):
         return None
     rows = np.stack([column for column in columns if column is not None], axis=1)
-    for k, column in enumerate(frame.columns) if rows.dtype.kind == "f" else ():
-        if cells_are_rounded(table.column(k)):
+    for k, column in enumerate(frame.columns):
+        if rows.dtype.kind == "f" and cells_are_rounded(table.column(k)):
             warn_of_rounded_integers(f"column {column!r}")
     return rows
 

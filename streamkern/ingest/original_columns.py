@@ -43,7 +43,7 @@ class OriginalColumns:
 
     def __init__(self, urls: Sequence[Url], opener: FileOpener) -> None:
         self.urls, self._opener = tuple(urls), opener
-        self._kind = self._common_format()
+        self._format = self._common_format()
         self._identities = [opener.identity(url) for url in urls]
         self.names: tuple[str, ...] = ()
         self.schema: Any = None
@@ -81,25 +81,25 @@ class OriginalColumns:
 
     def _common_format(self) -> str:
         """Return the format of all files; raise ConfigError unless it is one with named columns."""
-        kinds = [self._opener.kind(url) for url in self.urls]
-        for url, kind in zip(self.urls, kinds, strict=True):
-            if kind not in TABLES:
+        formats = [self._opener.format_name(url) for url in self.urls]
+        for url, format_name in zip(self.urls, formats, strict=True):
+            if format_name not in TABLES:
                 raise ConfigError(
                     f"{redact(url)} has no named columns, but {mention('with_input', True)} "
                     "writes the columns of tables (CSV, Parquet, Arrow, JSON lines)",
                     "leave it out",
                 )
-            if kind != kinds[0]:
+            if format_name != formats[0]:
                 raise ConfigError(
                     f"{redact(self.urls[0])} and {redact(url)} have different formats, so "
                     f"{mention('with_input', True)} cannot write their columns to one file",
                     "give files of one format",
                 )
-        return kinds[0]
+        return formats[0]
 
     def _open(self, url: Url, files: ExitStack) -> Any:
         """Return a reader of all columns of a file, which `files` closes."""
-        open_reader: Any = TYPED_READERS.get(self._kind, open_csv)
+        open_reader: Any = TYPED_READERS.get(self._format, open_csv)
         return open_reader(
             url, _ALL_COLUMNS, FileOpener(self._opener.options, files, form=self._opener.form)
         )
@@ -108,7 +108,7 @@ class OriginalColumns:
         """Return the indices of the columns of a file in the order of the first file."""
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
-            schema = None if self._kind == "csv" else reader.schema
+            schema = None if self._format == "csv" else reader.schema
             has_names = schema is not None or reader.can_be_table
             columns = reader.header if schema is None else tuple(schema.names)
         if not has_names:
@@ -118,7 +118,7 @@ class OriginalColumns:
             )
         if not self.names:
             self.names, self.schema = columns, schema
-        normalise = str.strip if self._kind == "csv" else str
+        normalise = str.strip if self._format == "csv" else str
         index_of = {normalise(name): k for k, name in enumerate(columns)}
         expected_names = [normalise(name) for name in self.names]
         first_location = redact(self.urls[0])

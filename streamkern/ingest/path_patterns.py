@@ -19,7 +19,7 @@ from streamkern.basics.text import redact, some
 from streamkern.filesystem.icechunk_repository import is_icechunk, snapshot_url
 from streamkern.filesystem.remote_file import is_object
 from streamkern.filesystem.urls import local_path, open_objects
-from streamkern.ingest.input_files import Url, is_path, kind_by_ending
+from streamkern.ingest.input_files import Url, are_paths, format_by_ending, is_path
 
 _ZARR_FILES = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
 _TABLE_FORMAT_FILES = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
@@ -50,12 +50,9 @@ def expand_paths(
         A folder has files of several formats, or folders, or is the table of a format that keeps
         deleted rows in it; a pattern matches files of several formats or partitions.
     """
-    if is_path(inputs):
-        paths: Sequence[Any] = [inputs]
-    elif isinstance(inputs, list | tuple) and inputs and all(is_path(k) for k in inputs):
-        paths = inputs
-    else:
+    if not are_paths(inputs):
         return inputs
+    paths = input_paths(inputs)
     if out_url is not None:
         refuse_among(paths, out_url)
     files = [file for url in paths for file in _files_at(url, dict(options or {}))]
@@ -126,7 +123,7 @@ def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
     k = max(1, next(wildcards, len(parts) - 1))
     tree, name = _RemoteTree(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
     is_pattern = _WILDCARD.search(name) is not None
-    is_file_name = is_pattern or kind_by_ending(url) is not None or "-ubyte" in name
+    is_file_name = is_pattern or format_by_ending(url) is not None or "-ubyte" in name
     try:
         if is_file_name and not url.endswith("/") and tree.has(name):
             return [url]
@@ -247,7 +244,7 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     location = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural_key)
     # Markers such as _SUCCESS and _metadata hold no data.
-    names = [n for n in names if not (_last_part(n).startswith("_") and kind_by_ending(n) is None)]
+    names = [n for n in names if not _last_part(n).startswith("_") or format_by_ending(n)]
     if not names:
         raise StoreNotFoundError(f"no file matches {location}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
@@ -306,12 +303,12 @@ def _last_part(name: str) -> str:
 
 def _check_one_format(names: Sequence[str], location: str) -> None:
     """Raise DataError for files whose endings belong to several formats."""
-    by_kind: dict[str | None, str] = {}
+    by_format: dict[str | None, str] = {}
     for name in names:
-        by_kind.setdefault(kind_by_ending(name), _last_part(name))
-    if len(by_kind) > 1:
+        by_format.setdefault(format_by_ending(name), _last_part(name))
+    if len(by_format) > 1:
         raise DataError(
-            f"{location} has files of several formats ({some(list(by_kind.values()))})",
+            f"{location} has files of several formats ({some(list(by_format.values()))})",
             "name the files of one format, for example *.csv",
         )
 

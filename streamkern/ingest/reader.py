@@ -12,7 +12,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, some
-from streamkern.ingest.columns import FileRowCounts
+from streamkern.ingest.columns import FileRowCounts, ReadRequest
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Url, explained_damage
 from streamkern.ingest.tables.cells import MISSING
@@ -275,18 +275,18 @@ class EncodedReader(WrappingReader):
 
 
 def encoded_reader(
-    open_table: Callable[..., Reader], encoder: Encoder, unused_columns: Sequence[str] = ()
+    open_table: Callable[[ReadRequest], Reader], request: ReadRequest, encoder: Encoder
 ) -> EncodedReader:
     """Return a reader of a table by an existing encoder.
 
-    open_table : opens the table, given fields of `ReadRequest` as keyword arguments
-    unused_columns : columns that are left out, if they exist, besides those that the encoder drops
+    open_table : opens the table
+    request : its `dropped_columns` are left out besides those that the encoder drops
     """
-    reader = open_table(
+    request = request._replace(
         columns=encoder.columns,
-        dropped_columns=(*encoder.dropped, *unused_columns),
+        dropped_columns=(*encoder.dropped, *request.dropped_columns),
         as_table=True,
         missing_texts=encoder.missing,
         markers=MissingMarkers(text for text in encoder.missing if text not in MISSING),
     )
-    return EncodedReader(reader, encoder)
+    return EncodedReader(open_table(request), encoder)

@@ -41,60 +41,24 @@ from streamkern.ingest.input_files import FileOpener, Url, data_ending, explaine
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
 from streamkern.ingest.svmlight_files import number_features_alike, open_svmlight
-from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
 from streamkern.store.sparse_rows import sparse_features, stays_sparse
 
 
-def open_reader(
-    inputs: Any, y: Any, files: ExitStack, *, x: Any = None, sample_weight: Any = None,
-    targets: bool = True, columns: Sequence[str] | None = None,
-    input_options: Mapping[str, Any] | None = None, missing: str = "error", external: bool = False,
-    foreign: bool = False, dropped_columns: Sequence[str] = (), as_table: bool = False,
-    missing_texts: Sequence[str] = (), form: FileForm | None = None,
-    markers: MissingMarkers | None = None, drop_missing: bool = False, memory: int = 1 << 30,
-) -> Reader:  # fmt: skip
-    """Return a reader for `inputs`; everything it opens is closed by `files`.
+def open_reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
+    """Return a reader for `inputs`, whose files `opener` opens and closes.
 
     The inputs are a path or URL, several of them, an array, a Zarr group, a data frame (also of
     Dask), a data set of Hugging Face, or an iterable of blocks (X, y) or (X, y, w).
-
-    Parameters
-    ----------
-    y, x, sample_weight, input_options, missing
-        As in `ingest`.
-    targets : bool
-        False reads features alone: the y of blocks is (k, 0), and columns of a table that `y` and
-        `sample_weight` name are left out if they exist.
-    columns : sequence of str, optional
-        The names that the features must have if they have names. Another order is corrected;
-        DataError names the missing and the unexpected columns.
-    external : bool
-        Whether links of HDF5 to other files are followed.
-    foreign : bool
-        Whether a Zarr group of streamkern is read as if another program had written it.
-    dropped_columns, as_table, missing_texts, markers, drop_missing
-        As in `ReadRequest`; `drop_missing` is for all inputs, the others are for tables only.
-    form : FileForm, optional
-        The format of the files, and how CSV files are written.
-    memory : int
-        Largest size in bytes of an array that cannot be read by rows, and is converted whole.
     """
-    opener = FileOpener(
-        dict(input_options or {}), files, missing, external=external, foreign=foreign, form=form,
-        memory=memory,
-    )  # fmt: skip
-    feature_names = None if columns is None else tuple(columns)
-    if feature_names is not None and x is None:  # the user may choose an unused column
-        dropped_columns = (*dropped_columns, *unused_columns(opener.form.earlier_record))
-    drop_missing = drop_missing and targets
-    request = ReadRequest(
-        x, y, sample_weight, targets, feature_names, tuple(dropped_columns), as_table,
-        missing_texts, markers, drop_missing,
-    )  # fmt: skip
+    earlier_record = opener.form.earlier_record
+    if request.columns is not None and request.x is None:  # the user may choose an unused column
+        dropped_columns = (*request.dropped_columns, *unused_columns(earlier_record))
+        request = request._replace(dropped_columns=dropped_columns)
+    request = request._replace(drop_missing=request.drop_missing and request.targets)
     reader = _reader(inputs, request, opener)
-    _pack_sparse(reader, opener.form.earlier_record)
-    return TargetedRows(reader, markers) if drop_missing else reader
+    _pack_sparse(reader, earlier_record)
+    return TargetedRows(reader, request.markers) if request.drop_missing else reader
 
 
 def _pack_sparse(reader: Reader, earlier_record: Mapping[str, Any] | None) -> None:
@@ -159,9 +123,9 @@ def _file_readers(
     urls: Sequence[Url], request: ReadRequest, opener: FileOpener
 ) -> Iterator[FileReader]:
     """Yield a reader for each file; later files need the columns of the first, in its order."""
-    kind = opener.kind(urls[0])
+    format_name = opener.format_name(urls[0])
     y, w = request.y, request.w
-    has_separate_targets = holds_one_array(urls[0], kind, opener)
+    has_separate_targets = holds_one_array(urls[0], format_name, opener)
     if has_separate_targets:
         y, w = expand_paths(y, opener.options), expand_paths(w, opener.options)
     targets = _one_for_each_file(y, len(urls), has_separate_targets, "y")
@@ -171,10 +135,11 @@ def _file_readers(
         file_request = request._replace(y=y, w=w)
         if first_reader is not None and first_reader.columns is not None:
             file_request = file_request._replace(columns=first_reader.columns)
-            if kind in TABLES:
+            if format_name in TABLES:
                 file_request = _request_by_name(file_request, first_reader)
-        elif first_reader is not None and kind == "csv":
-            # Without a header, columns may be positions: later files use those of the first file.
+        elif first_reader is not None and format_name == "csv":
+            # Without a header, columns may be positions: later files use the positions of the first
+            # file, by an opener with another form. The caller's opener keeps its form.
             record = {"format": "csv", **(opener.form.earlier_record or {})}
             positions = first_reader.reader.positions
             record["positions"] = positions or record.get("positions") or {}
@@ -239,7 +204,7 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
         return bool(inputs.ndim == 2)  # a column of Dask has one dimension
     path = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:
-        return is_path(path) and FileOpener({}, files, form=form).kind(path) in TABLES
+        return is_path(path) and FileOpener({}, files, form=form).format_name(path) in TABLES
 
 
 def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
@@ -259,9 +224,8 @@ def existing_column(
     if name is None or not is_table(inputs, form):
         return None
     with ExitStack() as files:
-        reader = open_reader(
-            inputs, None, files, targets=False, form=form, input_options=input_options
-        )
+        opener = FileOpener(input_options, files, form=form)
+        reader = open_reader(inputs, ReadRequest(targets=False), opener)
     return name if name in (reader.columns or ()) else None
 
 
@@ -274,35 +238,40 @@ def _file_reader(url: Url, request: ReadRequest, opener: FileOpener) -> FileRead
     A DataError suggests another format if the content looks like one.
     """
     with explained_damage(url):
-        kind = opener.kind(url)
+        format_name = opener.format_name(url)
     try:
         with explained_damage(url):  # the header may be damaged
-            return _reader_of_format(kind, url, request, opener)
+            return _reader_of_format(format_name, url, request, opener)
     except DataError as error:
-        if (error_text := opener.wrong_format_text(url, kind)) is None:
+        if (error_text := opener.wrong_format_text(url, format_name)) is None:
             raise
         raise DataError(error_text) from error
 
 
-def _reader_of_format(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
+def _reader_of_format(
+    format_name: str, url: Url, request: ReadRequest, opener: FileOpener
+) -> FileReader:
     """Return the reader of a file of this format, with the form for later files."""
-    if holds_one_array(url, kind, opener):
-        return FileReader(open_single_array(kind, url, request, opener), url)
+    if holds_one_array(url, format_name, opener):
+        return FileReader(open_single_array(format_name, url, request, opener), url)
     if request.w is not None and not isinstance(request.w, str | int):
         raise ConfigError(
             f"the sample weights of {redact(url)} must be one of its arrays or columns",
             f"give its name as {mention('sample_weight=')}",
         )
-    open_file = _READERS[kind]
-    form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, data_ending(url))
-    has_named_arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, opener) is None)
+    open_file = _READERS[format_name]
+    form_of_file = opener.form.for_format(format_name)
+    form: Mapping[str, Any] | None = form_of_file.record(format_name, data_ending(url))
+    has_named_arrays = format_name in NAMED_ARRAYS or (
+        format_name == "zarr" and own_state(url, opener) is None
+    )
     if has_named_arrays:
         names = RecordedArrays.from_form(opener.form.earlier_record)
         request = names.apply_to(request, partial(_has_array, open_file, url, opener))
         form = RecordedArrays.from_request(request).add_to_record(form)
     reader = open_file(url, request, opener)
     if reader.positions is not None:
-        form = {**(form or {"format": kind}), "positions": reader.positions}
+        form = {**(form or {"format": format_name}), "positions": reader.positions}
     return FileReader(reader, url, form)
 
 

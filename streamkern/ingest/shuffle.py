@@ -14,6 +14,8 @@ sorted, are stored apart from X, which is gathered once when written and once wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +23,15 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.randomness import words
+from streamkern.store.layout import ROW_NUMBER_DTYPE
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.store.sample_weights import WEIGHT_DTYPE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from streamkern.filesystem.scratch import Scratch
+    from streamkern.store.layout import StoreSpec
 
 INGEST_STAGE = 1000  # distinct from the stages of a run, so that no training draw repeats the order
 _DEFAULT_BUCKET_BITS = 6  # 64 buckets for an unknown number of rows; large ones are split later
@@ -151,7 +156,9 @@ class Spool:
         is_sealed : whether the input has ended
         wait : whether to return only once the data are on the disk
         """
-        self.notes, self.is_sealed, self.unsaved_bytes = notes, is_sealed, 0
+        self.notes = notes
+        self.is_sealed = is_sealed
+        self.unsaved_bytes = 0
         if self.is_spilled:
             state = {
                 "n_rows": self.n_rows, "bits": self._bits, "capacity": self._capacity,
@@ -280,3 +287,28 @@ class Spool:
         self._scratch.read(
             f"{name}.keys", start * self._record_dtype.itemsize, out.records.view(np.uint8)
         )
+
+
+def chunks_of_spool(
+    spool: Spool, ids_of_codes: NDArray[Any] | None, spec: StoreSpec, first_chunk: int,
+    head: RowBlock | None = None,
+) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
+    """Yield calls that make chunk `first_chunk` of a store and the following ones.
+
+    spool : the last rows of the store; it has no others unless rows are appended
+    ids_of_codes : class id of each provisional code; None for values
+    head : rows of the store in the chunk in which the rows of the spool begin
+    """
+    n_old = spec.n_rows - spool.n_rows
+
+    def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
+        y = y if ids_of_codes is None else ids_of_codes[y]
+        row_ids = rows + ROW_NUMBER_DTYPE.type(n_old)
+        new_rows = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, row_ids)
+        return new_rows if head is None else concatenate_blocks([head, new_rows])
+
+    for i in range(first_chunk, spec.n_chunks):
+        start = max(i * spec.chunk_rows, n_old)
+        stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
+        head_of_chunk = head if start > i * spec.chunk_rows else None
+        yield partial(chunk, head_of_chunk, *spool.rows(start - n_old, stop - n_old))

@@ -157,7 +157,9 @@ class SvmlightReader(Reader):
 
     def _scan_file(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
-        self._n_rows, self._longest, self._labels_are_integers = 0, 1, True
+        self._n_rows = 0
+        self._longest = 1
+        self._labels_are_integers = True
         self.lowest, self.highest = int(np.iinfo(np.int64).max), -1
         for first_row, lines in self._pieces():
             X, y = self._parse(lines, first_row, None, True)

@@ -112,9 +112,13 @@ def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -
     any_mark : whether a streamkern store counts as well
     """
     if isinstance(source, zarr.Group):
-        location, store, path = str(source.store_path), source.store, source.path
+        location = str(source.store_path)
+        store = source.store
+        path = source.path
     else:
-        location, store, path = redact(source), zarr_store(source, storage_options=options), ""
+        location = redact(source)
+        store = zarr_store(source, storage_options=options)
+        path = ""
     if not any_mark and store_mark(StrictStore(store), path, location) is not None:
         return None
     try:

@@ -172,7 +172,7 @@ def open_rows(
     missing, external, foreign : as in `ingest`
     with_input : whether all columns of CSV and Parquet files are written beside the predictions;
         additional columns are then allowed
-    form : as in `open_reader`
+    form : the format of the files, and how CSV files are written
     drop_missing_targets : whether rows of files without a target are left out
 
     Raises ConfigError if stores and files are given together, or if a file has no column names
@@ -183,7 +183,9 @@ def open_rows(
     inputs = urls if isinstance(urls, list) else [urls]
     arrays = schema.arrays.with_columns(schema.target_columns, schema.weight_column)
     form = form._replace(earlier_record=arrays.add_to_record(schema.file_form) or {})
-    opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
+    opener = FileOpener(
+        input_options, files, missing=missing, external=external, foreign=foreign, form=form
+    )
     # Opened before rows are read, so that later changes are detected.
     original_columns = OriginalColumns(inputs, opener) if with_input else None
     encoder = None if schema.encoder is None else Encoder.from_json(schema.encoder, "the model")
@@ -191,37 +193,36 @@ def open_rows(
     if original_columns is not None and x is None and expected_columns is not None:
         x = list(expected_columns)
     # Stores: each is a source.
-    kinds = {opener.kind(url) for url in inputs}
-    if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
+    formats = {opener.format_name(url) for url in inputs}
+    if formats == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
         request = ReadRequest(x, y, sample_weight, targets)
         stores = [_open_store(url, request, opener, arrays) for url in inputs]
         return stores[0] if len(stores) == 1 else MixtureSource(stores)
-    if "zarr" in kinds and len(kinds) > 1:
+    if "zarr" in formats and len(formats) > 1:
         raise ConfigError(
             "stores and other files cannot be read together", "give only stores, or only files"
         )
     # Files: one reader, with the columns of the model.
     # Weights of an HDF5 table are recorded by the name of an array.
     weight_column = arrays.sample_weight if schema.columns else schema.weight_column
-    if y is None and kinds <= {*TABLES}:
+    if y is None and formats <= {*TABLES}:
         y = schema.target_columns
     if targets and sample_weight is None and weight_column not in (expected_columns or ()):
         sample_weight = existing_column(weight_column, inputs, opener.form, input_options)
-    open_files = partial(
-        open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
-        sample_weight=sample_weight, targets=targets, input_options=input_options,
-        missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
-    )  # fmt: skip
+    open_files = partial(open_reader, inputs[0] if len(inputs) == 1 else inputs, opener=opener)
     known_names = (*(schema.target_columns or ()), *([weight_column] if weight_column else []))
     features = {*(expected_columns or ())}
     unused = [name for name in known_names if name != sample_weight and name not in features]
+    request = ReadRequest(
+        x, y, sample_weight, targets, drop_missing=drop_missing_targets,
+        dropped_columns=unused if encoder is not None or schema.columns else (),
+    )  # fmt: skip
     if encoder is not None:
-        _check_table(kinds)
-        reader: Reader = encoded_reader(open_files, encoder, unused)
+        _check_table(formats)
+        reader: Reader = encoded_reader(open_files, request, encoder)
     else:
-        dropped = unused if schema.columns else ()
-        reader = open_files(columns=schema.columns, dropped_columns=dropped)
-    if "csv" in kinds and x is None:
+        reader = open_files(request._replace(columns=schema.columns))
+    if "csv" in formats and x is None:
         _check_header(reader, schema.columns)
     rows = FileRows(reader, schema, targets=targets)
     rows.original_columns = original_columns
@@ -238,11 +239,11 @@ def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
         )
 
 
-def _check_table(kinds: set[str]) -> None:
+def _check_table(formats: set[str]) -> None:
     """Raise ConfigError for input that cannot be encoded like the table of the model."""
-    if not kinds <= {*TABLES}:
+    if not formats <= {*TABLES}:
         raise ConfigError(
-            f"the model was trained on a table, but the rows are of {', '.join(sorted(kinds))}",
+            f"the model was trained on a table, but the rows are of {', '.join(sorted(formats))}",
             f"give a CSV, a Parquet file or a store made with {mention('like=')}",
         )
 

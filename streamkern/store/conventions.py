@@ -33,8 +33,8 @@ def rows_of_slice(
     return block if selected.step == 1 else block[:: selected.step].copy()
 
 
-def decode_text(value: str | bytes) -> str:
-    """Return the value as text; bytes are decoded as UTF-8."""
+def decode_text(value: Any) -> Any:
+    """Return bytes as text, decoded as UTF-8; other values unchanged."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -43,8 +43,7 @@ def attribute_number(value: Any) -> Any:
 
     Numbers may be stored as text, in decimal or as xarray writes floats, see `_float_from_base64`.
     """
-    if isinstance(value, bytes):
-        value = decode_text(value)
+    value = decode_text(value)
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str):

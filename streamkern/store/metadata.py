@@ -361,7 +361,8 @@ def _scan_weights(
     if y is None or w.shape != y.shape[:1]:
         raise DataError(f"{location} has shape {w.shape}", "give one number for each row")
     totals = np.zeros(1 if classes is None else len(classes))
-    for start, slab, *ids in _slabs(location, w, *([] if classes is None else [y])):
+    arrays = (w,) if classes is None else (w, y)
+    for start, slab, *ids in _slabs(location, *arrays):
         weights = as_weights(slab, len(slab), location, start)
         add_totals(totals, ids[0] if ids else weights, weights, classes is not None)
     return tuple(totals.tolist())

@@ -145,7 +145,9 @@ class PackingAttributes:
 
     def valid_range(self, dtype: np.dtype[Any]) -> tuple[tuple[str, float, float] | None, bool]:
         """Return the `bounds` of a `Packing`, and whether they are floating-point numbers."""
-        low, high, are_floats = -math.inf, math.inf, False
+        low = -math.inf
+        high = math.inf
+        are_floats = False
         names = [key for key in _BOUND_KEYS if key in self.values]
         for key in names:
             limits = np.ravel(np.asarray(self.values[key]))

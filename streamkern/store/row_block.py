@@ -94,7 +94,10 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     NonFiniteError
         If a value is NaN or infinite.
     """
-    X, y, w, row_ids = np.asarray(rows.X), np.asarray(rows.y), rows.w, rows.row_ids
+    X = np.asarray(rows.X)
+    y = np.asarray(rows.y)
+    w = rows.w
+    row_ids = rows.row_ids
     start = _first_row(spec, i, X)
     y = _stored_targets(spec, y, i, len(X))
     if (w is not None) != (spec.weight_totals is not None):

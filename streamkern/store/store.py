@@ -388,7 +388,8 @@ def open_store(
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     # Retried on a disk, too: rows may be appended between the reads of two files.
-    for reads_left in reversed(range(2 if local_path(text) is not None else MAX_READS)):
+    n_reads = MAX_READS if local_path(text) is None else 2
+    for reads_left in reversed(range(n_reads)):
         try:
             contents = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
             break

@@ -223,7 +223,8 @@ class StoredChunks:
     def _read_part(self, reader: Any, part: _Part) -> NDArray[Any]:
         """Return the rows of a part that is no object. reader : None if zarr reads the array"""
         rows = None
-        for reads_left in reversed(range(MAX_READS if self._remote else 1)):
+        n_reads = MAX_READS if self._remote else 1
+        for reads_left in reversed(range(n_reads)):
             with self._explain_errors(part.key, retry=reads_left > 0):
                 if reader is None:
                     rows = _native_byte_order(np.asarray(part.array[part.start : part.stop]))

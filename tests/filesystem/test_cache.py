@@ -71,20 +71,18 @@ def open_cached(cache: Cache, engine: Library, url: str = "lib://shelf") -> Cach
     return CachedObjects(inner, cache, f"print-{engine.edition}", lambda key, data: True)
 
 
-def keys(n: int) -> list[str]:
+def chunk_keys(n: int) -> list[str]:
     """Return the keys of the first n chunks."""
     return [f"X/c/{i}/0" for i in range(n)]
 
 
-def check_reads(
-    objects: CachedObjects, engine: Library, desired: Sequence[str], **how: Any
-) -> None:
+def check_reads(objects: CachedObjects, engine: Library, keys: Sequence[str], **how: Any) -> None:
     """Read, and compare every byte."""
-    for key, data in zip(desired, objects.get_many(desired, **how), strict=True):
+    for key, data in zip(keys, objects.get_many(keys, **how), strict=True):
         assert bytes(data) == engine.bytes(key)
 
 
-def entries(folder: Path) -> list[Path]:
+def finished_entries(folder: Path) -> list[Path]:
     """Return the finished entries in the folder of a cache."""
     return [p for p in folder.glob("*/*") if p.parent.name != "new" and p.name != "used"]
 
@@ -108,24 +106,24 @@ def test_cache_fetches_an_object_once(tmp_path: Path) -> None:
     library, cache = Library(), Cache(tmp_path, 1 << 30)
     objects = open_cached(cache, library)
     for _ in range(3):
-        check_reads(objects, library, keys(5))
-    assert library.asked == dict.fromkeys(keys(5), 1)
-    check_reads(objects, library, ["X/c/5/0", *keys(2)])
-    assert library.asked == dict.fromkeys(keys(6), 1)
+        check_reads(objects, library, chunk_keys(5))
+    assert library.asked == dict.fromkeys(chunk_keys(5), 1)
+    check_reads(objects, library, ["X/c/5/0", *chunk_keys(2)])
+    assert library.asked == dict.fromkeys(chunk_keys(6), 1)
     assert cache.counts.counts() == {"hits": 12, "misses": 6, "dropped": 0}
     # Another process, or another day.
-    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, keys(6))
-    assert library.asked == dict.fromkeys(keys(6), 1)
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, chunk_keys(6))
+    assert library.asked == dict.fromkeys(chunk_keys(6), 1)
 
 
 def test_refetch_replaces_cached_entry(tmp_path: Path) -> None:
     library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
     cache = Cache(tmp_path, ENTRY)  # there is room for one alone
-    check_reads(open_cached(cache, altered), altered, keys(1))
-    check_reads(open_cached(cache, library), library, keys(1), refetch=True)
-    assert library.asked == {keys(1)[0]: 1}
-    check_reads(open_cached(cache, library), library, keys(1))
-    assert library.asked == {keys(1)[0]: 1}
+    check_reads(open_cached(cache, altered), altered, chunk_keys(1))
+    check_reads(open_cached(cache, library), library, chunk_keys(1), refetch=True)
+    assert library.asked == {chunk_keys(1)[0]: 1}
+    check_reads(open_cached(cache, library), library, chunk_keys(1))
+    assert library.asked == {chunk_keys(1)[0]: 1}
 
 
 def test_entries_of_other_stores_and_urls_are_separate(tmp_path: Path) -> None:
@@ -133,12 +131,14 @@ def test_entries_of_other_stores_and_urls_are_separate(tmp_path: Path) -> None:
     libraries = [Library("1"), Library("2")]
     for library in libraries:
         for url in ("lib://shelf", "lib://other"):
-            check_reads(open_cached(cache, library, url), library, keys(2))
-            check_reads(open_cached(cache, library, url), library, keys(2))
-        assert library.asked == dict.fromkeys(keys(2), 2)
+            check_reads(open_cached(cache, library, url), library, chunk_keys(2))
+            check_reads(open_cached(cache, library, url), library, chunk_keys(2))
+        assert library.asked == dict.fromkeys(chunk_keys(2), 2)
     # A URL that differs in its secrets alone is the same.
-    check_reads(open_cached(cache, library, "lib://me:hunter2@shelf?sig=hunter2"), library, keys(2))
-    assert library.asked == dict.fromkeys(keys(2), 2)
+    check_reads(
+        open_cached(cache, library, "lib://me:hunter2@shelf?sig=hunter2"), library, chunk_keys(2)
+    )
+    assert library.asked == dict.fromkeys(chunk_keys(2), 2)
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
 
 
@@ -149,7 +149,7 @@ def test_only_whole_chunk_reads_are_cached(tmp_path: Path) -> None:
         assert bytes(objects.get("zarr.json")) == library.bytes("zarr.json")
         assert bytes(objects.get("X/c/0", 3, 9)) == library.bytes("X/c/0")[3:9]
     assert library.asked == {"zarr.json": 2, "X/c/0": 2}
-    assert not entries(tmp_path)
+    assert not finished_entries(tmp_path)
 
 
 Damage = st.one_of(
@@ -168,8 +168,8 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     folder = tmp_path_factory.mktemp("cache")
     library, cache = Library(n_bytes=n_bytes), Cache(folder, 1 << 30)
     objects = open_cached(cache, library)
-    check_reads(objects, library, keys(2))
-    victim, intact_entry = sorted(entries(folder))
+    check_reads(objects, library, chunk_keys(2))
+    victim, intact_entry = sorted(finished_entries(folder))
     data, (kind, location, bit) = bytearray(victim.read_bytes()), damage
     if kind == "flip":
         data[location % len(data)] ^= 1 << bit
@@ -182,10 +182,10 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     else:
         data = bytearray(intact_entry.read_bytes())
     victim.write_bytes(data)
-    check_reads(objects, library, keys(2))
+    check_reads(objects, library, chunk_keys(2))
     assert cache.counts.dropped == 1
     assert sum(library.asked.values()) == 3
-    check_reads(objects, library, keys(2))
+    check_reads(objects, library, chunk_keys(2))
     assert sum(library.asked.values()) == 3
     shutil.rmtree(folder)
 
@@ -211,16 +211,16 @@ def test_foreign_folder_is_refused_as_cache(name: str, tmp_path: Path) -> None:
 def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
     """Check that only files with the name of an entry are evicted, however full the cache is."""
     library = Library()
-    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, keys(5))
-    store = entries(tmp_path)[0].parent
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, chunk_keys(5))
+    store = finished_entries(tmp_path)[0].parent
     for folder in (tmp_path, tmp_path / "new", tmp_path / "mine", store, tmp_path / ("b" * 32)):
         folder.mkdir(exist_ok=True)
         for name in ("notes.txt", "0a1b"):
             (folder / name).write_text("mine")
             os.utime(folder / name, (0, 0))
     files_before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
-    check_reads(open_cached(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, keys(8))
-    assert len([p for p in entries(tmp_path) if len(p.name) == 64]) <= 1
+    check_reads(open_cached(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, chunk_keys(8))
+    assert len([p for p in finished_entries(tmp_path) if len(p.name) == 64]) <= 1
     files_after = tree(tmp_path)
     assert {name: files_after.get(name) for name in files_before} == files_before
 
@@ -233,7 +233,7 @@ def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None
     folder.mkdir()
     (folder / "total").write_text("mine")
     with pytest.warns(UserWarning, match="moved, deleted or replaced"):
-        check_reads(objects, library, keys(2))
+        check_reads(objects, library, chunk_keys(2))
     assert tree(folder) == {"total": b"mine"}
 
 
@@ -245,12 +245,12 @@ def test_store_in_use_keeps_its_entries(tmp_path: Path) -> None:
     objects = open_cached(cache, library)
     order = random.Random(0)
     for epoch in range(4):
-        hits_before, expected = cache.counts.hits, order.sample(keys(10), 10)
+        hits_before, expected = cache.counts.hits, order.sample(chunk_keys(10), 10)
         for key in expected:
             check_reads(objects, library, [key])
         # A half fits, and in any order a half is found.
         assert cache.counts.hits - hits_before == (5 if epoch else 0)
-        assert len(entries(tmp_path)) == 5
+        assert len(finished_entries(tmp_path)) == 5
     assert bytes_held(tmp_path) <= 5 * ENTRY
 
 
@@ -258,36 +258,36 @@ def test_idle_stores_are_evicted_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * ENTRY)
     for edition, age in (("1", 9000), ("2", 8000), ("3", 60)):
         library = Library(edition)
-        check_reads(open_cached(cache, library), library, keys(3))
+        check_reads(open_cached(cache, library), library, chunk_keys(3))
         marker = next(p for p in tmp_path.glob("*/used") if p.stat().st_mtime > time.time() - 60)
         os.utime(marker, (time.time() - age,) * 2)
     newest = Library("4")
     cache = Cache(tmp_path, 10 * ENTRY)
-    check_reads(open_cached(cache, newest), newest, keys(2))
+    check_reads(open_cached(cache, newest), newest, chunk_keys(2))
     # 9 entries and one more fit. The next one clears a tenth of the limit, in the oldest store.
     for edition, n_kept in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
         library = Library(edition)
         objects = open_cached(Cache(tmp_path, 1), library)
-        check_reads(objects, library, keys(3 if edition < "4" else 2))
+        check_reads(objects, library, chunk_keys(3 if edition < "4" else 2))
         assert sum(library.asked.values()) == (3 if edition < "4" else 2) - n_kept
 
 
 def test_lower_limit_applies_from_next_entry_on(tmp_path: Path) -> None:
     library = Library()
-    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, keys(10))
-    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), library), library, keys(11))
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, chunk_keys(10))
+    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), library), library, chunk_keys(11))
     assert bytes_held(tmp_path) <= 4 * ENTRY
     # An object above the limit is not kept, and pushes nothing out.
     large = Library("large", n_bytes=4 * ENTRY)
-    n_entries = len(entries(tmp_path))
-    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), large), large, keys(1))
-    assert len(entries(tmp_path)) == n_entries > 0
+    n_entries = len(finished_entries(tmp_path))
+    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), large), large, chunk_keys(1))
+    assert len(finished_entries(tmp_path)) == n_entries > 0
 
 
 def test_auto_cache_size_is_half_of_the_disk(tmp_path: Path) -> None:
     library, cache = Library(n_bytes=1 << 20), Cache(tmp_path)
     assert 0 < cache.limit <= shutil.disk_usage(tmp_path).total // 2
-    check_reads(open_cached(cache, library), library, keys(3))
+    check_reads(open_cached(cache, library), library, chunk_keys(3))
     (tmp_path / "total").write_text(str(1 << 40))
     assert Cache(tmp_path).limit >= 1 << 39
 
@@ -296,9 +296,9 @@ def test_auto_cache_size_is_half_of_the_disk(tmp_path: Path) -> None:
 def test_lost_total_is_counted_again(tmp_path: Path, text: str) -> None:
     library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
     objects = open_cached(cache, library)
-    check_reads(objects, library, keys(3))
+    check_reads(objects, library, chunk_keys(3))
     (tmp_path / "total").write_text(text)
-    check_reads(objects, library, keys(9))
+    check_reads(objects, library, chunk_keys(9))
     assert bytes_held(tmp_path) <= 5 * ENTRY
     assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path)
 
@@ -307,8 +307,8 @@ def test_entry_dropped_during_count_is_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, cache = Library(), Cache(tmp_path, 3 * ENTRY)
-    check_reads(open_cached(cache, library), library, keys(3))
-    (victim, *_), make_room = entries(tmp_path), cache._make_room
+    check_reads(open_cached(cache, library), library, chunk_keys(3))
+    (victim, *_), make_room = finished_entries(tmp_path), cache._make_room
     dropping = threading.Thread(
         target=cache.drop, args=(EntryName(victim.parent.name, bytes.fromhex(victim.name)),)
     )
@@ -326,14 +326,14 @@ def test_entry_dropped_during_count_is_counted_again(
         check_reads(open_cached(cache, library), library, ["X/c/8/0"])
     dropping.join()
     check_reads(open_cached(cache, library), library, ["X/c/9/0"])
-    assert len(entries(tmp_path)) == 3
+    assert len(finished_entries(tmp_path)) == 3
     assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path) == 3 * ENTRY
 
 
 # -- a folder that fails -----------------------------------------------------------------------
 
 
-def one_warning(caught: list[warnings.WarningMessage]) -> str:
+def text_of_only_warning(caught: list[warnings.WarningMessage]) -> str:
     """Return the text of the only warning."""
     (only,) = caught
     assert "chunks are read from the storage every time" in str(only.message)
@@ -349,35 +349,35 @@ def test_reading_continues_without_cache_folder(tmp_path: Path, when: str) -> No
             (tmp_path / "file").write_text("")
             folder = tmp_path / "file" / "cache"
         objects = open_cached(Cache(folder, 1 << 30), library)
-        check_reads(objects, library, keys(2))
+        check_reads(objects, library, chunk_keys(2))
         if when != "before":
             shutil.rmtree(folder)
         if when == "blocked":
             folder.write_text("no folder any more")
         for _ in range(3):
-            check_reads(objects, library, keys(4))
-    assert str(folder) in one_warning(caught)
-    assert library.asked[keys(1)[0]] == 4
+            check_reads(objects, library, chunk_keys(4))
+    assert str(folder) in text_of_only_warning(caught)
+    assert library.asked[chunk_keys(1)[0]] == 4
 
 
-def full_disk(folder: str) -> None:
-    """Start a process that may write files of at most 20 000 bytes, as on a full disk."""
+def read_on_full_disk(folder: str) -> None:
+    """Read through a cache whose process may write only small files, as on a full disk."""
     library, cache = Library(n_bytes=19_000), Cache(folder, 1 << 30)
     objects = open_cached(cache, library)
-    check_reads(objects, library, keys(2))
+    check_reads(objects, library, chunk_keys(2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            check_reads(objects, library, keys(5))
-    assert os.strerror(errno.EFBIG) in one_warning(caught)
-    assert library.asked[keys(1)[0]] == 3
-    assert len(entries(Path(folder))) == 2
+            check_reads(objects, library, chunk_keys(5))
+    assert os.strerror(errno.EFBIG) in text_of_only_warning(caught)
+    assert library.asked[chunk_keys(1)[0]] == 3
+    assert len(finished_entries(Path(folder))) == 2
     assert not list(Path(folder).glob("new/*"))
 
 
 def test_full_disk_ends_caching_but_not_reading(tmp_path: Path) -> None:
-    run_process("full_disk", tmp_path)
+    run_process("read_on_full_disk", tmp_path)
 
 
 # -- many processes ----------------------------------------------------------------------------
@@ -386,25 +386,25 @@ def test_full_disk_ends_caching_but_not_reading(tmp_path: Path) -> None:
 def run_process(*arguments: object) -> None:
     """Call a function of this module in another process, which must succeed."""
     process = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+        command_of(*arguments), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
     )
     assert (process.returncode, process.stderr) == (0, "")
 
 
-def command(*arguments: object) -> list[str]:
+def command_of(*arguments: object) -> list[str]:
     """Return the command that calls a function of this module with arguments."""
     return [sys.executable, "-m", "tests.filesystem.test_cache", *map(str, arguments)]
 
 
-def share(folder: str, seed: str, idle_s: str) -> None:
+def read_and_ruin(folder: str, seed: str, idle_s: str) -> None:
     """Read at random, comparing every byte; ruin an entry now and then."""
     draw, library = random.Random(int(seed)), Library()
     objects = open_cached(Cache(folder, 12 * ENTRY, idle_s=float(idle_s)), library)
     for turn in range(250):
-        check_reads(objects, library, draw.sample(keys(30), 2))
+        check_reads(objects, library, draw.sample(chunk_keys(30), 2))
         if turn % 20 == 0:
             with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
-                victim = draw.choice(entries(Path(folder)))
+                victim = draw.choice(finished_entries(Path(folder)))
                 with victim.open("r+b") as file:
                     file.seek(draw.randrange(victim.stat().st_size))
                     file.write(draw.randbytes(3))
@@ -415,7 +415,7 @@ def share(folder: str, seed: str, idle_s: str) -> None:
 @pytest.mark.parametrize("idle_s", [0.0, 3600.0])
 def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
     n, max_bytes, n_samples = 4, 0, 0
-    commands = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
+    commands = [command_of("read_and_ruin", tmp_path, seed, idle_s) for seed in range(n)]
     processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in commands]
     while any(process.poll() is None for process in processes):
         max_bytes, n_samples = max(max_bytes, bytes_held(tmp_path)), n_samples + 1
@@ -427,7 +427,7 @@ def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
     assert 0 < bytes_held(tmp_path) <= (12 + n) * ENTRY
 
 
-def fill(folder: str) -> None:
+def write_entries(folder: str) -> None:
     """Write large entries for ever."""
     library = Library(n_bytes=1 << 20)
     cache = Cache(folder, 1 << 40)
@@ -441,19 +441,19 @@ def fill(folder: str) -> None:
 def test_cache_survives_kill_while_writing(tmp_path: Path) -> None:
     for n_written, delay in ((0, 0.02), (1, 0.05), (4, 0.1)):
         process = subprocess.Popen(
-            command("fill", tmp_path), stdout=subprocess.PIPE, text=True, cwd=ROOT
+            command_of("write_entries", tmp_path), stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         give_up = time.monotonic() + 60
-        while len(entries(tmp_path)) < n_written or not list(tmp_path.glob("new/*")):
+        while len(finished_entries(tmp_path)) < n_written or not list(tmp_path.glob("new/*")):
             assert time.monotonic() < give_up
         time.sleep(delay)  # anywhere in the middle
         process.kill()
         assert process.wait() == -signal.SIGKILL
         process.stdout.close()
     data, cache = Library(n_bytes=1 << 20).bytes("a") * 16, Cache(tmp_path, 1 << 40)
-    written = [p for p in entries(tmp_path) if p.suffix == ""]
+    written = [p for p in finished_entries(tmp_path) if p.suffix == ""]
     assert written
     for path in written:
         assert bytes(cache.read(EntryName(STORE, bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
@@ -464,7 +464,7 @@ def test_cache_survives_kill_while_writing(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     library = Library()
     small = Cache(tmp_path, 8 * ENTRY, idle_s=0.0)
-    check_reads(open_cached(small, library), library, keys(3))
+    check_reads(open_cached(small, library), library, chunk_keys(3))
     assert not list(tmp_path.glob("new/*"))
     assert bytes_held(tmp_path) <= 8 * ENTRY
 
@@ -472,8 +472,7 @@ def test_cache_survives_kill_while_writing(tmp_path: Path) -> None:
 # -- a store on S3 -----------------------------------------------------------------------------
 
 
-rng = np.random.default_rng(0)
-X = rng.integers(0, 256, size=(500, 6)).astype(np.uint8)
+X = np.random.default_rng(0).integers(0, 256, size=(500, 6)).astype(np.uint8)
 Y = np.arange(500) % 3
 
 
@@ -529,10 +528,10 @@ def test_store_without_digests_is_not_cached(
     with pytest.warns(UserWarning, match="is not cached: streamkern did not write it"):
         source = ZarrSource(f"s3://{bucket}/d", storage_options=s3.options(), cache=cache)
     assert len(batches(source, 0)) == 9
-    assert not entries(tmp_path / "cache")
+    assert not finished_entries(tmp_path / "cache")
     # A local store needs none.
     assert len(batches(ZarrSource(path, cache=cache), 0)) == 9
-    assert not entries(tmp_path / "cache")
+    assert not finished_entries(tmp_path / "cache")
 
 
 if __name__ == "__main__":

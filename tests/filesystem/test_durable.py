@@ -27,7 +27,7 @@ def test_write_durably_replaces_file_atomically(tmp_path: Path) -> None:
 def test_exclusive_write_keeps_existing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check also a folder in which nothing can be deleted."""
+    """Check a second write in a folder in which nothing can be deleted."""
     write_durably(tmp_path / "file", b"first", exclusive=True)
 
     def unlink(self: Path, missing_ok: bool = False) -> None:

@@ -32,7 +32,7 @@ Y = (X @ [1.0, -2.0, 0.5]).astype(np.float32)
 
 
 def write(repository: Any, X: np.ndarray = X, y: np.ndarray = Y) -> str:
-    """Commit arrays X and y to main; the id of the snapshot."""
+    """Commit arrays X and y to main; return the id of the snapshot."""
     session = repository.writable_session("main")
     group = zarr.create_group(session.store, overwrite=True)
     group.create_array("X", data=X, chunks=(7, 3))
@@ -76,7 +76,7 @@ def test_icechunk_tag_branch_and_snapshot_are_read_by_url(tmp_path: Path) -> Non
 
 
 def test_icechunk_store_stays_at_its_snapshot(tmp_path: Path) -> None:
-    """Check also a worker that opens it again after the branch has moved."""
+    """Check the open store, and a worker that opens it again after the branch has moved."""
     repository = create_repository(tmp_path / "repo")
     write(repository)
     by_url = open_store(f"icechunk+file://{tmp_path}/repo")

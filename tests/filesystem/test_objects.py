@@ -64,6 +64,7 @@ class Place:
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, s3: S3Server, bucket: str) -> Place:
+    """Return each kind of remote place."""
     return Place(request.param, s3, bucket, "some/where")
 
 
@@ -430,26 +431,21 @@ def test_repr_and_errors_hide_secrets(s3: S3Server, bucket: str) -> None:
 # ------------------------------------------------------------------------------------ a whole run
 
 
-def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
-    """Return the settings of a run whose store and run directory are in the bucket."""
-    return RunConfig.from_tables(
+@pytest.mark.slow
+def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
+    config = RunConfig.from_tables(
         {
             "data": {
                 "train": make_store(s3, bucket, rows=2000),
                 "epochs": 3,
                 "batch_size": 100,
-                "storage_options": {**s3.options(), **options},
+                "storage_options": s3.options(),
             },
             "model": {"n_centers": 100, "bandwidth": 4.0},
             "solver": {"name": "block"},
             "run": {"run_dir": f"s3://{bucket}/run", "checkpoint_every": 5, "device": "cpu"},
         }
     )
-
-
-@pytest.mark.slow
-def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
-    config = run_on(s3, bucket)
     train_model(config.with_overrides({"data.epochs": 1, "run.run_dir": None}))
     steps: list[int] = []
     replaced = False
@@ -475,7 +471,7 @@ def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
 # ---------------------------------------------------------------------- stopping, forks, caches
 
 
-class Silent:
+class SilentServer:
     """A server that takes connections and says nothing."""
 
     def __enter__(self) -> str:
@@ -489,7 +485,7 @@ class Silent:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_stopped_reader_does_not_wait_for_silent_server(engine: str) -> None:
     stopped = threading.Event()
-    with Silent() as endpoint:
+    with SilentServer() as endpoint:
         options = {"engine": engine, "key": KEY, "secret": SECRET, "endpoint_url": endpoint}
         objects = open_objects("s3://b/x", storage_options=options)
         threading.Timer(0.3, stopped.set).start()

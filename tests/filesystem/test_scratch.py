@@ -37,7 +37,7 @@ from tests.store_damage import tree
 SMALL: dict[str, Any] = {"chunk_mb": 2**-6, "memory": 1 << 18}
 
 
-def table(folder: Path, n: int = 3000) -> Path:
+def write_table(folder: Path, n: int = 3000) -> Path:
     """Write a file of n rows and their targets; return its path."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 255, (n, 64), dtype=np.uint8)
@@ -45,7 +45,7 @@ def table(folder: Path, n: int = 3000) -> Path:
     return folder / "data.npz"
 
 
-def foreign_files(folder: Path) -> dict[str, bytes]:
+def put_foreign_files(folder: Path) -> dict[str, bytes]:
     """Put files of another program into a folder; return the content of all its files."""
     (folder / "sub").mkdir(parents=True)
     for name in ("notes.txt", "state.json", "scratch.json", "0.rows", "000000000000.rows"):
@@ -57,8 +57,8 @@ def foreign_files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("spilled", [True, False])
 def test_scratch_folder_keeps_foreign_files(tmp_path: Path, spilled: bool) -> None:
     """Check that foreign files in the scratch folder stay."""
-    data, precious = table(tmp_path), tmp_path / "precious"
-    files_before = foreign_files(precious)
+    data, precious = write_table(tmp_path), tmp_path / "precious"
+    files_before = put_foreign_files(precious)
     settings = SMALL if spilled else {}
     ingest(data, tmp_path / "a.zarr", scratch=precious, **settings)
     with pytest.raises(DataError, match="no array 'Z'"):
@@ -69,9 +69,9 @@ def test_scratch_folder_keeps_foreign_files(tmp_path: Path, spilled: bool) -> No
 
 def test_foreign_scratch_folder_is_refused(tmp_path: Path) -> None:
     """Check a foreign folder with the same name, next to the output or in the given folder."""
-    data = table(tmp_path)
+    data = write_table(tmp_path)
     for parent in (None, tmp_path / "p"):
-        files_before = foreign_files(scratch_folder(tmp_path / "a.zarr", parent))
+        files_before = put_foreign_files(scratch_folder(tmp_path / "a.zarr", parent))
         with pytest.raises(DataError, match="which streamkern did not write; move it away"):
             ingest(data, tmp_path / "a.zarr", scratch=parent, **SMALL)
         assert tree(scratch_folder(tmp_path / "a.zarr", parent)) == files_before
@@ -79,7 +79,7 @@ def test_foreign_scratch_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_files_in_own_scratch_folder_are_kept(tmp_path: Path) -> None:
-    data, folder = table(tmp_path), scratch_folder(tmp_path / "a.zarr")
+    data, folder = write_table(tmp_path), scratch_folder(tmp_path / "a.zarr")
     with Scratch(folder) as scratch:
         scratch.restore("another")
         scratch.append("0.rows", np.zeros(9))
@@ -92,7 +92,7 @@ def test_foreign_files_in_own_scratch_folder_are_kept(tmp_path: Path) -> None:
 
 def test_concurrent_ingests_share_scratch_parent(tmp_path: Path) -> None:
     """Check that another output has another folder, and that the same output is locked."""
-    data, shared = table(tmp_path), tmp_path / "shared"
+    data, shared = write_table(tmp_path), tmp_path / "shared"
     ingest(data, tmp_path / "whole.zarr", **SMALL)
 
     def second(phase: str, n_done: int, total: int | None) -> None:
@@ -111,7 +111,7 @@ def test_repeated_command_clears_scratch_left_after_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a call that was killed between publishing and deleting its scratch files."""
-    data, out = table(tmp_path), tmp_path / "a.zarr"
+    data, out = write_table(tmp_path), tmp_path / "a.zarr"
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
         spec = ingest(data, out, **SMALL)
@@ -120,22 +120,18 @@ def test_repeated_command_clears_scratch_left_after_publishing(
     assert ingest(data, out, **SMALL).fingerprint == spec.fingerprint
     assert not scratch_folder(out).exists()
     assert times_before == {name: (out / name).stat().st_mtime_ns for name in tree(out)}
-    for other_settings in (
-        {"seed": 1},
-        {"chunk_mb": 2**-7},
-        {"compress": "none"},
-        {"dtype": "float32"},
-    ):
+    different = {"seed": 1, "chunk_mb": 2**-7, "compress": "none", "dtype": "float32"}
+    for name, value in different.items():
         with pytest.raises(DataError, match="already holds a store"):
-            ingest(data, out, **{**SMALL, **other_settings})
-    table(tmp_path, 2999)
+            ingest(data, out, **SMALL | {name: value})
+    write_table(tmp_path, 2999)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(data, out, **SMALL)
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_finished_call_clears_unlocked_scratch_folder(tmp_path: Path, is_locked: bool) -> None:
-    data, out = table(tmp_path), tmp_path / "o.zarr"
+    data, out = write_table(tmp_path), tmp_path / "o.zarr"
     ingest(data, out, **SMALL)
     folder = scratch_folder(out)
     folder.mkdir()
@@ -152,7 +148,7 @@ def test_finished_call_keeps_scratch_of_other_settings(tmp_path: Path) -> None:
         if phase == "write":
             raise InterruptedError
 
-    data, out = table(tmp_path), tmp_path / "a.zarr"
+    data, out = write_table(tmp_path), tmp_path / "a.zarr"
     ingest(data, out, **SMALL)
     with pytest.raises(InterruptedError):
         ingest(data, tmp_path / "b.zarr", seed=1, progress=stop, scratch=tmp_path / "s", **SMALL)
@@ -194,18 +190,15 @@ def test_unwritable_scratch_parent_is_refused_before_writing(tmp_path: Path, loc
     parents = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}
     if location == "/proc" and not Path(location).is_dir():
         pytest.skip("needs /proc, as Linux has it")
+    scratch = parents.get(location, Path(location))
     with pytest.raises(ConfigError, match=r"scratch='.*' cannot be written to"):
-        ingest(
-            np.zeros((9, 2), "f4"),
-            tmp_path / "o.zarr",
-            scratch=parents.get(location, Path(location)),
-        )
+        ingest(np.zeros((9, 2), "f4"), tmp_path / "o.zarr", scratch=scratch)
     assert not (tmp_path / "o.zarr").exists()
 
 
-def stopped_ingest(folder: Path) -> tuple[Path, Path]:
-    """Return data, and an output whose ingest was stopped when rows were in scratch files."""
-    data, out = table(folder), folder / "a.zarr"
+def stop_ingest(folder: Path) -> tuple[Path, Path]:
+    """Stop an ingest when rows are in scratch files; return its data and its output."""
+    data, out = write_table(folder), folder / "a.zarr"
 
     def stop(phase: str, n_done: int, total: int | None) -> None:
         if phase == "write":
@@ -216,32 +209,32 @@ def stopped_ingest(folder: Path) -> tuple[Path, Path]:
     return data, out
 
 
-def keys(document: Any, *parent_keys: str) -> Iterator[tuple[str, ...]]:
+def paths_of_keys(document: Any, *parent_keys: str) -> Iterator[tuple[str, ...]]:
     """Yield the path of each key of nested dictionaries."""
     for name, value in document.items():
         yield (*parent_keys, name)
         if isinstance(value, dict):
-            yield from keys(value, *parent_keys, name)
+            yield from paths_of_keys(value, *parent_keys, name)
 
 
-def document_without(document: Any, path: tuple[str, ...]) -> Any:
+def without_key(document: Any, path: tuple[str, ...]) -> Any:
     """Return nested dictionaries without the key at a path."""
     name, *inner_keys = path
     if not inner_keys:
         return {key: value for key, value in document.items() if key != name}
-    return document | {name: document_without(document[name], tuple(inner_keys))}
+    return document | {name: without_key(document[name], tuple(inner_keys))}
 
 
 @pytest.mark.parametrize("how", ["schema", "altered"])
 def test_invalid_scratch_state_restarts_ingest(how: str, tmp_path: Path) -> None:
     """Check a state of another revision, one with a missing entry, and a damaged one."""
-    data, out = stopped_ingest(tmp_path)
+    data, out = stop_ingest(tmp_path)
     expected = ingest(data, tmp_path / "whole.zarr", **SMALL).fingerprint
     name = scratch_folder(out) / "scratch.json"
     uninterrupted = json.loads(name.read_bytes())
     body = json.loads(uninterrupted["body"])
     removable_keys = [
-        p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")
+        p for p in paths_of_keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")
     ]
     assert ("state", "bits") in removable_keys
     files_before = tree(scratch_folder(out))
@@ -250,7 +243,7 @@ def test_invalid_scratch_state_restarts_ingest(how: str, tmp_path: Path) -> None
             scratch.restore("nobody's")  # so that the folder is there, and empty
         for file, content in files_before.items():
             (scratch_folder(out) / file).write_bytes(content)
-        text = json.dumps(document_without(body, path))
+        text = json.dumps(without_key(body, path))
         sealed = {"schema": 0, "crc": zlib.crc32(text.encode())} if how == "schema" else {}
         name.write_text(json.dumps({**uninterrupted, **sealed, "body": text}))
         with Scratch(scratch_folder(out)) as scratch:
@@ -287,9 +280,7 @@ def test_only_unlocked_temporary_folders_are_removed(
     assert remaining == {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"}
 
 
-def test_folder_of_killed_process_is_removed_by_its_guard(
-    tmp_path: Path,
-) -> None:
+def test_folder_of_killed_process_is_removed_by_its_guard(tmp_path: Path) -> None:
     """Check that a guard removes the folder of a killed process, and no other folder."""
     text = (
         "import sys; "

@@ -37,8 +37,8 @@ def test_no_retry_starts_after_the_deadline() -> None:
         assert all(pause < 1.0 for pause in draw_delays(time.monotonic() + 1.0))
 
 
-async def _cancelled(answer: asyncio.Future[None], request: Awaitable[None]) -> None:
-    """Cancel a request that waits for `answer` in the instant in which the answer fails."""
+async def _check_cancellation(answer: asyncio.Future[None], request: Awaitable[None]) -> None:
+    """Check a request that is cancelled in the instant in which its `answer` fails."""
     task = asyncio.ensure_future(await_within(60.0, request))
     await asyncio.sleep(0.01)
     if not answer.done():
@@ -48,10 +48,10 @@ async def _cancelled(answer: asyncio.Future[None], request: Awaitable[None]) -> 
         await task
 
 
-def test_cancelled_request_that_fails_stays_cancelled() -> None:
+def test_cancelled_request_that_fails_stays_check_cancellation() -> None:
     async def trial() -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await _cancelled(answer, answer)
+        await _check_cancellation(answer, answer)
 
     asyncio.run(trial())
 
@@ -66,7 +66,7 @@ def test_cancellation_reported_as_error_is_cancellation() -> None:
     async def trial() -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answer.set_result(None)
-        await _cancelled(answer, reported())
+        await _check_cancellation(answer, reported())
 
     asyncio.run(trial())
 

@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 
 from streamkern.basics.errors import StreamkernError
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import FeatureConverter
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.tables.columns import Date, Number, OneHot
 from streamkern.ingest.targets import TargetConverter
@@ -51,7 +53,7 @@ def classify(read: Callable[[], Any], expected: Sequence[Any]) -> str:
     read : returns the cells that were read, one for each row
     expected : the cells that were written; None for a missing one
     """
-    with warnings.catch_warnings(record=True) as message:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             actual = list(read())
@@ -65,12 +67,12 @@ def classify(read: Callable[[], Any], expected: Sequence[Any]) -> str:
             return REFUSED if has_remedy else f"refused without a remedy: {text}"
         except Exception as error:
             return f"raised {type(error).__name__}: {error}"
-    ours = [str(k.message) for k in message if issubclass(k.category, UserWarning)]
-    if any(not issubclass(k.category, UserWarning) for k in message):
-        return f"warned of something else: {[str(k.message) for k in message]}"
+    our_warnings = [str(k.message) for k in caught if issubclass(k.category, UserWarning)]
+    if any(not issubclass(k.category, UserWarning) for k in caught):
+        return f"warned of something else: {[str(k.message) for k in caught]}"
     if len(actual) == len(expected) and all(map(is_same_cell, actual, expected)):
         return EXACT
-    return WARNED if ours else f"changed silently: {actual[:4]} for {list(expected)[:4]}"
+    return WARNED if our_warnings else f"changed silently: {actual[:4]} for {list(expected)[:4]}"
 
 
 def is_same_cell(actual: Any, expected: Any) -> bool:
@@ -105,10 +107,11 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **options: Any) -> 
         x, y = ("c", "t") if role == "feature" else ("f", "c" if role == "target" else "t")
         w = "c" if role == "weight" else None
         inputs, _, y, w, _ = convert_for_store(inputs, None, y, w)
-        opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **options)
+        request = ReadRequest([x], y, w)
+        open_table = partial(open_reader, inputs, opener=FileOpener({}, files, **options))
         if role == "feature":
-            return _feature(opened)
-        blocks = list(opened().blocks(0, 1 << 20))
+            return _feature(open_table, request)
+        blocks = list(open_table(request).blocks(0, 1 << 20))
         if role == "weight":
             return [float(w) for block in blocks for w in block.weights()]
         actual = TargetConverter(blocks[0], targets)
@@ -118,9 +121,9 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **options: Any) -> 
         return [float(k[0]) for k in converted]
 
 
-def _feature(opened: Callable[..., Any]) -> list[Any]:
+def _feature(open_table: Callable[[ReadRequest], Any], request: ReadRequest) -> list[Any]:
     """Return the column as numbers, days or words; None where it is missing."""
-    reader = opened()
+    reader = open_table(request)
     try:
         blocks = list(reader.blocks(0, 1 << 20))
         features = FeatureConverter(blocks[0], input_dtype=reader.natural_dtype)
@@ -129,13 +132,14 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
         if not reader.can_be_table:
             raise
     options = EncodingOptions.from_arguments()
-    coded = options.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
+    convert = partial(TargetConverter, targets="values")
+    coded = options.reader(open_table, request, convert, 0, 1 << 20)
     X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
     (code,) = coded._encoder.codes
     missing_mask = X[:, -1] == 1 if code.n_missing else np.zeros(len(X), bool)
     if isinstance(code, OneHot):
-        message = X[:, : len(code.known)]
-        cells = [code.known[int(np.argmax(row))] if row.any() else None for row in message]
+        indicators = X[:, : len(code.known)]
+        cells = [code.known[int(np.argmax(row))] if row.any() else None for row in indicators]
     else:
         assert isinstance(code, Number | Date)
         cells = [float(row[0]) * code.std + code.mean for row in X]

@@ -16,6 +16,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ import streamkern as sk
 from streamkern.basics.errors import (
     ConfigError,
     DataError,
+    MemoryBudgetError,
     NonFiniteError,
     StreamkernError,
 )
@@ -43,11 +45,11 @@ NAMES = np.array(["Lima", "Oslo", "Rome"])
 def rows(n: int, seed: int, *, classes: bool = True, weighted: bool = False) -> dict[str, Any]:
     """Return X, y and perhaps sample weights of n rows, as `ingest` takes them."""
     rng = np.random.default_rng(seed)
-    found: dict[str, Any] = {"inputs": rng.standard_normal((n, D)).astype(np.float32)}
-    found["y"] = NAMES[rng.integers(0, 3, n)] if classes else rng.standard_normal((n, 2))
+    arguments: dict[str, Any] = {"inputs": rng.standard_normal((n, D)).astype(np.float32)}
+    arguments["y"] = NAMES[rng.integers(0, 3, n)] if classes else rng.standard_normal((n, 2))
     if weighted:
-        found["sample_weight"] = rng.random(n).astype(np.float32)
-    return found
+        arguments["sample_weight"] = rng.random(n).astype(np.float32)
+    return arguments
 
 
 def make_store(location: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
@@ -80,14 +82,14 @@ def append_rows(location: Path, parts: dict[str, Any], **options: Any) -> StoreS
 
 
 def check_rows(store: Store, *parts: dict[str, Any]) -> None:
-    """Check that every row occurs once, and that its recorded number is that of its origin."""
+    """Check that every row occurs once, and that its recorded number leads to its origin."""
     X = np.concatenate([part["inputs"] for part in parts])
     y = np.concatenate([part["y"] for part in parts])
     seen: list[int] = []
     for i in range(store.n_chunks):
         numbers = store.source_rows(i)
-        found, targets, w = store.read_weighted_chunk(i)
-        np.testing.assert_array_equal(found, X[numbers])
+        X_of_chunk, targets, w = store.read_weighted_chunk(i)
+        np.testing.assert_array_equal(X_of_chunk, X[numbers])
         if store.spec.classes is not None:
             targets = np.array(store.spec.classes)[targets]
         np.testing.assert_array_equal(targets, y[numbers])
@@ -126,9 +128,9 @@ def check_statistics(spec: StoreSpec, *parts: dict[str, Any]) -> None:
 
 def files_of(root: Path) -> dict[str, str]:
     """Return the content of all files of a folder, and the names of its neighbours."""
-    found = {p.name: "" for p in root.parent.iterdir()}
+    neighbours = {p.name: "" for p in root.parent.iterdir()}
     files = (p for p in root.rglob("*") if p.is_file())
-    return found | {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    return neighbours | {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 # ------------------------------------------------------------------------------- all rows are there
@@ -164,10 +166,14 @@ def test_zarr_reads_appended_rows(tmp_path: Path) -> None:
     location = make_store(tmp_path / "s", parts[0])
     append_rows(location, parts[1])
     store, group = open_store(location), zarr.open_group(location, mode="r")
-    one = zarr.open_group(location, mode="r", use_consolidated=False)
+    unconsolidated = zarr.open_group(location, mode="r", use_consolidated=False)
     X = np.concatenate([store.read_chunk(i)[0] for i in range(store.n_chunks)])
-    for found in (group["X"], one["X"], zarr.open_array(location / "X", mode="r")):
-        np.testing.assert_array_equal(found[:], X)  # type: ignore[index]
+    for array_of_rows in (
+        group["X"],
+        unconsolidated["X"],
+        zarr.open_array(location / "X", mode="r"),
+    ):
+        np.testing.assert_array_equal(array_of_rows[:], X)  # type: ignore[index]
     assert {name: array.shape[0] for name, array in group.arrays()} == {
         "X": 29, "y": 29, "row": 29, "digests-1": 4, "crc-1": 4,
     }  # fmt: skip
@@ -200,8 +206,8 @@ def test_appended_tables_use_column_names_of_store(tmp_path: Path) -> None:
 
 def test_store_is_appended_with_its_weights(tmp_path: Path) -> None:
     parts = rows(20, 0, weighted=True), rows(9, 1, weighted=True)
-    location, other = make_store(tmp_path / "s", parts[0]), make_store(tmp_path / "o", parts[1])
-    spec = append(other, location)
+    location, new_store = make_store(tmp_path / "s", parts[0]), make_store(tmp_path / "o", parts[1])
+    spec = append(new_store, location)
     assert spec.n_rows == 29
     assert spec.weight_totals is not None
     total = sum(part["sample_weight"].sum() for part in parts)
@@ -218,8 +224,8 @@ def rows_as_table(location: Path) -> Any:
     """Return all rows of a store with its targets and weights, sorted, (n, 4)."""
     store = open_store(location)
     chunks = [store.read_weighted_chunk(i) for i in range(store.spec.n_chunks)]
-    found = np.concatenate([np.column_stack([X, y, w]) for X, y, w in chunks])
-    return found[np.argsort(found[:, 0])]
+    table = np.concatenate([np.column_stack([X, y, w]) for X, y, w in chunks])
+    return table[np.argsort(table[:, 0])]
 
 
 def test_targets_and_weights_of_dask_frame_have_names_of_store(tmp_path: Path) -> None:
@@ -231,8 +237,8 @@ def test_targets_and_weights_of_dask_frame_have_names_of_store(tmp_path: Path) -
     features = dask_frame[["a", "b", "w"]]
     ingest(features, tmp_path / "y", y=dask_frame["t"], sample_weight="w", dtype="float64")
     for name, expected in (("s", pd.concat([table, more])), ("like", more), ("y", more)):
-        found = rows_as_table(tmp_path / name)
-        np.testing.assert_allclose(found, expected.sort_values("a"), rtol=1e-6)
+        actual = rows_as_table(tmp_path / name)
+        np.testing.assert_allclose(actual, expected.sort_values("a"), rtol=1e-6)
 
 
 def test_columns_of_dask_frame_can_be_dropped_but_not_encoded(tmp_path: Path) -> None:
@@ -253,7 +259,7 @@ def test_columns_of_dask_frame_can_be_dropped_but_not_encoded(tmp_path: Path) ->
 
 
 def test_open_store_keeps_its_rows_after_append(tmp_path: Path) -> None:
-    """Check also a store whose tables were not read before a second append."""
+    """Check stores that were read before a second append, and a store that was not."""
     parts = rows(21, 0), rows(30, 1), rows(5, 2)
     location = make_store(tmp_path / "s", parts[0])
     old_store = open_store(location)
@@ -290,12 +296,12 @@ def test_store_opened_during_append_is_old_or_new(
 
 
 def test_last_chunk_without_old_store_is_refused(tmp_path: Path) -> None:
-    location, other = (
+    location, new_store = (
         make_store(tmp_path / "s", rows(21, 0)),
         make_store(tmp_path / "o", rows(24, 1)),
     )
     old_store = open_store(location)
-    shutil.copy(other / "X/c/2/0", location / "X/c/2/0")
+    shutil.copy(new_store / "X/c/2/0", location / "X/c/2/0")
     with pytest.raises(StreamkernError, match="not the chunk that was written there"):
         old_store.read_chunk(2)
 
@@ -316,10 +322,10 @@ def test_pickled_store_reopens_unchanged_or_is_refused(tmp_path: Path) -> None:
 def test_unread_store_after_two_appends_is_refused(tmp_path: Path) -> None:
     """Check a reader whose tables no longer exist."""
     location = make_store(tmp_path / "s", rows(21, 0))
-    old_store, other = open_store(location), open_store(location)
+    old_store, unread_store = open_store(location), open_store(location)
     for k in range(1, 3):
         append_rows(location, rows(9, k))
-    for call in (partial(old_store.read_chunk, 0), old_store.verify, other.verify):
+    for call in (partial(old_store.read_chunk, 0), old_store.verify, unread_store.verify):
         with pytest.raises(
             DataError, match=r"rows were appended .* with 21 rows, .* open it again"
         ):
@@ -327,8 +333,8 @@ def test_unread_store_after_two_appends_is_refused(tmp_path: Path) -> None:
 
 
 def test_training_continues_with_its_original_rows(tmp_path: Path) -> None:
-    """Check that its bits equal those of an undisturbed run, and that a resume is refused with the
-    remedy."""
+    """Check that the model has the bits of an undisturbed run, and that a resume is refused with
+    the remedy."""
     parts, answers = (rows(60, 0), rows(30, 1)), []
     for name in ("s", "t"):
         location = make_store(tmp_path / name, parts[0])
@@ -364,7 +370,7 @@ def test_training_continues_with_its_original_rows(tmp_path: Path) -> None:
 
 
 def appended(root: Path) -> Any:
-    """Return what each reader sees: ours, zarr, and zarr of a single array."""
+    """Return the rows that each reader sees: ours, zarr, and zarr of a single array."""
     store = open_store(root / "o.zarr")
     group: Any = zarr.open_group(root / "o.zarr", mode="r")
     store.verify()
@@ -484,17 +490,23 @@ def test_concurrent_append_is_refused(tmp_path: Path) -> None:
 def test_store_replaced_during_append_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location, other = make_store(tmp_path / "s", rows(21, 0)), rows(21, 5)
+    location, replacement = make_store(tmp_path / "s", rows(21, 0)), rows(21, 5)
     check = StoreAppender._check_unchanged
 
     def replaced(self: StoreAppender) -> None:
-        ingest(other["inputs"], location, y=other["y"], overwrite=True, chunk_mb=128 / 2**20)
+        ingest(
+            replacement["inputs"],
+            location,
+            y=replacement["y"],
+            overwrite=True,
+            chunk_mb=128 / 2**20,
+        )
         check(self)
 
     monkeypatch.setattr(StoreAppender, "_check_unchanged", replaced)
     with pytest.raises(DataError, match="it was replaced while they were written"):
         append_rows(location, rows(9, 1))
-    check_rows(open_store(location), other)
+    check_rows(open_store(location), replacement)
 
 
 # ------------------------------------------------------------------------- tables, and replacing it
@@ -605,8 +617,18 @@ def test_numeric_text_is_rounded_only_without_loss(tmp_path: Path) -> None:
 def test_wider_rows_are_rounded_on_request(tmp_path: Path) -> None:
     location, wide = make_store(tmp_path / "s", rows(21, 0)), X9.astype(np.float64) + 1e-9
     append(wide, location, y=NAMES[[0] * 9], dtype="float32")
-    found = open_store(location).read_rows(np.arange(21, 30))[0]
-    np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))
+    actual = open_store(location).read_rows(np.arange(21, 30))[0]
+    np.testing.assert_array_equal(np.sort(actual, axis=0), np.sort(np.float32(wide), axis=0))
+
+
+def test_memory_bounds_the_conversion_of_sparse_columns(tmp_path: Path) -> None:
+    columns = scipy.sparse.csc_array(np.ones((4000, 50), np.float32))  # 1.6 MB with its indices
+    scipy.sparse.save_npz(tmp_path / "X.npz", columns)
+    location = tmp_path / "s.zarr"
+    ingest(np.ones((10, 50), np.float32), location, y=np.arange(10.0), targets="values")
+    with pytest.raises(MemoryBudgetError, match="raise memory="):
+        append(tmp_path / "X.npz", location, y=np.arange(4000.0), memory="4 MB")
+    assert append(tmp_path / "X.npz", location, y=np.arange(4000.0)).n_rows == 4010
 
 
 @pytest.mark.parametrize("words", [False, True])

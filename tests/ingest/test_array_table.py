@@ -1,7 +1,7 @@
 """Check arrays of every format, dtype, attribute and role: read as intended, or refused.
 
-Each case is a file written by another library, and what must come of it: the numbers, worked out
-here in plain NumPy, or a DataError. Cases are made in loops; a test lists all that fail.
+Each case is a file written by another library, with the expected result: numbers computed here in
+plain NumPy, or a DataError. Cases are made in loops; a test lists all that fail.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from zarr.storage import MemoryStore
 
 from streamkern.basics.errors import DataError
 from streamkern.ingest.conform import FeatureConverter, RawBlock
-from streamkern.ingest.readers import open_reader
 from streamkern.ingest.targets import TargetConverter
-from tests.raw_files import write_idx
+from tests.ingest.read_arrays import open_input
+from tests.raw_files import write_hdf5, write_idx
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
@@ -53,7 +53,7 @@ def read(inputs: Any, y: Any = None, **options: Any) -> Rows:
     """Return all rows, converted as an ingest does."""
     with ExitStack() as files, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        reader = open_reader(inputs, y, files, **options)
+        reader = open_input(inputs, files, y, **options)
         blocks = list(reader.blocks(0, 1 << 20))
         features = FeatureConverter(blocks[0], None, reader.natural_dtype)
         targets = TargetConverter(blocks[0])
@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 def check(cases: Iterator[Case]) -> int:
-    """Compare all cases with what they should be; the number of them."""
+    """Compare all cases with what they should be; return how many they are."""
     wrong, n = [], 0
     for case in cases:
         n += 1
@@ -101,7 +101,7 @@ def check(cases: Iterator[Case]) -> int:
 
 
 def difference(case: Case, rows: Rows) -> str | None:
-    """Return what is wrong with the rows; None where they are what the file means."""
+    """Return the difference of the rows from the truth of a case; None if there is none."""
     truth = np.asarray(case.truth)
     actual = getattr(rows, case.role)
     if case.role == "X":
@@ -131,7 +131,7 @@ def difference(case: Case, rows: Rows) -> str | None:
 
 
 def numbers(dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return numbers that dtype holds, a few different ones, some of them at its ends."""
+    """Return numbers of a dtype, five different ones, two of them at its ends."""
     kind = np.dtype(dtype)
     if kind.kind == "b":
         return (np.arange(np.prod(shape)) % 2 == 0).reshape(shape)
@@ -221,7 +221,7 @@ def of_zarr(version: int, **options: Any) -> Write:
 
 
 def zarr_holds(array: Any, *, sharded: bool = False) -> bool:
-    """Return whether zarr can write it; it writes no shards of records."""
+    """Return whether zarr can write an array; it writes no shards of records."""
     return array.dtype.kind not in ("OV" if sharded else "O") and array.dtype != np.longdouble
 
 
@@ -300,8 +300,8 @@ def plain() -> dict[str, Any]:
 # ------------------------------------------------------------------------------ attributes
 
 
-class Said(NamedTuple):
-    """Attributes, which dtypes they are for, and what the stored numbers mean by them."""
+class AttributeCase(NamedTuple):
+    """Attributes, the numbers that they make of stored ones, and the kinds of dtypes to test."""
 
     attributes: dict[str, Any]
     decode: Callable[[Any], Any]
@@ -309,10 +309,12 @@ class Said(NamedTuple):
 
 
 def unchanged(stored: Any) -> Any:
+    """Return the stored numbers, which mean themselves."""
     return stored
 
 
 def refused(stored: Any) -> Any:
+    """Return `REFUSED`, whatever is stored."""
     return REFUSED
 
 
@@ -322,50 +324,56 @@ def of_double(number: float) -> str:
 
 
 HELD, NOT_HELD = 7, 9  # numbers that are in the arrays, and that are not
-ATTRIBUTES: dict[str, Said] = {
-    "none": Said({}, unchanged),
-    "words": Said({"long_name": "rain", "units": "m s-1", "flag_meanings": "a b"}, unchanged),
-    "scale": Said({"scale_factor": 0.01}, lambda a: a.astype("f8") * 0.01),
-    "offset": Said({"add_offset": 273.15}, lambda a: a.astype("f8") + 273.15),
-    "both": Said({"scale_factor": 2.5, "add_offset": 1.0}, lambda a: a.astype("f8") * 2.5 + 1),
-    "whole": Said({"scale_factor": 10, "add_offset": 1}, lambda a: a.astype("f8") * 10 + 1),
-    "list of one": Said({"scale_factor": [0.5]}, lambda a: a.astype("f8") * 0.5),
-    "text": Said({"scale_factor": "0.5"}, lambda a: a.astype("f8") * 0.5),
-    "identity": Said({"scale_factor": 1.0, "add_offset": 0.0}, unchanged),
-    "scale of words": Said({"scale_factor": "deci"}, refused),
-    "scale of two": Said({"scale_factor": [0.1, 0.2]}, refused),
-    "scale of none": Said({"scale_factor": 0.0}, refused),
-    "no gap": Said({"_FillValue": NOT_HELD}, unchanged),
-    "gap": Said({"_FillValue": HELD}, refused),
-    "gap of one": Said({"_FillValue": [HELD]}, refused),
-    "missing": Said({"missing_value": [NOT_HELD, HELD]}, refused),
-    "no missing": Said({"missing_value": [NOT_HELD]}, unchanged),
-    "gap beyond": Said({"_FillValue": 1e20}, unchanged),
-    "gap and scale": Said({"_FillValue": HELD, "scale_factor": 0.1}, refused),
-    "scale, no gap": Said(
+ATTRIBUTES: dict[str, AttributeCase] = {
+    "none": AttributeCase({}, unchanged),
+    "words": AttributeCase(
+        {"long_name": "rain", "units": "m s-1", "flag_meanings": "a b"}, unchanged
+    ),
+    "scale": AttributeCase({"scale_factor": 0.01}, lambda a: a.astype("f8") * 0.01),
+    "offset": AttributeCase({"add_offset": 273.15}, lambda a: a.astype("f8") + 273.15),
+    "both": AttributeCase(
+        {"scale_factor": 2.5, "add_offset": 1.0}, lambda a: a.astype("f8") * 2.5 + 1
+    ),
+    "whole": AttributeCase(
+        {"scale_factor": 10, "add_offset": 1}, lambda a: a.astype("f8") * 10 + 1
+    ),
+    "list of one": AttributeCase({"scale_factor": [0.5]}, lambda a: a.astype("f8") * 0.5),
+    "text": AttributeCase({"scale_factor": "0.5"}, lambda a: a.astype("f8") * 0.5),
+    "identity": AttributeCase({"scale_factor": 1.0, "add_offset": 0.0}, unchanged),
+    "scale of words": AttributeCase({"scale_factor": "deci"}, refused),
+    "scale of two": AttributeCase({"scale_factor": [0.1, 0.2]}, refused),
+    "scale of none": AttributeCase({"scale_factor": 0.0}, refused),
+    "no gap": AttributeCase({"_FillValue": NOT_HELD}, unchanged),
+    "gap": AttributeCase({"_FillValue": HELD}, refused),
+    "gap of one": AttributeCase({"_FillValue": [HELD]}, refused),
+    "missing": AttributeCase({"missing_value": [NOT_HELD, HELD]}, refused),
+    "no missing": AttributeCase({"missing_value": [NOT_HELD]}, unchanged),
+    "gap beyond": AttributeCase({"_FillValue": 1e20}, unchanged),
+    "gap and scale": AttributeCase({"_FillValue": HELD, "scale_factor": 0.1}, refused),
+    "scale, no gap": AttributeCase(
         {"_FillValue": NOT_HELD, "scale_factor": 0.1}, lambda a: a.astype("f8") * 0.1
     ),
-    "gap of words": Said({"_FillValue": "none of them"}, refused),
-    "valid": Said({"valid_range": [-100, 100]}, unchanged),
-    "invalid": Said({"valid_range": [0, 6]}, refused),
-    "valid ends": Said({"valid_min": -100, "valid_max": 100}, unchanged),
-    "below": Said({"valid_min": 3}, refused),
-    "above": Said({"valid_max": 6}, refused),
-    "one end": Said({"valid_range": [3]}, refused),
-    "dates": Said({"units": "days since 2000-01-01", "calendar": "standard"}, refused),
-    "durations": Said({"units": "days", "dtype": "timedelta64[ns]"}, refused),
-    "unsigned": Said({"_Unsigned": "true"}, lambda a: a.view(f"u{a.itemsize}"), "i"),
-    "signed": Said({"_Unsigned": "false"}, lambda a: a.view(f"i{a.itemsize}"), "u"),
-    "unsigned gap": Said({"_Unsigned": "true", "_FillValue": -1}, refused, "i"),
-    "unsigned what": Said({"_Unsigned": "perhaps"}, refused, "iu"),
-    "other scale": Said({"ScaleFactor": 0.1}, refused),
-    "other slope": Said({"Slope": 0.1, "Intercept": 2.0}, refused),
-    "other identity": Said({"scale": 1, "offset": 0}, unchanged),
-    "other gap": Said({"MissingValue": HELD}, refused),
-    "other no gap": Said({"NODATA": NOT_HELD}, unchanged),
-    "gap NaN": Said({"_FillValue": float("nan")}, unchanged, "f"),
-    "gap NaN of xarray": Said({"_FillValue": of_double(float("nan"))}, unchanged, "f"),
-    "gap of xarray": Said({"_FillValue": of_double(HELD)}, refused, "f"),
+    "gap of words": AttributeCase({"_FillValue": "none of them"}, refused),
+    "valid": AttributeCase({"valid_range": [-100, 100]}, unchanged),
+    "invalid": AttributeCase({"valid_range": [0, 6]}, refused),
+    "valid ends": AttributeCase({"valid_min": -100, "valid_max": 100}, unchanged),
+    "below": AttributeCase({"valid_min": 3}, refused),
+    "above": AttributeCase({"valid_max": 6}, refused),
+    "one end": AttributeCase({"valid_range": [3]}, refused),
+    "dates": AttributeCase({"units": "days since 2000-01-01", "calendar": "standard"}, refused),
+    "durations": AttributeCase({"units": "days", "dtype": "timedelta64[ns]"}, refused),
+    "unsigned": AttributeCase({"_Unsigned": "true"}, lambda a: a.view(f"u{a.itemsize}"), "i"),
+    "signed": AttributeCase({"_Unsigned": "false"}, lambda a: a.view(f"i{a.itemsize}"), "u"),
+    "unsigned gap": AttributeCase({"_Unsigned": "true", "_FillValue": -1}, refused, "i"),
+    "unsigned what": AttributeCase({"_Unsigned": "perhaps"}, refused, "iu"),
+    "other scale": AttributeCase({"ScaleFactor": 0.1}, refused),
+    "other slope": AttributeCase({"Slope": 0.1, "Intercept": 2.0}, refused),
+    "other identity": AttributeCase({"scale": 1, "offset": 0}, unchanged),
+    "other gap": AttributeCase({"MissingValue": HELD}, refused),
+    "other no gap": AttributeCase({"NODATA": NOT_HELD}, unchanged),
+    "gap NaN": AttributeCase({"_FillValue": float("nan")}, unchanged, "f"),
+    "gap NaN of xarray": AttributeCase({"_FillValue": of_double(float("nan"))}, unchanged, "f"),
+    "gap of xarray": AttributeCase({"_FillValue": of_double(HELD)}, refused, "f"),
 }
 
 
@@ -387,10 +395,10 @@ def attribute_cases(path: Path) -> Iterator[Case]:
                 stored = packed_numbers(dtype, (N, D) if role == "X" else (N,))
                 location = path / f"{format_}-{dtype}-{role}"
                 case = Attributed(location, format_, plain() | {role: stored}, role)
-                for message, (attributes, decode, kinds) in ATTRIBUTES.items():
-                    if dtype[0] in kinds and not (role == "w" and message == "signed"):
+                for case_name, (attributes, decode, kinds) in ATTRIBUTES.items():
+                    if dtype[0] in kinds and not (role == "w" and case_name == "signed"):
                         read_it = partial(case.read, attributes)
-                        name = f"{format_}, {message}, {dtype} as {role}"
+                        name = f"{format_}, {case_name}, {dtype} as {role}"
                         yield Case(name, role, read_it, decode(stored))
 
 
@@ -401,9 +409,7 @@ class Attributed:
         self.format, self.role = format_, role
         self.place = path.with_suffix(".h5" if format_ == "hdf5" else ".zarr")
         if format_ == "hdf5":
-            with h5py.File(self.place, "w") as file:
-                for k, a in arrays.items():
-                    file[k] = a
+            write_hdf5(self.place, **arrays)
             return
         version = 2 if format_.endswith("2") else 3
         store = MemoryStore() if format_ == "arrays" else self.place
@@ -456,8 +462,8 @@ def text_cases(path: Path) -> Iterator[Case]:
     held = {"np": "USOT", "hdf5": "SO", "zarr": "UST", "memory": "USOT"}
     for layout, write in LAYOUTS.items():
         arrays = plain()
-        for kind, message in kinds.items():
-            arrays |= {f"X{kind}": matrix(message), f"y{kind}": message, f"w{kind}": message}
+        for kind, words in kinds.items():
+            arrays |= {f"X{kind}": matrix(words), f"y{kind}": words, f"w{kind}": words}
         reads = write(path / layout.replace(" ", "-"), arrays)
         for kind in next(held[k] for k in held if layout.startswith(k)):
             for role in ("X", "y", "w"):
@@ -655,5 +661,5 @@ def test_rounded_numbers_give_warning() -> None:
         with pytest.warns(UserWarning, match="rounded to 16 digits"):
             TargetConverter(block, "values").convert(block)
         if converted.dtype.kind != "f":
-            message = read(np.stack([converted] * 2, axis=1), np.arange(3.0)).warnings
-            assert any("rounded to 16 digits" in text for text in message)
+            texts = read(np.stack([converted] * 2, axis=1), np.arange(3.0)).warnings
+            assert any("rounded to 16 digits" in text for text in texts)

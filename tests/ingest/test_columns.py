@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,8 +25,9 @@ from streamkern.cli.main import run_command
 from streamkern.ingest.columns import ReadRequest, assign_columns
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.readers import open_reader
 from streamkern.store.store import open_store
+from tests.ingest.read_arrays import open_input
+from tests.raw_files import write_hdf5
 
 VALUES = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0], "label": ["x", "y"]}
 
@@ -48,7 +48,7 @@ def write(path: Path, order: str) -> Path:
 def read(inputs: Any, y: Any = "label", **options: Any) -> tuple[Any, Any, Any]:
     """Return X, y and the reader of all rows."""
     with ExitStack() as files:
-        reader = open_reader(convert_for_store(inputs, None, y, None)[0], y, files, **options)
+        reader = open_input(convert_for_store(inputs, None, y, None)[0], files, y, **options)
         blocks = list(reader.blocks(0, 1 << 20))
     X, targets = (np.concatenate([block[k] for block in blocks]) for k in (0, 1))
     return X, targets, reader
@@ -172,7 +172,7 @@ def test_number_is_a_column_name_if_a_column_has_it(tmp_path: Path, targets: boo
         if targets:
             np.testing.assert_array_equal(actual, [0.5, 1.5])
     with ExitStack() as files:
-        assert open_reader(tmp_path / "t.parquet", -3, files).target_columns == ("2",)
+        assert open_input(tmp_path / "t.parquet", files, -3).target_columns == ("2",)
 
 
 def test_command_line_prefers_column_name_to_position(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_command_line_prefers_column_name_to_position(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, [[0.5], [1.5]])
 
 
-def indexed(names: list[Any]) -> Any:
+def table_with_index(names: list[Any]) -> Any:
     """Return a table as pandas converts it, with these columns as its index."""
     columns = {"a": [1.0, 2.0], "id": [70, 71], "y": [0.5, 1.5], "__index_level_0__": [8, 9]}
     table = pa.table({k: v for k, v in columns.items() if k in names or len(k) < 3})
@@ -207,7 +207,7 @@ def indexed(names: list[Any]) -> Any:
 def test_pandas_index_is_a_feature_only_if_named(
     tmp_path: Path, kind: str, names: list[Any]
 ) -> None:
-    table = indexed(names)
+    table = table_with_index(names)
     pq.write_table(table, tmp_path / "t.parquet")
     inputs = table if kind == "memory" else tmp_path / "t.parquet"
     usual = ("a",) if "id" in names else ("a", "id")
@@ -241,8 +241,8 @@ def test_list_columns_are_features_by_name(
     more = table.rename_columns(["X", "y"]).append_column("age", pa.array([1, 2, 3]))
     with pytest.warns(UserWarning, match="are all of the features, and its columns 'age' are not"):
         ingest(more, tmp_path / "m.zarr", y="y")
-    for k, message in enumerate(({"x": "X"}, {"drop": "age"})):
-        ingest(more, tmp_path / f"d{k}.zarr", y="y", **message)
+    for k, remedy in enumerate(({"x": "X"}, {"drop": "age"})):
+        ingest(more, tmp_path / f"d{k}.zarr", y="y", **remedy)
 
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -316,9 +316,9 @@ def test_run_reads_groups_by_array_names_of_its_settings(
     estimator.predict(test, out=tmp_path / "q.npy")
     np.testing.assert_allclose(np.load(tmp_path / "q.npy").ravel(), predictions, rtol=1e-6)
     # Names that the user gives come first.
-    other = r2_score(ARRAYS["y"][100:], predictions, sample_weight=W[100:])
-    assert evaluate_r2(capsys, run, test, "--y", "y") == pytest.approx(other)
-    assert estimator.score(test, "y") == pytest.approx(other)
+    expected_of_y = r2_score(ARRAYS["y"][100:], predictions, sample_weight=W[100:])
+    assert evaluate_r2(capsys, run, test, "--y", "y") == pytest.approx(expected_of_y)
+    assert estimator.score(test, "y") == pytest.approx(expected_of_y)
 
 
 def test_group_without_named_arrays_falls_back_or_is_refused(
@@ -332,15 +332,15 @@ def test_group_without_named_arrays_falls_back_or_is_refused(
         estimator.predict(zarr.open_group(usual, mode="r")), estimator.predict(X)
     )
     assert evaluate_r2(capsys, folder / "run", usual) == pytest.approx(expected)
-    other = write_group(tmp_path / "o.zarr", z=X, t=T)
+    nameless = write_group(tmp_path / "o.zarr", z=X, t=T)
     for call in (estimator.score, estimator.predict):
         with pytest.raises(StoreNotFoundError, match="no array 'feat'"):
-            call(other)
-    assert main.run_command(["evaluate", str(folder / "run"), str(other)]) != 0
+            call(nameless)
+    assert main.run_command(["evaluate", str(folder / "run"), str(nameless)]) != 0
     assert "no array 'feat'" in capsys.readouterr().err
-    light = write_group(tmp_path / "light.zarr", feat=X, t=T)
-    assert estimator.score(light) == pytest.approx(expected)
-    assert evaluate_r2(capsys, folder / "run", light) == pytest.approx(expected)
+    without_weights = write_group(tmp_path / "without_weights.zarr", feat=X, t=T)
+    assert estimator.score(without_weights) == pytest.approx(expected)
+    assert evaluate_r2(capsys, folder / "run", without_weights) == pytest.approx(expected)
 
 
 def test_run_with_usual_names_reads_usual_arrays(
@@ -355,14 +355,6 @@ def write_npz(location: Path, **arrays: NDArray[Any]) -> Path:
     """Write arrays as .npz; return its path."""
     np.savez(location.with_suffix(".npz"), **arrays)
     return location.with_suffix(".npz")
-
-
-def write_hdf5(location: Path, **arrays: NDArray[Any]) -> Path:
-    """Write arrays to an HDF5 file; return its path."""
-    with h5py.File(location.with_suffix(".h5"), "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-    return location.with_suffix(".h5")
 
 
 def write_netcdf(location: Path, **arrays: NDArray[Any]) -> Path:
@@ -385,7 +377,7 @@ def sorted_values(array: Any) -> NDArray[Any]:
 
 WRITERS = {
     "npz": write_npz,
-    "hdf5": write_hdf5,
+    "hdf5": lambda location, **arrays: write_hdf5(location.with_suffix(".h5"), **arrays),
     "netcdf": write_netcdf,
     "zarr": write_group,
     "Dataset": make_dataset,

@@ -1,4 +1,4 @@
-"""Raw rows become what a store holds, and a column that loses its information is refused."""
+"""Check that raw rows are converted, and that a column that loses its information is refused."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ from streamkern.cli import main
 from streamkern.ingest.conform import RoundingTracker
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
+from tests.ingest.ingested import ingest_and_read
 from tests.raw_files import memory_url
 
+FLOAT32 = np.dtype(np.float32)
 NARROW, WIDE = np.array([[1.5], [2.5]], np.float16), np.array([[637.0851], [0.1]])
-
-
-def ingest_and_read(inputs: Any, **arguments: Any) -> Any:
-    """Ingest the inputs, and return X of the first chunk."""
-    url = memory_url()
-    ingest(inputs, url, shuffle=False, **arguments)
-    return open_store(url).read_chunk(0)[0]
 
 
 def blocks_of(*parts: Any) -> Iterator[tuple[Any, Any]]:
@@ -60,28 +55,25 @@ def test_several_files_are_stored_in_common_dtype(
         else:
             pq.write_table(pa.table({"a": X[:, 0], "y": y}), path)
     targets = [path.with_suffix(".y.npy") for path in paths] if kind == "npy" else None
-    X = ingest_and_read(paths, y=targets)
+    X = ingest_and_read(paths, y=targets).X
     np.testing.assert_array_equal(X, np.concatenate([first.astype(float), second]))
 
 
 def test_fitting_blocks_and_requested_dtype_are_accepted() -> None:
     small = np.array([[1], [2]], np.uint8)
     np.testing.assert_array_equal(
-        ingest_and_read(blocks_of(WIDE, NARROW, small))[:, 0], [637.0851, 0.1, 1.5, 2.5, 1, 2]
+        ingest_and_read(blocks_of(WIDE, NARROW, small)).X[:, 0], [637.0851, 0.1, 1.5, 2.5, 1, 2]
     )
     np.testing.assert_array_equal(
-        ingest_and_read(blocks_of(NARROW, small, np.empty((0, 1))))[:, 0], [1.5, 2.5, 1, 2]
+        ingest_and_read(blocks_of(NARROW, small, np.empty((0, 1)))).X[:, 0], [1.5, 2.5, 1, 2]
     )
     np.testing.assert_array_equal(
-        ingest_and_read(blocks_of(NARROW, WIDE), dtype="float64")[2:], WIDE
+        ingest_and_read(blocks_of(NARROW, WIDE), dtype="float64").X[2:], WIDE
     )
-
-
-FLOAT32 = np.dtype(np.float32)
 
 
 def write_rows(path: Path, X: Any) -> Path:
-    """Write the columns a, b, ... and the values y."""
+    """Write a CSV with the columns a, b, ... and values y; return its path."""
     names = [chr(ord("a") + k) for k in range(len(X[0]))]
     lines = [",".join([*names, "y"]), *(",".join([*map(str, row), f"{row[0]}.5"]) for row in X)]
     path.write_text("\n".join(lines) + "\n")
@@ -129,7 +121,8 @@ def test_constant_columns_lose_no_information() -> None:
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
     rounding.check(None, ["x.csv"])
-    np.testing.assert_array_equal(rounding.state["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
+    *_, largest_errors = rounding.state["columns"]
+    np.testing.assert_array_equal(largest_errors, np.abs(X - X.astype(FLOAT32))[0])
     X[500, 1] += 1
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
@@ -155,39 +148,55 @@ def test_csv_column_beyond_float32_is_refused_before_publishing(
 
 
 @pytest.mark.slow
-def test_refusal_of_csv_does_not_depend_on_memory(tmp_path: Path) -> None:
-    """Check also a loss that only many blocks show."""
-    rows = [(k, k) for k in range(60_000)] + [(k, 2**40 + k) for k in range(60_000)]
-    path = write_rows(tmp_path / "t.csv", rows)  # the spread grows with the error
-    narrow = write_rows(tmp_path / "n.csv", [(k, 2**40 + k) for k in range(120_000)])
-    for memory in (1 << 20, 1 << 30):
-        options: dict[str, Any] = {"y": "y", "memory": memory, "chunk_mb": 1 / 16}
-        assert ingest(path, memory_url(), **options).x_dtype == FLOAT32
-        with pytest.raises(DataError, match="column 'b' of"):
-            ingest(narrow, memory_url(), **options)
+@pytest.mark.parametrize("memory", [1 << 20, 1 << 30], ids=["many blocks", "one block"])
+def test_rounding_is_judged_by_all_blocks(tmp_path: Path, memory: int) -> None:
+    """Column b of narrow.csv varies too little for float32, and that of wide.csv enough: single
+    blocks of both look alike."""
+    near_zero = [(k, k) for k in range(60_000)]
+    wide = write_rows(tmp_path / "wide.csv", near_zero + [(k, 2**40 + k) for k in range(60_000)])
+    narrow = write_rows(tmp_path / "narrow.csv", [(k, 2**40 + k) for k in range(120_000)])
+    options: dict[str, Any] = {"y": "y", "memory": memory, "chunk_mb": 1 / 16}
+    assert ingest(wide, memory_url(), **options).x_dtype == FLOAT32
+    with pytest.raises(DataError, match="column 'b' of"):
+        ingest(narrow, memory_url(), **options)
 
 
-def test_long_doubles_are_rounded_to_float64_everywhere(tmp_path: Path) -> None:
-    X = np.random.default_rng(0).normal(size=(30, 2)).astype(np.longdouble)
-    y = X[:, 0].astype(float)
-    np.save(tmp_path / "x.npy", X + np.longdouble(1) / 3)
-    np.save(tmp_path / "y.npy", y)
-    assert ingest(X, tmp_path / "exact.zarr", y=X[:, 0]).x_dtype == np.float64
-    exact = KernelRegressor(n_centers=5, epochs=1).fit(X, y)
-    thirds = X + np.longdouble(1) / 3
-    calls = (
-        lambda: ingest(thirds, tmp_path / "s.zarr", y=y),
+LONG = np.random.default_rng(0).normal(size=(30, 2)).astype(np.longdouble)
+"""Rows of long double that float64 holds exactly."""
+THIRDS = LONG + np.longdouble(1) / 3
+Y = LONG[:, 0].astype(float)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> KernelRegressor:
+    """Return a model that was fitted to `LONG`."""
+    return KernelRegressor(n_centers=5, epochs=1).fit(LONG, Y)
+
+
+def test_long_doubles_are_rounded_to_float64_with_a_warning(
+    tmp_path: Path, fitted: KernelRegressor
+) -> None:
+    np.save(tmp_path / "x.npy", THIRDS)
+    np.save(tmp_path / "y.npy", Y)
+    rounding_calls = (
+        lambda: ingest(THIRDS, tmp_path / "s.zarr", y=Y),
         lambda: ingest(tmp_path / "x.npy", tmp_path / "f.zarr", y=tmp_path / "y.npy"),
-        lambda: KernelRegressor(n_centers=5, epochs=1).fit(thirds, y),
-        lambda: KernelRegressor(n_centers=5, epochs=1).fit(X.astype(float), thirds[:, 0]),
-        lambda: exact.predict(thirds),
+        lambda: KernelRegressor(n_centers=5, epochs=1).fit(THIRDS, Y),
+        lambda: KernelRegressor(n_centers=5, epochs=1).fit(LONG.astype(float), THIRDS[:, 0]),
+        lambda: fitted.predict(THIRDS),
     )
-    for call in calls:
+    for call in rounding_calls:
         with pytest.warns(UserWarning, match="rounded to 16 digits"):
             call()
     rows = open_store(tmp_path / "s.zarr").read_rows(np.arange(30))[0]
-    np.testing.assert_array_equal(np.sort(rows, 0), np.sort(thirds.astype(float), 0))
-    for huge in (X * np.longdouble("1e400"), np.where(X > 0, np.longdouble("1e400"), X)):
-        for call in (lambda X: ingest(X, tmp_path / "h.zarr", y=y), exact.predict):
-            with pytest.raises(DataError, match="too large for float64"):
-                call(huge)
+    np.testing.assert_array_equal(np.sort(rows, 0), np.sort(THIRDS.astype(float), 0))
+    assert ingest(LONG, tmp_path / "exact.zarr", y=LONG[:, 0]).x_dtype == np.float64
+
+
+def test_long_doubles_beyond_float64_are_refused(tmp_path: Path, fitted: KernelRegressor) -> None:
+    too_large = np.longdouble("1e400")
+    for X in (LONG * too_large, np.where(LONG > 0, too_large, LONG)):
+        with pytest.raises(DataError, match="too large for float64"):
+            ingest(X, tmp_path / "s.zarr", y=Y)
+        with pytest.raises(DataError, match="too large for float64"):
+            fitted.predict(X)

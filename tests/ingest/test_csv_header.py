@@ -25,15 +25,15 @@ N = 60
 def decide_header(text: str, required: tuple[str, ...] = ()) -> str:
     """Return "header" or "row", "refused", or "warned" for a row with a warning."""
     lines = [line for line in enumerate(text.split("\n"), 1) if line[1].strip()]
-    with warnings.catch_warnings(record=True) as message:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             header = csv_layout(lines, FileForm(), "t.csv", (), required).has_header
         except DataError as error:
-            said_both = "header=True" in str(error) and "header=False" in str(error)
-            return "refused" if said_both else str(error)
-    assert all("header=True" in str(k.message) for k in message)
-    return "header" if header else "warned" if message else "row"
+            names_both = "header=True" in str(error) and "header=False" in str(error)
+            return "refused" if names_both else str(error)
+    assert all("header=True" in str(k.message) for k in caught)
+    return "header" if header else "warned" if caught else "row"
 
 
 def tables(r: np.random.Generator, d: int) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def test_numeric_column_names_are_a_header_or_refused() -> None:
                 for index in (False, True):
                     if kind in ("range", "years") and called == "years":
                         continue  # names like the rows themselves
-                    message = decide_header(frame.to_csv(index=index))
-                    assert message in ("header", "refused"), (kind, called, d, index)
-                    actual[message] += 1
+                    decision = decide_header(frame.to_csv(index=index))
+                    assert decision in ("header", "refused"), (kind, called, d, index)
+                    actual[decision] += 1
     assert actual["header"] > 10 * actual["refused"]
     spectrum = pd.DataFrame(r.normal(size=(N, 9)), columns=np.arange(400, 418, 2))
     assert decide_header(spectrum.to_csv(index=False)) == "header"
@@ -120,7 +120,7 @@ def test_later_files_have_a_header_like_the_first(tmp_path: Path) -> None:
     model = sk.KernelRegressor(n_centers=9).fit(str(train), 2)
     store = tmp_path / "plain.zarr"
     sk.ingest_store(train, store, y=2)
-    message = partial(pytest.warns, UserWarning, match="the files before it have no header")
+    warns = partial(pytest.warns, UserWarning, match="the files before it have no header")
     of_arrays = sk.KernelRegressor(n_centers=9).fit(X[:, :2], X[:, 2])
     of_integer_names = sk.KernelRegressor(n_centers=9).fit(pd.DataFrame(X[:, :2]), X[:, 2])
     for nameless in (of_arrays, of_integer_names):
@@ -131,13 +131,13 @@ def test_later_files_have_a_header_like_the_first(tmp_path: Path) -> None:
         frame = pd.read_csv(rows, header=None)
         assert np.allclose(nameless.predict(frame), nameless.predict(X[:, :2]))
     for path in (rows, more):
-        with message():
+        with warns():
             assert np.allclose(model.predict(path), model.predict(X[:, :2]))
-    with message():
+    with warns():
         assert np.isclose(model.score(more), model.score(X[:, :2], X[:, 2]))
-    with message():
+    with warns():
         assert sk.append_store(more, store).n_rows == 2 * N
-    with message():
+    with warns():
         assert sk.ingest_store([train, more], tmp_path / "both.zarr", y=2).n_rows == 2 * N
     frame = pd.DataFrame(r.integers(0, 10, (N, 4)))
     frame.to_csv(train, index=False)

@@ -18,7 +18,9 @@ from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.tables.numbers import NumberStyle
+from streamkern.store.layout import StoreSpec
 from streamkern.store.store import open_store
+from tests.ingest.ingested import ingest_and_read
 from tests.raw_files import memory_url
 
 
@@ -98,12 +100,11 @@ def test_unclear_delimiter_or_preamble_is_refused_with_remedy(
 
 
 def test_decimal_commas_and_encodings_are_read_on_request(tmp_path: Path) -> None:
-    path, url = tmp_path / "t.csv", memory_url()
+    path = tmp_path / "t.csv"
     path.write_bytes("größe;w;y\n1,5;a;2,25\n-,5;b;1e1\n7;c;3\n".encode("latin-1"))
     with pytest.raises(DataError, match="encoding='latin-1'"):
         ingest(path, memory_url(), y="y")
-    spec = ingest(path, url, y="y", decimal=",", encoding="latin-1", shuffle=False, drop="w")
-    X, y, *_ = open_store(url).read_chunk(0)
+    spec, X, y = ingest_and_read(path, y="y", decimal=",", encoding="latin-1", drop="w")
     assert (spec.columns, X.ravel().tolist()) == (("größe",), [1.5, -0.5, 7])
     assert y.ravel().tolist() == [2.25, 10, 3]
     path.write_bytes("a;y\n1,5;2\n2.5;3\n".encode("utf-16"))
@@ -142,11 +143,10 @@ VALUES = RNG.integers(1000, 999_999, N)
 FRACTIONS = RNG.normal(size=N).round(2)
 
 
-def ingest_and_read(path: Any, **options: Any) -> tuple[Any, Any]:
-    """Return the columns of the store made of a file, and its first feature in the file's order."""
-    url = memory_url()
-    spec = sk.ingest_store(path, url, shuffle=False, dtype="float64", **options)
-    return spec, sk.open_store(url).read_chunk(0)[0][:, 0]
+def ingest_first(inputs: Any, **options: Any) -> tuple[StoreSpec, Any]:
+    """Return the spec of the store of the inputs in float64, and its first feature."""
+    spec, X, _ = ingest_and_read(inputs, dtype="float64", **options)
+    return spec, X[:, 0]
 
 
 def write_csv(tmp_path: Path, text: str) -> Path:
@@ -172,13 +172,11 @@ def test_grouped_digits_are_read_on_request(tmp_path: Path) -> None:
                     for k, (v, f) in enumerate(zip(VALUES, FRACTIONS, strict=True))
                 ]
                 path = write_csv(tmp_path, "\n".join([delimiter.join("xwy"), *rows]))
-                message = " " if mark == "\u202f" else mark
-                url = memory_url()
-                spec = sk.ingest_store(
-                    path, url, y="y", thousands=message, decimal=decimal, shuffle=False,
-                    targets="values", dtype="float64", encode="auto",
+                thousands = " " if mark == "\u202f" else mark
+                spec, X, y = ingest_and_read(
+                    path, y="y", thousands=thousands, decimal=decimal, targets="values",
+                    dtype="float64",
                 )  # fmt: skip
-                X, y, *_ = sk.open_store(url).read_chunk(0)
                 np.testing.assert_array_equal(y[:, 0], FRACTIONS)
                 expected = VALUES + 0.5
                 if pattern:
@@ -195,16 +193,16 @@ def test_points_that_group_digits_are_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "\n".join(["x;z", *commas]))
     for y in ("z", "x"):
         with pytest.raises(DataError, match=r"thousands='\.'"):
-            ingest_and_read(path, y=y)
-    np.testing.assert_array_equal(ingest_and_read(path, y="z", thousands=".")[1], VALUES)
+            ingest_first(path, y=y)
+    np.testing.assert_array_equal(ingest_first(path, y="z", thousands=".")[1], VALUES)
     with pytest.raises(DataError, match=r"has a decimal point.*thousands='\.'"):
-        ingest_and_read(path, y="z", decimal=",")
+        ingest_first(path, y="z", decimal=",")
     full = [f"{group_digits(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
     path = write_csv(tmp_path, "\n".join(["x;y", *full]))
     with pytest.warns(UserWarning, match=r"thousands='\.'"):
-        np.testing.assert_array_equal(ingest_and_read(path, y="y")[1], VALUES / 1000)
-    np.testing.assert_array_equal(ingest_and_read(path, y="y", thousands=".")[1], VALUES)
-    np.testing.assert_array_equal(ingest_and_read(path, y="y", decimal=".")[1], VALUES / 1000)
+        np.testing.assert_array_equal(ingest_first(path, y="y")[1], VALUES / 1000)
+    np.testing.assert_array_equal(ingest_first(path, y="y", thousands=".")[1], VALUES)
+    np.testing.assert_array_equal(ingest_first(path, y="y", decimal=".")[1], VALUES / 1000)
 
 
 def test_numbers_with_decimal_points_are_accepted(tmp_path: Path) -> None:
@@ -218,7 +216,7 @@ def test_numbers_with_decimal_points_are_accepted(tmp_path: Path) -> None:
     ):
         path = write_csv(tmp_path, "\n".join([f"x{mark}y", *rows]))
         np.testing.assert_allclose(
-            ingest_and_read(path, y="y", targets="values")[1], numbers, rtol=1e-12
+            ingest_first(path, y="y", targets="values")[1], numbers, rtol=1e-12
         )
 
 
@@ -239,19 +237,19 @@ def test_remedies_for_formatted_numbers_work(tmp_path: Path) -> None:
                 tmp_path, "\n".join([names, *(f"{c},{k}" for k, c in enumerate(cells))])
             )
             with pytest.raises(DataError) as caught:
-                ingest_and_read(path, y="y")
-            message = dict(_SEPARATORS.findall(str(caught.value)))
-            assert message, caught.value
-            if len(message) > 1 and "," in message.values() and message.get("thousands") == ",":
-                message = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
-            ingest_and_read(path, y="y", targets="values", **message)
+                ingest_first(path, y="y")
+            remedy = dict(_SEPARATORS.findall(str(caught.value)))
+            assert remedy, caught.value
+            if len(remedy) > 1 and "," in remedy.values() and remedy.get("thousands") == ",":
+                remedy = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
+            ingest_first(path, y="y", targets="values", **remedy)
 
 
 def test_point_among_decimal_commas_is_reported(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "x;y\n1,5;3.5\n2,5;4.5\n")
     for y in ("x", "y"):
         with pytest.raises(DataError, match=r"is '3\.5', which has a decimal point"):
-            ingest_and_read(path, y=y, decimal=",")
+            ingest_first(path, y=y, decimal=",")
 
 
 def test_any_character_may_be_the_delimiter(tmp_path: Path) -> None:
@@ -259,7 +257,7 @@ def test_any_character_may_be_the_delimiter(tmp_path: Path) -> None:
         for quote in ("", '"'):
             rows = [f"{f}{mark}{quote}{'uv'[k % 2]}{quote}" for k, f in enumerate(FRACTIONS)]
             path = write_csv(tmp_path, "\n".join([f"x{mark}y", *rows]))
-            spec, x = ingest_and_read(path, y="y", delimiter=mark)
+            spec, x = ingest_first(path, y="y", delimiter=mark)
             assert spec.classes == ("u", "v")
             np.testing.assert_array_equal(x, FRACTIONS)
 
@@ -271,15 +269,15 @@ def test_saved_index_is_not_a_feature(tmp_path: Path) -> None:
     for table in (frame, shuffled, mixed, frame.rename_axis("Unnamed: 0")):
         path = write_csv(tmp_path, table.to_csv())
         with pytest.warns(UserWarning, match="is left out"):
-            spec, _ = ingest_and_read(path, y="y")
+            spec, _ = ingest_first(path, y="y")
         assert spec.columns[0] == "a"
     path = write_csv(tmp_path, frame.to_csv())
-    assert ingest_and_read(path, y="y", x=["0", "a"])[0].columns == ("", "a")
+    assert ingest_first(path, y="y", x=["0", "a"])[0].columns == ("", "a")
     reread = pd.read_csv(path)
     reread.to_parquet(tmp_path / "d.parquet")
     for rows in (reread, pl.read_csv(path), tmp_path / "d.parquet"):
         with pytest.warns(UserWarning, match="is left out"):
-            assert ingest_and_read(rows, y="y")[0].columns == ("a",)
+            assert ingest_first(rows, y="y")[0].columns == ("a",)
     model = sk.KernelRegressor(n_centers=10, metric="none")
     with pytest.warns(UserWarning, match="is left out"):
         model.fit(reread, "y")
@@ -298,9 +296,9 @@ def test_index_saved_twice_is_not_a_feature(tmp_path: Path) -> None:
         frame.to_parquet(tmp_path / "d.parquet")
         for normalised in (frame, path, tmp_path / "d.parquet"):
             with pytest.warns(UserWarning, match="is left out"):
-                assert ingest_and_read(normalised, y="y")[0].columns == ("a",)
+                assert ingest_first(normalised, y="y")[0].columns == ("a",)
     with pytest.warns(UserWarning, match="is left out"):
-        assert ingest_and_read(path, y="y", x=["Unnamed: 0", "a"])[0].columns == ("Unnamed: 0", "a")
+        assert ingest_first(path, y="y", x=["Unnamed: 0", "a"])[0].columns == ("Unnamed: 0", "a")
 
 
 def as_r_writes(names: list[str], mark: str, quote: str, header: list[str]) -> str:
@@ -323,18 +321,18 @@ def test_row_names_of_r_are_omitted(tmp_path: Path) -> None:
                     if header[0] == "" and not quote and mark == " ":
                         continue
                     path = write_csv(tmp_path, as_r_writes(names, mark, quote, header))
-                    message = {"delimiter": " "} if mark == " " else {}
+                    options = {"delimiter": " "} if mark == " " else {}
                     with pytest.warns(UserWarning, match="row names of R"):
-                        spec, x = ingest_and_read(path, y="y", targets="values", **message)
+                        spec, x = ingest_first(path, y="y", targets="values", **options)
                     assert spec.columns is not None
                     assert [name[0] for name in spec.columns] == ["a", "w", "w"]
                     assert spec.n_rows == N
                     np.testing.assert_allclose(
                         x, (FRACTIONS - FRACTIONS.mean()) / FRACTIONS.std(), rtol=1e-5
                     )
-                    if message:
+                    if options:
                         with pytest.raises(DataError, match=r"blanks.*delimiter=' '"):
-                            ingest_and_read(path, y="y")
+                            ingest_first(path, y="y")
 
 
 def test_lines_of_other_widths_are_not_row_names(tmp_path: Path) -> None:
@@ -347,7 +345,7 @@ def test_lines_of_other_widths_are_not_row_names(tmp_path: Path) -> None:
         ["a,y", "1,2,3", "2,3,4", "3,4"],  # a row that is cut short
     ):
         with pytest.raises(DataError):
-            ingest_and_read(write_csv(tmp_path, "\n".join(lines)), y=-1)
+            ingest_first(write_csv(tmp_path, "\n".join(lines)), y=-1)
 
 
 def test_unnamed_first_column_that_is_not_an_index_is_refused(tmp_path: Path) -> None:
@@ -355,8 +353,8 @@ def test_unnamed_first_column_that_is_not_an_index_is_refused(tmp_path: Path) ->
     for index in (VALUES / 7, pd.date_range("2020-01-01", periods=N), ["r", "s"] * (N // 2)):
         path = write_csv(tmp_path, frame.set_axis(index).to_csv())
         with pytest.raises(DataError, match=r"skip_lines=1 and names=\['row', 'a', 'y'\]"):
-            ingest_and_read(path, y="y")
-        ingest_and_read(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
+            ingest_first(path, y="y")
+        ingest_first(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
 
 
 def test_unit_lines_are_named_and_can_be_skipped(tmp_path: Path) -> None:
@@ -364,9 +362,9 @@ def test_unit_lines_are_named_and_can_be_skipped(tmp_path: Path) -> None:
     for units in (["m,kg,s"], ["m,,s"], ["[m],-,[s]"], ["length,mass,time", "m,kg,s"]):
         path = write_csv(tmp_path, "\n".join(["a,b,y", *units, *numbers]))
         with pytest.raises(DataError, match=f"skip_lines={1 + len(units)} with names=") as caught:
-            ingest_and_read(path, y="y")
+            ingest_first(path, y="y")
         assert "names=['a', 'b', 'y']" in str(caught.value)
-        spec, x = ingest_and_read(
+        spec, x = ingest_first(
             path, y="y", skip_lines=1 + len(units), names=["a", "b", "y"], targets="values"
         )
         assert spec.columns == ("a", "b")

@@ -15,17 +15,18 @@ import streamkern as sk
 from streamkern.basics.errors import DataError
 from streamkern.ingest import csv_lines
 from streamkern.ingest.csv_lines import whole_rows
-from streamkern.ingest.readers import open_reader
+from tests.ingest.ingested import ingest_and_read
+from tests.ingest.read_arrays import open_input
 from tests.raw_files import memory_url
 
 PIECES = ["a", "bc", '"', ",", ";", "\n", "\n\n", " ", "7", "é", '""', "\t"]
 
 
-def write_csv(tmp_path: Path, rows: list[list[str]], suffix: str = "\n", **message: Any) -> Path:
+def write_csv(tmp_path: Path, rows: list[list[str]], line_end: str = "\n", **dialect: Any) -> Path:
     """Write rows by the csv module to d.csv; return its path."""
     path = tmp_path / "d.csv"
     with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator=suffix, **message).writerows(rows)
+        csv.writer(file, lineterminator=line_end, **dialect).writerows(rows)
     return path
 
 
@@ -40,12 +41,12 @@ def test_fields_with_line_breaks_equal_csv_module(tmp_path: Path) -> None:
         if rng.random() < 0.5:  # first, or last
             turn = int(rng.integers(0, 3))
             rows = [row[turn:] + row[:turn] for row in rows]
-        suffix = str(rng.choice(["\n", "\r\n"]))
+        line_end = str(rng.choice(["\n", "\r\n"]))
         quoting = int(rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-        path = write_csv(tmp_path, rows, suffix, quoting=quoting)
+        path = write_csv(tmp_path, rows, line_end, quoting=quoting)
         for block in (150, 1 << 20):
             with ExitStack() as files:
-                reader: Any = open_reader(path, None, files, targets=False, as_table=True)
+                reader: Any = open_input(path, files, targets=False, as_table=True)
                 size = max(block, 4 * max(len("".join(row)) for row in rows))
                 parts = reader.reader.original_blocks(size)
                 actual = [list(row) for part in parts for row in zip(*part, strict=True)]
@@ -57,17 +58,14 @@ def test_store_of_fields_with_line_breaks_equals_frame(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": np.arange(60) / 7, "w": [words[k % 4].strip() for k in range(60)]})
     frame["y"] = frame["a"] + (frame["w"] == "blue")
     frame.to_csv(tmp_path / "d.csv", index=False)
-    urls = memory_url(), memory_url()
-    specs = [
-        sk.ingest_store(inputs, url, y="y", dtype="float64", shuffle=False)
-        for inputs, url in zip((tmp_path / "d.csv", frame), urls, strict=True)
-    ]
-    assert specs[0].columns == specs[1].columns
-    assert "w=red\nhot" in (specs[0].columns or ())
-    ours, theirs = (sk.open_store(url).read_chunk(0) for url in urls)
-    np.testing.assert_array_equal(ours[0], theirs[0])
-    label = write_csv(tmp_path, [["x", "y"], ["1", "up\nside"], ["2", "down"]] * 1)
-    assert sk.ingest_store(label, memory_url(), y="y").classes == ("down", "up\nside")
+    of_file, of_frame = (
+        ingest_and_read(inputs, y="y", dtype="float64") for inputs in (tmp_path / "d.csv", frame)
+    )
+    assert of_file.spec.columns == of_frame.spec.columns
+    assert "w=red\nhot" in (of_file.spec.columns or ())
+    np.testing.assert_array_equal(of_file.X, of_frame.X)
+    labels = write_csv(tmp_path, [["x", "y"], ["1", "up\nside"], ["2", "down"]])
+    assert ingest_and_read(labels, y="y").spec.classes == ("down", "up\nside")
 
 
 def test_stray_quote_is_refused(tmp_path: Path) -> None:

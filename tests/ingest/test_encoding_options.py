@@ -19,14 +19,15 @@ TABLE = pd.DataFrame(X, columns=["a", "b", "c"]).assign(weight=np.arange(N) + 1.
 
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in a new folder."""
     monkeypatch.chdir(tmp_path)
 
 
 def test_like_takes_columns_of_store_in_its_order() -> None:
     first = ingest(TABLE, "s.zarr", y="fare", sample_weight="weight")
-    other = TABLE[["fare", "c", "weight", "b", "a"]]
-    other.to_csv("o.csv", index=False)
-    for k, data in enumerate((other, "o.csv")):
+    reordered = TABLE[["fare", "c", "weight", "b", "a"]]
+    reordered.to_csv("o.csv", index=False)
+    for k, data in enumerate((reordered, "o.csv")):
         actual = ingest(data, f"o{k}.zarr", like="s.zarr")
         assert (actual.columns, actual.target_columns) == (first.columns, ("fare",))
         assert actual.weight_column == "weight"
@@ -35,9 +36,7 @@ def test_like_takes_columns_of_store_in_its_order() -> None:
     assert ingest(X, "x.zarr", y=X[:, 0], like="s.zarr").n_rows == N
 
 
-def test_like_takes_file_options_of_store(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_like_takes_file_options_of_store(capsys: pytest.CaptureFixture[str]) -> None:
     TABLE.to_csv("t.log", index=False, sep=";", decimal=",")
     first = ingest("t.log", "s.zarr", y="fare", sample_weight="weight", format="csv", decimal=",")
     again = ingest("t.log", "o.zarr", like="s.zarr")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -27,7 +26,8 @@ from sklearn.datasets import dump_svmlight_file
 import streamkern as sk
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.ingest.formats import ENDINGS, detect_content
-from tests.raw_files import memory_url
+from tests.ingest.ingested import ingest_and_read, read_in_order
+from tests.raw_files import memory_url, write_hdf5
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)).round(3)
@@ -51,31 +51,24 @@ FORMS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def read_store(store: Path) -> Any:
-    """Return X and the first target of all rows of a store."""
-    opened = sk.open_store(store)
-    parts = [opened.read_chunk(k) for k in range(opened.n_chunks)]
-    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])[:, 0]
-
-
 @pytest.mark.slow
 def test_later_files_are_read_with_options_of_the_store(tmp_path: Path) -> None:
     for k, form in enumerate(FORMS):
         suffix = "log" if "format" in form else "csv"
-        one, two = (tmp_path / f"{name}{k}.{suffix}" for name in "ab")
+        first, later = (tmp_path / f"{name}{k}.{suffix}" for name in "ab")
         store = tmp_path / f"{k}.zarr"
-        one.write_bytes(table(form))
-        two.write_bytes(table(form, X + 1, Y + 1))
-        sk.ingest_store(one, store, y="y", shuffle=False, dtype="float64", **form)
-        sk.append_store(two, store, shuffle=False)
-        actual, targets = read_store(store)
+        first.write_bytes(table(form))
+        later.write_bytes(table(form, X + 1, Y + 1))
+        sk.ingest_store(first, store, y="y", shuffle=False, dtype="float64", **form)
+        sk.append_store(later, store, shuffle=False)
+        actual, targets = read_in_order(store)
         np.testing.assert_array_equal(actual, np.r_[X, X + 1])
-        np.testing.assert_allclose(targets, np.r_[Y, Y + 1])
+        np.testing.assert_allclose(targets[:, 0], np.r_[Y, Y + 1])
     model = sk.KernelRegressor(n_centers=20, metric="none", run_dir=tmp_path / "run").fit(store)
     expected = model.predict(X)
-    for predicted in (model.predict(one), sk.load(tmp_path / "run").predict(one)):
+    for predicted in (model.predict(first), sk.load(tmp_path / "run").predict(first)):
         np.testing.assert_allclose(predicted, expected)
-    assert sk.evaluate(tmp_path / "run", one)["r2"] > 0
+    assert sk.evaluate(tmp_path / "run", first)["r2"] > 0
 
 
 def test_given_options_override_recorded_ones(tmp_path: Path) -> None:
@@ -111,7 +104,7 @@ def test_svmlight_files_keep_feature_numbering_of_store(tmp_path: Path) -> None:
         )
         later_file = write_svm(tmp_path / "b.svm", narrow, Y, first)
         sk.append_store(later_file, store, shuffle=False)
-        np.testing.assert_array_equal(read_store(store)[0], np.r_[dense, narrow])
+        np.testing.assert_array_equal(read_in_order(store)[0], np.r_[dense, narrow])
         run = tmp_path / f"run{first}"
         model = sk.KernelRegressor(n_centers=20, metric="none", run_dir=run).fit(store)
         np.testing.assert_allclose(sk.load(run).predict(later_file), model.predict(narrow))
@@ -141,16 +134,13 @@ TABLE = pa.Table.from_pandas(FRAME, preserve_index=False)
 
 
 def write_stream(path: Path) -> None:
+    """Write the rows as an Arrow IPC stream."""
     with ipc.new_stream(path, TABLE.schema) as writer:
         writer.write_table(TABLE)
 
 
-def write_hdf5(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file["X"], file["y"] = CELLS, TARGETS
-
-
 def write_netcdf(path: Path) -> None:
+    """Write the rows as NetCDF 3."""
     with netcdf_file(path, "w") as file:
         file.createDimension("n", N)
         file.createDimension("d", 2)
@@ -159,11 +149,13 @@ def write_netcdf(path: Path) -> None:
 
 
 def write_npz(path: Path) -> None:
+    """Write the rows as .npz; NumPy adds no ending to the name of an open file."""
     with path.open("wb") as file:
         np.savez(file, X=CELLS, y=TARGETS)
 
 
 def write_svmlight(path: Path) -> None:
+    """Write the rows as svmlight, with features numbered from 1."""
     rows = (
         f"{y!r} 1:{a!r} 2:{b!r}\n"
         for y, (a, b) in zip(TARGETS.tolist(), CELLS.tolist(), strict=True)
@@ -175,7 +167,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda path: pq.write_table(TABLE, path),
     "arrow": write_stream,
     "jsonl": lambda path: FRAME.to_json(path, orient="records", lines=True, double_precision=15),
-    "hdf5": write_hdf5,
+    "hdf5": lambda path: write_hdf5(path, X=CELLS, y=TARGETS),
     "netcdf": write_netcdf,
     "npz": write_npz,
     "svmlight": write_svmlight,
@@ -188,28 +180,23 @@ def target_options(kind: str) -> dict[str, Any]:
     return {"y": "y"} if kind in TABLES else {}
 
 
-def ingest_and_read(path: Path, **options: Any) -> tuple[Any, Any]:
-    """Return the rows and targets of the store that is made of a file."""
-    url = memory_url()
-    sk.ingest_store(path, url, shuffle=False, dtype="float32", **options)
-    X, y, *_ = sk.open_store(url).read_chunk(0)
-    return X, y[:, 0]
-
-
 @pytest.mark.slow
 def test_content_decides_format_of_unknown_names(tmp_path: Path) -> None:
     for kind, write in WRITERS.items():
         for name in ("file", "file.bin", "file.json", "table.2024", "x.v1"):
             write(tmp_path / name)
-            rows, targets = ingest_and_read(tmp_path / name, **target_options(kind))
+            _, rows, targets = ingest_and_read(
+                tmp_path / name, dtype="float32", **target_options(kind)
+            )
             np.testing.assert_array_equal(rows, CELLS)
-            np.testing.assert_array_equal(targets, TARGETS)
+            np.testing.assert_array_equal(targets[:, 0], TARGETS)
 
 
 def test_arrow_stream_is_read_under_every_arrow_name(tmp_path: Path) -> None:
     for suffix in (".arrows", ".arrow", ".feather", ".ipc", ".ARROWS"):
         write_stream(tmp_path / f"d{suffix}")
-        np.testing.assert_array_equal(ingest_and_read(tmp_path / f"d{suffix}", y="y")[0], CELLS)
+        X = ingest_and_read(tmp_path / f"d{suffix}", y="y").X
+        np.testing.assert_array_equal(X, CELLS)
 
 
 @pytest.mark.slow
@@ -230,9 +217,8 @@ def test_format_that_contradicts_name_is_named_and_can_be_given(tmp_path: Path) 
             options = target_options(kind) if named in ("csv", *TABLES) else {}
             with pytest.raises(StreamkernError, match=f"format='{kind}'"):
                 sk.ingest_store(path, memory_url(), **options)
-        np.testing.assert_array_equal(
-            ingest_and_read(path, format=kind, **target_options(kind))[0], CELLS
-        )
+        X = ingest_and_read(path, format=kind, dtype="float32", **target_options(kind)).X
+        np.testing.assert_array_equal(X, CELLS)
 
 
 @pytest.mark.slow

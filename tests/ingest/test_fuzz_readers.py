@@ -23,6 +23,7 @@ GROWN = 512 << 20  # bytes; every seed is below 20 KiB
 
 
 def run_batch(kind: str, first: int, count: int, folder: Path) -> dict[str, object]:
+    """Read mutated files in another process; return its report, or the number that crashed it."""
     child = subprocess.run(
         [sys.executable, "-m", "tests.fuzz_readers", kind, str(first), str(count), str(folder)],
         capture_output=True,
@@ -31,14 +32,16 @@ def run_batch(kind: str, first: int, count: int, folder: Path) -> dict[str, obje
         cwd=Path(__file__).parents[2],
         timeout=3600,
     )
-    at = (folder / "at").read_text() if (folder / "at").exists() else "the seed"
+    number_file = folder / "at"
+    number = number_file.read_text() if number_file.exists() else "the seed"
     if kind in CRASHES and child.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
-        return {"crashed": int(at)}
-    assert child.returncode == 0, f"{kind} {at}: {child.returncode} {child.stderr[-2000:]}"
+        return {"crashed": int(number)}
+    assert child.returncode == 0, f"{kind} {number}: {child.returncode} {child.stderr[-2000:]}"
     return dict(json.loads(child.stdout))
 
 
-def check(kind: str, first: int, count: int, folder: Path) -> None:
+def check_mutations(kind: str, first: int, count: int, folder: Path) -> None:
+    """Check the mutated files `first`, `first` + 1, ..., going on after one that crashes."""
     crashes, stop = 0, first + count
     while first < stop:
         actual = run_batch(kind, first, stop - first, folder)
@@ -47,10 +50,10 @@ def check(kind: str, first: int, count: int, folder: Path) -> None:
             assert int(str(actual["grown_bytes"])) < GROWN
             break
         crashes += 1  # of the library, on the input at which the next batch goes on
-        run_until = int(str(actual["crashed"]))
-        if run_until > first:
-            check(kind, first, run_until - first, folder)
-        first = run_until + 1
+        crashed = int(str(actual["crashed"]))
+        if crashed > first:
+            check_mutations(kind, first, crashed - first, folder)
+        first = crashed + 1
     assert crashes <= 1 + CRASHES.get(kind, 0) * count
 
 
@@ -58,11 +61,11 @@ def check(kind: str, first: int, count: int, folder: Path) -> None:
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("kind", SEEDS)
 def test_mutated_files_are_read_correctly_or_refused(kind: str, tmp_path: Path) -> None:
-    check(kind, 0, 300, tmp_path)
+    check_mutations(kind, 0, 300, tmp_path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", SEEDS)
 def test_many_mutated_files_are_read_correctly_or_refused(kind: str, tmp_path: Path) -> None:
     for first in range(0, 100_000, BATCH):
-        check(kind, first, BATCH, tmp_path)
+        check_mutations(kind, first, BATCH, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,11 @@ def write_zarr(path: Path, write: Callable[[Any], None], version: int = 3) -> Pa
     return path / f"a{version}.zarr"
 
 
-def write_zarr_2(path: Path, write: Callable[[Any], None]) -> Path:
-    return write_zarr(path, write, 2)
-
-
-CONTAINERS = pytest.mark.parametrize("write_group", [write_hdf5, write_zarr, write_zarr_2])
+CONTAINERS = pytest.mark.parametrize(
+    "write_group",
+    [write_hdf5, write_zarr, partial(write_zarr, version=2)],
+    ids=["hdf5", "zarr 3", "zarr 2"],
+)
 
 
 @CONTAINERS

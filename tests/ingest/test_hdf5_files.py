@@ -1,4 +1,4 @@
-"""Variables of NetCDF files are read as their conventions say; what SciPy cannot is refused."""
+"""Check that NetCDF is read by its conventions, and that unreadable files are refused."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_netcdf_variables_are_read_by_name(tmp_path: Path, form: str) -> None:
         X, y = read_arrays(path, block_bytes=1000)
         np.testing.assert_array_equal(X, DATA["X"])
         np.testing.assert_array_equal(y, DATA["y"])
-        message = [
+        words = [
             k if isinstance(k, str) else k.decode() for k in read_arrays(path, "word")[1].tolist()
         ]
-        assert message == DATA["word"].values.tolist()
+        assert words == DATA["word"].values.tolist()
         with pytest.raises(DataError, match=r"no array 'z'.* has .*word"):
             read_arrays(path, "z")
     if engine == "scipy":

@@ -20,10 +20,6 @@ SMALL: dict[str, Any] = {"threads": 1, "n_centers": 40, "bandwidth": 3.0, "ridge
 TRAIN, TEST = np.arange(80), np.arange(80, hub_datasets.N)
 
 
-def classifier() -> KernelClassifier:
-    return KernelClassifier(**SMALL)
-
-
 @pytest.mark.parametrize(
     ("make", "rows"),
     [(hub_datasets.embeddings, hub_datasets.X), (hub_datasets.pictures, hub_datasets.PIXELS)],
@@ -32,8 +28,8 @@ def classifier() -> KernelClassifier:
 def test_fit_of_hub_data_equals_fit_of_arrays(make: Any, rows: Any, tmp_path: Path) -> None:
     data = make().add_column("w", hub_datasets.WEIGHTS)
     train, test = data.select(TRAIN), data.select(TEST)
-    model = classifier().fit(train, "label", "w", test=test)
-    plain = classifier().fit(
+    model = KernelClassifier(**SMALL).fit(train, "label", "w", test=test)
+    plain = KernelClassifier(**SMALL).fit(
         rows[TRAIN],
         hub_datasets.WORDS[TRAIN],
         hub_datasets.WEIGHTS[TRAIN],
@@ -51,22 +47,22 @@ def test_fit_of_hub_data_equals_fit_of_arrays(make: Any, rows: Any, tmp_path: Pa
         assert fitted.score(test.remove_columns("w"), hub_datasets.WORDS[TEST]) == unweighted
         with pytest.raises(DataError, match=r"label \d of row \d+ is none of the 3 classes"):
             fitted.score(test, test["label"])  # the numbers of the classes
-    classifier().partial_fit(train.remove_columns("w"), "label")
+    KernelClassifier(**SMALL).partial_fit(train.remove_columns("w"), "label")
 
 
 def test_fit_of_hub_table_equals_fit_of_pandas() -> None:
     data = hub_datasets.numbers().add_column("word", [f"w{k % 5}" for k in range(hub_datasets.N)])
     frame = data.to_pandas().assign(label=hub_datasets.WORDS)
-    model = classifier().fit(data.select(TRAIN), "label")
-    plain = classifier().fit(frame.iloc[TRAIN], "label")
+    model = KernelClassifier(**SMALL).fit(data.select(TRAIN), "label")
+    plain = KernelClassifier(**SMALL).fit(frame.iloc[TRAIN], "label")
     np.testing.assert_array_equal(model.predict(data), plain.predict(frame))
     assert model.score(data.select(TEST)) == plain.score(frame.iloc[TEST])
 
 
 def test_columns_of_hub_data_are_accepted() -> None:
     data = hub_datasets.embeddings()
-    model = classifier().fit(data["emb"], data["label"])
-    plain = classifier().fit(hub_datasets.X.astype(float), hub_datasets.CODES)
+    model = KernelClassifier(**SMALL).fit(data["emb"], data["label"])
+    plain = KernelClassifier(**SMALL).fit(hub_datasets.X.astype(float), hub_datasets.CODES)
     np.testing.assert_array_equal(model.classes_, [0, 1, 2])
     np.testing.assert_array_equal(
         model.predict(data["emb"]), plain.predict(hub_datasets.X.astype(float))
@@ -77,11 +73,13 @@ def test_columns_of_hub_data_are_accepted() -> None:
 
 def test_hub_format_chooses_columns_and_keeps_values() -> None:
     data = hub_datasets.numbers()
-    model = classifier().fit(data.with_format("numpy", columns=["f0", "f1", "label"]), "label")
+    model = KernelClassifier(**SMALL).fit(
+        data.with_format("numpy", columns=["f0", "f1", "label"]), "label"
+    )
     assert list(model.feature_names_in_) == ["f0", "f1"]
-    pandas_model = classifier().fit(data.with_format("pandas"), "label")
+    pandas_model = KernelClassifier(**SMALL).fit(data.with_format("pandas"), "label")
     np.testing.assert_array_equal(
-        pandas_model.predict(data), classifier().fit(data, "label").predict(data)
+        pandas_model.predict(data), KernelClassifier(**SMALL).fit(data, "label").predict(data)
     )
 
 
@@ -92,8 +90,8 @@ def test_unknown_and_missing_hub_labels_are_refused() -> None:
         a=hub_datasets.X[:, 0],
     )
     with pytest.raises(DataError, match="y has no value in row 0"):
-        classifier().fit(data, "label")
-    model = classifier().fit(hub_datasets.numbers().select(TRAIN), "label")
+        KernelClassifier(**SMALL).fit(data, "label")
+    model = KernelClassifier(**SMALL).fit(hub_datasets.numbers().select(TRAIN), "label")
     hidden = (
         hub_datasets.numbers().remove_columns("label").add_column("label", [-1] * hub_datasets.N)
     )
@@ -110,5 +108,10 @@ def test_unique_hub_texts_are_refused() -> None:
     ]
     data = hub_datasets.dataset(hub_datasets.features(text=datasets.Value("string")), text=texts)
     with pytest.raises(DataError, match=r"'text' has 120 different words.*X.remove_columns"):
-        classifier().fit(data, "label")
-    assert classifier().fit(pd.DataFrame(hub_datasets.X), hub_datasets.WORDS).n_features_in_ == 4
+        KernelClassifier(**SMALL).fit(data, "label")
+    assert (
+        KernelClassifier(**SMALL)
+        .fit(pd.DataFrame(hub_datasets.X), hub_datasets.WORDS)
+        .n_features_in_
+        == 4
+    )

@@ -1,3 +1,5 @@
+"""Check stores made from arrays and files: rows, order, refusals, crashes and resumption."""
+
 from __future__ import annotations
 
 import gzip
@@ -7,8 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 from h5py._objects import phil
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
@@ -38,18 +36,19 @@ from streamkern.basics.optional import install_command
 from streamkern.filesystem import remote_file
 from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.engines import FsspecEngine
-from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest import input_files
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.shuffle import Spool, row_keys
+from streamkern.ingest.shuffle import row_keys
 from streamkern.store import writer
 from streamkern.store.chunk_output import n_writers
 from streamkern.store.describe import is_sorted_by_class
 from streamkern.store.store import Store, open_store
 from tests import store_damage
+from tests.ingest.ingested import ingest_and_read
 from tests.interruptions import Stop
-from tests.raw_files import memory_url, write_idx
+from tests.raw_files import memory_url, write_hdf5, write_idx
 from tests.traced_memory import traced_memory
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
@@ -70,122 +69,6 @@ def row_numbers(store: Store) -> NDArray[np.int64]:
 
 
 # ------------------------------------------------------------------------------------- the order
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    n=st.integers(1, 700),
-    seed=st.integers(0, 2**40),
-    spill=st.booleans(),
-    knows_length=st.booleans(),
-    pieces=st.integers(1, 5),
-)
-def test_spool_order_follows_keys_for_any_memory(
-    n: int, seed: int, spill: bool, knows_length: bool, pieces: int, tmp_path_factory: Any
-) -> None:
-    scratch = tmp_path_factory.mktemp("spool") / "s"
-    X = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
-    spool = Spool(
-        (3,), X.dtype, (), np.dtype(np.int32),
-        limit_bytes=1500 if spill else 1 << 20, scratch=Scratch(scratch), seed=seed, identity="t",
-        expected_rows=n if knows_length else None,
-    )  # fmt: skip
-    for rows in np.array_split(np.arange(n), pieces):
-        spool.append(X[rows], rows)
-    spool.seal(None)
-    # Independent truth: sort all rows by key at once.
-    expected = np.argsort(row_keys(seed, 0, n), kind="stable")
-    cuts = [0, n // 3, n // 2, n]
-    parts = [spool.rows(a, b) for a, b in pairwise(cuts) if a < b]
-    np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), X[expected])
-    np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), expected)
-    np.testing.assert_array_equal(np.concatenate([p[2] for p in parts]), expected)
-    assert spool.is_spilled == (spill and n > 1500 // (32 + 24))
-    spool.discard()
-    assert not scratch.exists()
-
-
-@contextmanager
-def make_spool(folder: Path, identity: str = "t") -> Iterator[Spool]:
-    """Open a spool of integers that holds a few dozen rows in memory."""
-    with Scratch(folder) as scratch:
-        yield Spool(
-            (1,), np.dtype(np.int32), (), np.dtype(np.int32),
-            limit_bytes=40 * 40, scratch=scratch, seed=3, identity=identity,
-        )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_oversized_buckets_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    n = 3000  # 64 buckets of about 47 rows, where 40 fit
-    X = np.arange(n, dtype=np.int32)[:, None]
-    expected = np.argsort(row_keys(3, 0, n))
-    real, written = Path.unlink, []
-
-    def stop(self: Path, missing_ok: bool = False) -> None:
-        written.append(self)
-        if len(written) == 5:
-            raise KeyboardInterrupt
-        real(self, missing_ok)
-
-    with make_spool(tmp_path / "s") as spool, monkeypatch.context() as patch:
-        spool.append(X, X[:, 0])
-        patch.setattr(Path, "unlink", stop)
-        with pytest.raises(KeyboardInterrupt):
-            spool.seal(["note"])
-    with make_spool(tmp_path / "s") as resumed:
-        assert (resumed.is_sealed, resumed.notes, resumed.n_rows) == (True, ["note"], n)
-        resumed.seal(resumed.notes)
-        np.testing.assert_array_equal(resumed.rows(0, n)[1], expected)
-        np.testing.assert_array_equal(resumed.rows(777, 780)[0][:, 0], expected[777:780])
-
-
-def test_spool_resumes_from_last_save(tmp_path: Path) -> None:
-    n = 600
-    X = np.arange(n, dtype=np.int32)[:, None]
-    with make_spool(tmp_path / "s") as spool:
-        spool.append(X[:200], X[:200, 0])
-        spool.save(["a"])
-        spool.append(X[200:333], X[200:333, 0])  # lost: it was not saved
-    with make_spool(tmp_path / "s") as resumed:
-        assert (resumed.is_sealed, resumed.notes, resumed.n_rows) == (False, ["a"], 200)
-        resumed.append(X[200:], X[200:, 0])
-        resumed.seal(["a", "b"])
-        np.testing.assert_array_equal(resumed.rows(0, n)[1], np.argsort(row_keys(3, 0, n)))
-    with make_spool(tmp_path / "s", identity="other") as other:
-        assert other.n_rows == 0
-
-
-def test_rows_keep_source_order_when_memory_changes(
-    tmp_path: Path,
-) -> None:
-    n = 600
-    X = np.arange(n, dtype=np.int32)[:, None]
-    start = 0
-    for stop, memory in ((170, 4000), (390, 1100), (n, 20000)):
-        with Scratch(tmp_path / "s") as scratch:
-            spool = Spool(
-                (1,), X.dtype, (), X.dtype,
-                limit_bytes=memory, scratch=scratch, seed=None, identity="t",
-            )  # fmt: skip
-            assert spool.n_rows == start
-            spool.append(X[start:stop], X[start:stop, 0])
-            spool.save(None)
-            start = stop
-            if stop == n:
-                spool.seal(None)
-                np.testing.assert_array_equal(spool.rows(0, n)[0], X)
-                np.testing.assert_array_equal(spool.rows(150, 410)[1], X[150:410, 0])
-
-
-def test_row_keys_are_uniform_and_depend_on_seed() -> None:
-    keys = row_keys(7, 0, 100_000)
-    assert len(np.unique(keys)) == 100_000
-    counts = np.bincount((keys >> np.uint64(58)).astype(int), minlength=64)
-    # Chi-square with 63 degrees of freedom: 99.99 % below 118.
-    assert ((counts - 1562.5) ** 2 / 1562.5).sum() < 118
-    np.testing.assert_array_equal(keys[500:600], row_keys(7, 500, 100))
-    assert not np.isin(keys[:1000], row_keys(8, 0, 1000)).any()
 
 
 def test_store_does_not_depend_on_memory(tmp_path: Path) -> None:
@@ -256,7 +139,7 @@ def csv_text(X: NDArray[Any], y: NDArray[Any], *, header: bool = True, delimiter
 def write_format(
     root: Path, kind: str, X: NDArray[Any], y: NDArray[Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Write (X, y) as `kind`; what to pass to ingest."""
+    """Write (X, y) as `kind`; return the inputs and the other arguments for `ingest`."""
     match kind:
         case "npy":
             np.save(root / "X.npy", X)
@@ -348,11 +231,8 @@ def test_every_format_gives_the_same_store(
 def test_images_keep_their_bytes_and_get_a_channel(tmp_path: Path, kind: str) -> None:
     X, y = digits(50, side=4)
     inputs, arguments = write_format(tmp_path, kind, X, y)
-    if kind == "hdf5":
-        assert arguments
-    spec = ingest(inputs, tmp_path / "out", shuffle=False, **arguments)
+    spec, got, labels = ingest_and_read(inputs, **arguments)
     assert (spec.row_shape, spec.x_dtype) == ((4, 4, 1), np.uint8)
-    got, labels = open_store(tmp_path / "out").read_rows(np.arange(50))
     np.testing.assert_array_equal(got[..., 0], X)
     np.testing.assert_array_equal(np.array([int(k) for k in spec.classes or ()])[labels], y)
 
@@ -386,11 +266,9 @@ def test_text_labels_are_sorted_classes(tmp_path: Path) -> None:
 def test_targets_become_classes_or_values(
     y: NDArray[Any], targets: str, classes: tuple[str, ...] | None, dtype: str
 ) -> None:
-    url = memory_url()
-    spec = ingest(np.eye(3, dtype="f4"), url, y=y, targets=targets, shuffle=False)
+    spec, _, got = ingest_and_read(np.eye(3, dtype="f4"), y=y, targets=targets)
     assert spec.classes == classes
     assert spec.y_dtype == np.dtype(dtype)
-    _, got = open_store(url).read_chunk(0)
     if classes is None:
         np.testing.assert_array_equal(got, y.astype(np.float64).reshape(3, -1))
 
@@ -404,11 +282,10 @@ def test_targets_become_classes_or_values(
     ],
 )  # fmt: skip
 def test_features_get_stored_dtype(source: str, dtype: str | None, stored: str) -> None:
-    url = memory_url()
     X = np.array([[0, 1], [1, 1], [1, 0]]).astype(source)
-    spec = ingest(X, url, y=[0, 1, 0], dtype=dtype, shuffle=False)
+    spec, got, _ = ingest_and_read(X, y=[0, 1, 0], dtype=dtype)
     assert spec.x_dtype == np.dtype(stored)
-    np.testing.assert_array_equal(open_store(url).read_chunk(0)[0], X.astype(stored))
+    np.testing.assert_array_equal(got, X.astype(stored))
 
 
 # -------------------------------------------------------------------------------------- refusals
@@ -503,10 +380,7 @@ def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
     """Write an uncompressed file of `rows` rows of `value`, with much data after the rows."""
     X, y, path = np.full((rows, 4), value), np.zeros(rows, np.int64), folder / "made"
     if kind == "h5":
-        with h5py.File(path, "w") as file:
-            file.create_dataset("X", data=X)
-            file.create_dataset("y", data=y)
-            file.create_dataset("z", data=np.zeros(50_000))
+        write_hdf5(path, X=X, y=y, z=np.zeros(50_000))
     else:
         table = pa.table({**{f"c{i}": X[:, i] for i in range(4)}, "y": y})
         table = table.replace_schema_metadata({"pad": "x" * 50_000})
@@ -868,19 +742,3 @@ def test_altered_scratch_is_detected_and_rebuilt(tmp_path: Path, kind: str) -> N
         ingest(X, tmp_path / "s", **settings)
     ingest(X, tmp_path / "s", **settings)
     assert store_damage.content(tmp_path / "s") == store_damage.content(tmp_path / "whole")
-
-
-def test_altered_bucket_is_detected_when_split(tmp_path: Path) -> None:
-    X = np.arange(3000, dtype=np.int32)[:, None]
-    with make_spool(tmp_path / "s") as spool:
-        spool.append(X, X[:, 0])
-        spool.save(["note"], is_sealed=True, wait=True)
-    large = max((tmp_path / "s").glob("*.rows"), key=lambda path: path.stat().st_size)
-    data = bytearray(large.read_bytes())
-    data[5] ^= 1
-    large.write_bytes(data)
-    with (
-        make_spool(tmp_path / "s") as resumed,
-        pytest.raises(CorruptChunkError, match="was altered"),
-    ):
-        resumed.seal(resumed.notes)

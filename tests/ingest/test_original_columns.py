@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import DataError
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
-from streamkern.ingest.readers import open_reader
+from tests.ingest.read_arrays import open_input
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=6)
 ROWS = st.lists(st.tuples(CELL, st.integers(-9, 9), CELL), min_size=1, max_size=12)
@@ -38,7 +38,7 @@ def read(path: Path, block_bytes: int = 1 << 20) -> list[list[Any]]:
 def test_original_cells_are_read_back(
     tmp_path: Path, rows: list[tuple[str, int, str]], quoting: Any, returns: bool, blank: int
 ) -> None:
-    """Check that rows match those of the features, with blank lines between them and small
+    """Check that texts and features have the same rows, with blank lines between them and small
     pieces."""
     end = "\r\n" if returns else "\n"
     text = io.StringIO()
@@ -52,7 +52,7 @@ def test_original_cells_are_read_back(
     actual = read(path, 200)
     assert list(zip(*actual, strict=True)) == [(a, str(x), b) for a, x, b in rows]
     with ExitStack() as files:
-        blocks = open_reader(path, [], files, x="x", targets=False).blocks(0, 200)
+        blocks = open_input(path, files, [], x="x", targets=False).blocks(0, 200)
         assert np.concatenate([block.X[:, 0] for block in blocks]).tolist() == [
             x for _, x, _ in rows
         ]

@@ -23,7 +23,7 @@ from streamkern.cli import main
 from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.path_patterns import expand_paths
-from streamkern.store.store import open_store
+from tests.ingest.ingested import read_in_order
 from tests.s3_server import S3Server
 
 N = 130
@@ -37,14 +37,6 @@ def write(folder: Path, *names: str, content: str = "a,y\n1,2\n") -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-
-
-def read_store(store: Path) -> np.ndarray:
-    """Return X and y (n, 4) of all rows in the order of their numbers."""
-    opened = open_store(store)
-    numbers = np.concatenate([opened.source_rows(i) for i in range(opened.n_chunks)])
-    X, y = opened.read_rows(np.argsort(numbers))
-    return np.concatenate([X, y], axis=1)
 
 
 # -- folders --------------------------------------------------------------------------------------
@@ -62,12 +54,12 @@ def test_spark_folder_is_read_in_natural_order(tmp_path: Path) -> None:
     assert [name.rpartition("/")[2] for name, _ in spec.files] == [
         f"part-{k}.csv" for k in range(len(parts))
     ]
-    np.testing.assert_array_equal(read_store(tmp_path / "s.zarr"), TABLE.to_numpy())
+    np.testing.assert_array_equal(np.hstack(read_in_order(tmp_path / "s.zarr")), TABLE.to_numpy())
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "folder.parquet"])
 def test_dask_parquet_folder_is_a_table(tmp_path: Path, suffix: str) -> None:
-    """Check also a folder whose name ends like that of a file."""
+    """Check a folder named as a file, and a folder with another name."""
     path = tmp_path / suffix
     dd.from_pandas(TABLE, npartitions=11).to_parquet(
         path, write_metadata_file=True, write_index=False
@@ -76,7 +68,7 @@ def test_dask_parquet_folder_is_a_table(tmp_path: Path, suffix: str) -> None:
     for inputs in (path, f"{path}/", f"file://{path}", path / "*"):
         assert len(expand_paths(inputs)) == 11
     ingest(path, tmp_path / "s.zarr", y="y")
-    np.testing.assert_array_equal(read_store(tmp_path / "s.zarr"), TABLE.to_numpy())
+    np.testing.assert_array_equal(np.hstack(read_in_order(tmp_path / "s.zarr")), TABLE.to_numpy())
 
 
 def test_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +111,8 @@ def test_hive_partitions_are_refused(tmp_path: Path) -> None:
     for pattern in ("", "*", "year=*/*", "**/*.parquet", "*/part-0.parquet"):
         with pytest.raises(DataError, match="a column that the files lack"):
             expand_paths(f"{tmp_path}/d/{pattern}")
-    one = expand_paths(tmp_path / "d" / "year=2024" / "*.parquet")
-    assert pq.ParquetFile(one).read()["a"].to_pylist() == [2.0]
+    file_of_2024 = expand_paths(tmp_path / "d" / "year=2024" / "*.parquet")
+    assert pq.ParquetFile(file_of_2024).read()["a"].to_pylist() == [2.0]
 
 
 # -- patterns -------------------------------------------------------------------------------------
@@ -152,10 +144,10 @@ def test_patterns_match_like_glob(
             with pytest.raises(StoreNotFoundError, match="no file matches"):
                 expand_paths(pattern)
         return
-    found = expand_paths(pattern)
-    found = [found] if isinstance(found, str) else found
-    assert set(found) == expected
-    assert len(found) == len(expected)
+    files = expand_paths(pattern)
+    files = [files] if isinstance(files, str) else files
+    assert set(files) == expected
+    assert len(files) == len(expected)
 
 
 def test_pattern_files_are_in_natural_order(tmp_path: Path) -> None:
@@ -197,7 +189,7 @@ def test_patterns_of_arrays_and_targets_are_paired(tmp_path: Path) -> None:
         np.save(tmp_path / f"X-{k}.npy", X[10 * k : 10 * k + 10])
         np.save(tmp_path / f"y-{k}.npy", y[10 * k : 10 * k + 10])
     ingest(tmp_path / "X-*.npy", tmp_path / "s", y=tmp_path / "y-*.npy")
-    np.testing.assert_array_equal(read_store(tmp_path / "s"), TABLE.to_numpy())
+    np.testing.assert_array_equal(np.hstack(read_in_order(tmp_path / "s")), TABLE.to_numpy())
     with pytest.raises(ConfigError, match="X has 13 files, but y has 3"):
         ingest(tmp_path / "X-*.npy", tmp_path / "t", y=tmp_path / "y-1?.npy")
 
@@ -234,7 +226,8 @@ def test_commands_accept_folders_and_patterns(
         )
     assert outputs[0] == outputs[1] == outputs[2]
     append(path / "?.csv", store)
-    np.testing.assert_allclose(read_store(store)[N:], TABLE.to_numpy()[:100], rtol=2e-7)  # float32
+    appended = np.hstack(read_in_order(store))[N:]
+    np.testing.assert_allclose(appended, TABLE.to_numpy()[:100], rtol=2e-7)  # float32
 
 
 @pytest.mark.parametrize(

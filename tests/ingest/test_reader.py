@@ -10,7 +10,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zarr
 
 from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.filesystem.scratch import Scratch, scratch_folder
@@ -21,6 +20,7 @@ from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.store.store import open_store
+from tests.ingest.ingested import read_in_order
 from tests.raw_files import memory_url
 from tests.tables import ID, TARGET, troubled, write_csv
 
@@ -79,9 +79,9 @@ def test_missing_value_marker_is_not_a_label(tmp_path: Path, missing: str, row: 
         )
         with pytest.raises(
             DataError, match=f"row {row} is missing.*drop_missing_targets"
-        ) as message:
+        ) as caught:
             ingest(tmp_path / "t.csv", memory_url(), y="y")
-        assert ("targets='classes'" in str(message.value)) <= bool(missing.strip())
+        assert ("targets='classes'" in str(caught.value)) <= bool(missing.strip())
         spec = ingest(tmp_path / "t.csv", memory_url(), y="y", drop_missing_targets=True)
         assert (spec.n_rows, spec.n_left_out) == (5, 1)
 
@@ -104,10 +104,10 @@ def test_files_with_dropped_first_rows_keep_their_counts(tmp_path: Path) -> None
 
 def test_missing_marker_is_compared_as_a_number(tmp_path: Path) -> None:
     for cells in ([1, -999, 3], [1.0, -999.0, 3.0], ["1", "-999", "3"], ["1", "-999.0", "3"]):
-        message = {"numeric": "x"} if isinstance(cells[0], str) else {}
+        declared = {"numeric": "x"} if isinstance(cells[0], str) else {}
         table = pa.table({"x": cells, "y": [0.5, 1.5, 2.5]})
         pq.write_table(table, tmp_path / "t.parquet")
-        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999", **message)
+        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999", **declared)
         assert spec.encoder["columns"][0]["n_missing"] == 1
     with pytest.warns(UserWarning, match="no cell is '-998'"):
         ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values=["-999", "-998"], numeric="x")
@@ -156,14 +156,6 @@ def write_table(folder: Path, n: int = 900, seed: int = 0) -> Path:
     return path
 
 
-def read_store(location: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return X and y in the order of the files."""
-    group = zarr.open_group(location, mode="r")
-    order = np.argsort(np.asarray(group["row"]))
-    X, y = (np.asarray(group[name])[order] for name in ("X", "y"))
-    return X, y
-
-
 @pytest.mark.parametrize("form", ["parquet", "frame", "two files", "little memory"])
 def test_table_is_encoded_equally_in_every_format(tmp_path: Path, form: str) -> None:
     spec = ingest(write_table(tmp_path), tmp_path / "csv.zarr", **WISH)
@@ -181,7 +173,9 @@ def test_table_is_encoded_equally_in_every_format(tmp_path: Path, form: str) -> 
     other = ingest(table_as, tmp_path / "other.zarr", **WISH, **more)
     assert other.encoder == spec.encoder
     assert other.columns == spec.columns
-    pairs = zip(read_store(tmp_path / "csv.zarr"), read_store(tmp_path / "other.zarr"), strict=True)
+    pairs = zip(
+        read_in_order(tmp_path / "csv.zarr"), read_in_order(tmp_path / "other.zarr"), strict=True
+    )
     for mine, theirs in pairs:
         np.testing.assert_array_equal(mine, theirs)
 
@@ -192,7 +186,7 @@ def test_numeric_columns_are_not_encoded(tmp_path: Path) -> None:
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET)
     assert spec.encoder is None
     np.testing.assert_array_equal(
-        read_store(tmp_path / "s.zarr")[0], frame[["age (years)", "size"]].astype(np.float32)
+        read_in_order(tmp_path / "s.zarr")[0], frame[["age (years)", "size"]].astype(np.float32)
     )
 
 
@@ -202,7 +196,7 @@ def test_late_missing_value_adds_indicator(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "t.csv", index=False)
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", memory=1 << 20, chunk_mb=0.01)
     assert spec.columns == ("a", "a is missing", "b")
-    X, _ = read_store(tmp_path / "s.zarr")
+    X, _ = read_in_order(tmp_path / "s.zarr")
     assert np.flatnonzero(X[:, 1]).tolist() == [2900]
     assert X[2900, 0] == 0
     with pytest.raises(NotNumbersError, match="row 2900"):
@@ -247,8 +241,8 @@ def test_like_encodes_test_set_as_training_set(tmp_path: Path) -> None:
     frame = troubled(200, 1)
     other = ingest(frame, tmp_path / "f.zarr", like=tmp_path / "s.zarr")
     assert other.target_columns == (TARGET,)
-    X, y = read_store(tmp_path / "t.zarr")
-    np.testing.assert_array_equal(X, read_store(tmp_path / "f.zarr")[0])
+    X, y = read_in_order(tmp_path / "t.zarr")
+    np.testing.assert_array_equal(X, read_in_order(tmp_path / "f.zarr")[0])
     np.testing.assert_allclose(y[:, 0], frame[TARGET])
     location = list(encoder.features).index("since")
     present_values = troubled(900)["since"].dropna()
@@ -261,7 +255,7 @@ def test_appended_rows_use_encoder_of_store(tmp_path: Path) -> None:
     ingest(write_table(tmp_path, 100, 1), tmp_path / "t.zarr", like=tmp_path / "s.zarr")
     grown = append(write_table(tmp_path, 100, 1), tmp_path / "s.zarr")
     assert (grown.n_rows, grown.encoder) == (1000, spec.encoder)
-    X, more = read_store(tmp_path / "s.zarr")[0], read_store(tmp_path / "t.zarr")[0]
+    X, more = read_in_order(tmp_path / "s.zarr")[0], read_in_order(tmp_path / "t.zarr")[0]
     np.testing.assert_array_equal(X[900:], more)
     ingest(write_table(tmp_path, 300, 2), tmp_path / "o.zarr", **WISH)
     with pytest.raises(DataError, match="encoded in another way"):
@@ -295,7 +289,7 @@ def test_files_of_several_formats_form_one_table(tmp_path: Path) -> None:
     assert all(spec.encoder == specs[0].encoder for spec in specs)
     assert {"n", "flag=true", "k=6", "w=a", "gap", "gap is missing"} <= set(specs[0].columns or ())
     np.testing.assert_array_equal(
-        read_store(tmp_path / "0.zarr")[0], read_store(tmp_path / "1.zarr")[0]
+        read_in_order(tmp_path / "0.zarr")[0], read_in_order(tmp_path / "1.zarr")[0]
     )
 
 
@@ -307,13 +301,13 @@ def test_words_resembling_missing_markers_stay_words(tmp_path: Path) -> None:
     assert spec.columns == ("c=DE", "c=NA", "c is missing")
     ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
     np.testing.assert_array_equal(
-        read_store(tmp_path / "c.zarr")[0], read_store(tmp_path / "p.zarr")[0]
+        read_in_order(tmp_path / "c.zarr")[0], read_in_order(tmp_path / "p.zarr")[0]
     )
     spec = ingest(tmp_path / "t.csv", tmp_path / "q.zarr", y="y")
     assert spec.columns == ("c=?", "c=DE", "c is missing")
     ingest(tmp_path / "t.parquet", tmp_path / "r.zarr", like=tmp_path / "q.zarr")
     np.testing.assert_array_equal(
-        read_store(tmp_path / "r.zarr")[0], read_store(tmp_path / "q.zarr")[0]
+        read_in_order(tmp_path / "r.zarr")[0], read_in_order(tmp_path / "q.zarr")[0]
     )
 
 
@@ -327,7 +321,7 @@ def test_hashed_words_resembling_missing_markers_stay_words(
     assert ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y").columns[0] == "c #0"
     ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
     np.testing.assert_array_equal(
-        read_store(tmp_path / "c.zarr")[0], read_store(tmp_path / "p.zarr")[0]
+        read_in_order(tmp_path / "c.zarr")[0], read_in_order(tmp_path / "p.zarr")[0]
     )
 
 
@@ -370,11 +364,11 @@ def test_numeric_text_is_treated_equally_in_files_and_frames(tmp_path: Path) -> 
     frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
     files = [tmp_path / f"d.{suffix}" for suffix in ("parquet", "feather", "jsonl")]
     for table_as in (frame, [files[0]], *files):
-        for message, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
+        for declared, n_columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
             path = tmp_path / "s.zarr"
-            if columns == 0:
+            if n_columns == 0:
                 with pytest.raises(DataError, match="every cell is a number: decide whether"):
                     ingest(table_as, path, y="y", targets="values", overwrite=True)
                 continue
-            spec = ingest(table_as, path, y="y", targets="values", overwrite=True, **message)
-            assert len(spec.columns or ()) == columns
+            spec = ingest(table_as, path, y="y", targets="values", overwrite=True, **declared)
+            assert len(spec.columns or ()) == n_columns

@@ -33,8 +33,8 @@ from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.append import append
 from streamkern.ingest.decompress import open_decompressed
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.readers import open_reader
-from tests.raw_files import npy, write_idx
+from tests.ingest.read_arrays import open_input, read_arrays
+from tests.raw_files import npy, write_hdf5, write_idx
 from tests.traced_memory import traced_memory
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -50,9 +50,7 @@ LABELS = np.arange(300) % 3
 
 def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **options: Any) -> Any:
     """Return X of all rows."""
-    with ExitStack() as files:
-        reader = open_reader(inputs, y, files, **options)
-        return np.concatenate([block.X for block in reader.blocks(0, block_bytes)])
+    return read_arrays(inputs, y, block_bytes, **options)[0]
 
 
 # ------------------------------------------------------------------------------ compressed files
@@ -66,10 +64,8 @@ def test_flipped_bit_of_compressed_array_is_refused_or_harmless(
     path = tmp_path / f"X.npy.{suffix}"
     rng = np.random.default_rng(1)
     refused = 0
-    for bit in [
-        *rng.integers(0, 8 * len(full), 120),
-        *range(8 * (len(full) - 8), 8 * len(full)),
-    ]:
+    trailer_bits = range(8 * (len(full) - 8), 8 * len(full))
+    for bit in [*rng.integers(0, 8 * len(full), 120), *trailer_bits]:
         data = bytearray(full)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
@@ -96,21 +92,14 @@ def test_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, suffix: s
     y = None if kind == "csv" else LABELS[:60]
     path.write_bytes(full)
     assert len(read(path, y)) == 60
-    two = PACK[suffix](data[:100]) + PACK[suffix](data[100:])
-    path.write_bytes(two)  # as pigz, pbzip2 and pzstd write
+    first_stream = PACK[suffix](data[:100])
+    two_streams = first_stream + PACK[suffix](data[100:])
+    path.write_bytes(two_streams)  # as pigz, pbzip2 and pzstd write
     assert len(read(path, y)) == 60
-    second = len(PACK[suffix](data[:100]))
-    broken = bytearray(two)
-    broken[second] ^= 1
-    for bad in (
-        full[:-1],
-        full[:-6],
-        full[:20],
-        full + b"more",
-        bytes(broken),
-        two[: second + 3],
-    ):
-        path.write_bytes(bad)
+    broken, cut = bytearray(two_streams), two_streams[: len(first_stream) + 3]
+    broken[len(first_stream)] ^= 1
+    for damaged in (full[:-1], full[:-6], full[:20], full + b"more", bytes(broken), cut):
+        path.write_bytes(damaged)
         with pytest.raises(DataError, match=rf"X\.{kind}\.{suffix} .*(damaged|ends|empty)"):
             read(path, y)
 
@@ -119,8 +108,7 @@ def test_compressed_parquet_hdf5_and_netcdf_are_read(tmp_path: Path) -> None:
     """Check Parquet, HDF5 and NetCDF."""
     table = pandas.DataFrame({"a": ROWS[:, 0], "b": ROWS[:, 1], "y": LABELS})
     table.to_parquet(tmp_path / "t.parquet")
-    with h5py.File(tmp_path / "t.h5", "w") as file:
-        file["X"], file["y"] = ROWS, LABELS
+    write_hdf5(tmp_path / "t.h5", X=ROWS, y=LABELS)
     data = xarray.Dataset({"X": (("n", "d"), ROWS), "y": ("n", LABELS)})
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     data.astype("f4").to_netcdf(tmp_path / "classic.nc", engine="scipy")
@@ -170,10 +158,8 @@ def test_rows_beyond_memory_are_refused_unread(tmp_path: Path, suffix: str) -> N
     data = head + bytes(1 << 20)
     path = tmp_path / f"X.npy{suffix}"
     path.write_bytes(gzip.compress(data) if suffix else data)
-    with pytest.raises(
-        MemoryBudgetError,
-        match=r"a row of .*X\.npy.* takes 763 MiB, but memory= allows",
-    ):
+    message = r"a row of .*X\.npy.* takes 763 MiB, but memory= allows"
+    with pytest.raises(MemoryBudgetError, match=message):
         ingest(path, tmp_path / "out", y=[0, 1], memory=64 << 20, chunk_mb=1)
     assert [k.name for k in tmp_path.iterdir()] == [path.name]
 
@@ -200,17 +186,17 @@ def test_invalid_npy_headers_are_refused_in_one_sentence(tmp_path: Path, head: b
 # ---------------------------------------------------------------------------------------------- CSV
 
 
-def truth(text: str, delimiter: str = ",") -> tuple[list[list[float]], list[str]]:
-    """Return rows, and labels of the last column, by Python's csv module, line by line."""
+def parse_by_csv_module(text: str) -> tuple[list[list[float]], list[str]]:
+    """Return X, and the labels in the last column, by Python's csv module, line by line."""
     lines = [line for line in text.split("\n")[1:] if line.strip(" ")]
-    rows = [next(csv.reader([line], delimiter=delimiter, strict=True)) for line in lines]
+    rows = [next(csv.reader([line], strict=True)) for line in lines]
     return [[float(k) for k in row[:-1]] for row in rows], [row[-1].strip() for row in rows]
 
 
 def read_csv_rows(path: Path, block_bytes: int = 1 << 20, start: int = 0) -> tuple[Any, list[str]]:
     """Return X and the labels of the rows of a CSV from `start` on."""
     with ExitStack() as files:
-        reader = open_reader(path, "t", files)
+        reader = open_input(path, files, "t")
         blocks = list(reader.blocks(start, block_bytes))
     X = np.concatenate([block.X for block in blocks])
     return X, [label for block in blocks for label in block.y.tolist()]
@@ -251,7 +237,7 @@ def test_both_csv_parsers_equal_csv_module(
     text += end if data.draw(st.booleans()) else ""
     path.write_bytes(text.encode())
     lines = ["a,b,t", *lines]
-    expected = truth("\n".join(lines))
+    expected_X, expected_labels = parse_by_csv_module("\n".join(lines))
     for hidden in (False, True):
         with pytest.MonkeyPatch.context() as patch:
             if hidden:
@@ -261,8 +247,8 @@ def test_both_csv_parsers_equal_csv_module(
                     read_csv_rows(path, block_bytes, start)
                 continue
             X, labels = read_csv_rows(path, block_bytes, start)
-        np.testing.assert_array_equal(X, expected[0][start:])
-        assert labels == expected[1][start:]
+        np.testing.assert_array_equal(X, expected_X[start:])
+        assert labels == expected_labels[start:]
 
 
 @settings(max_examples=150, deadline=None)
@@ -288,10 +274,14 @@ def test_both_csv_parsers_refuse_the_same_files(tmp_path_factory: Any, cells: An
     assert repr(results[0]) == repr(results[1])
 
 
-PARSERS = pytest.mark.parametrize("parser", ["pyarrow", "csv"])
+@pytest.fixture(params=["pyarrow", "csv"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse CSV files by pyarrow, or, if it is not installed, by the csv module."""
+    if request.param == "csv":
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
 
 
-@PARSERS
+@pytest.mark.usefixtures("parser")
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
@@ -302,11 +292,7 @@ PARSERS = pytest.mark.parametrize("parser", ["pyarrow", "csv"])
         (['3,"4,x'], 3),
     ],
 )
-def test_stray_quote_is_refused_by_line(
-    tmp_path: Path, parser: str, rows: list[str], line: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if parser == "csv":
-        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+def test_stray_quote_is_refused_by_line(tmp_path: Path, rows: list[str], line: int) -> None:
     (tmp_path / "s.csv").write_text("\n".join(["a,b,city", "1,2,Rome", *rows]) + "\n")
     with pytest.raises(DataError, match=rf"s\.csv, row {line - 2} \(line {line}\) .*quote"):
         ingest(tmp_path / "s.csv", tmp_path / "out", y="city")
@@ -319,13 +305,9 @@ def test_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
     assert (X[:, 0].tolist(), labels) == ([1, 2, 3], ['Pa"ris', 'Lo "n" don', "x,y"])
 
 
-@PARSERS
+@pytest.mark.usefixtures("parser")
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_csv_in_one_line_is_refused_within_memory(
-    tmp_path: Path, suffix: str, parser: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if parser == "csv":
-        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+def test_csv_in_one_line_is_refused_within_memory(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"t.csv{suffix}"
     with gzip.open(path, "wb", 1) if suffix else path.open("wb") as file:
         file.write(b"a,b,t\n1,2,3\n")
@@ -336,14 +318,13 @@ def test_csv_in_one_line_is_refused_within_memory(
         pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2 MiB"),
     ):
         ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
-    peak = traced.peak
-    assert peak < 64 << 20
+    assert traced.peak < 64 << 20
     path.write_bytes(gzip.compress(b"1," * (5 << 20)) if suffix else b"1," * (5 << 20))
     with pytest.raises(DataError, match=r"line 1 of .* is longer than"):
         ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
 
 
-@PARSERS
+@pytest.mark.usefixtures("parser")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -364,11 +345,7 @@ def test_csv_in_one_line_is_refused_within_memory(
         (b"a,2019,u\nx,1,2\n", "may be a header or a row; .*names="),
     ],
 )
-def test_invalid_csv_is_refused_in_one_sentence(
-    tmp_path: Path, text: bytes, message: str, parser: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if parser == "csv":
-        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+def test_invalid_csv_is_refused_in_one_sentence(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "t.csv").write_bytes(text)
     with pytest.raises(DataError, match=message):
         ingest(tmp_path / "t.csv", tmp_path / "out", y="t")
@@ -391,7 +368,7 @@ def test_parquet_lists_are_read_by_offsets(tmp_path: Path, fixed: bool) -> None:
     table = pa.table({"X": pa.array(X.tolist(), kind), "y": np.arange(100) % 2})
     pq.write_table(table, tmp_path / "l.parquet", row_group_size=37)
     with ExitStack() as files:
-        reader = open_reader(tmp_path / "l.parquet", "y", files)
+        reader = open_input(tmp_path / "l.parquet", files, "y")
         for start in (0, 5, 37, 99):
             blocks = list(reader.blocks(start, 8 * 3 * 10))
             np.testing.assert_array_equal(np.concatenate([k.X for k in blocks]), X[start:])
@@ -406,7 +383,7 @@ def test_row_groups_with_wrong_counts_are_refused(tmp_path: Path) -> None:
         path.write_bytes(data[: actual.start()] + b"\x16\x10" + data[actual.end() :])
         with ExitStack() as files:
             try:
-                blocks = list(open_reader(path, "y", files).blocks(0, 1 << 20))
+                blocks = list(open_input(path, files, "y").blocks(0, 1 << 20))
             except DataError as error:
                 refused += bool(re.search("is damaged: .* rows", str(error)))
             else:
@@ -435,17 +412,9 @@ def test_labels_above_2_63_are_exact(tmp_path: Path, kind: str) -> None:
 # --------------------------------------------------------------------------------------------- HDF5
 
 
-def write_h5(path: Path, **datasets: Any) -> Path:
-    """Write datasets to an HDF5 file; return its path."""
-    with h5py.File(path, "w") as file:
-        for name, value in datasets.items():
-            file[name] = value
-    return path
-
-
 def test_unwritten_hdf5_chunks_are_refused(tmp_path: Path) -> None:
     for chunks in (None, (10, 3)):
-        path = write_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
+        path = write_hdf5(tmp_path / "h.h5", y=np.arange(40) % 2)
         with h5py.File(path, "a") as file:
             X = file.create_dataset("X", (40, 3), "f8", chunks=chunks)
             if chunks:
@@ -479,25 +448,25 @@ def test_short_hdf5_chunks_are_refused(
         X.id.write_direct_chunk((10, 0), summed[:size], skipped)
     with ExitStack() as files:
         if right:
-            actual = [k.X for k in open_reader(tmp_path / "t.h5", None, files).blocks(0, 1 << 20)]
+            actual = [k.X for k in open_input(tmp_path / "t.h5", files).blocks(0, 1 << 20)]
             np.testing.assert_array_equal(np.concatenate(actual)[10:, 0], rows)
         else:
             with pytest.raises(DataError, match=r"is damaged|filter"):
-                list(open_reader(tmp_path / "t.h5", None, files).blocks(0, 1 << 20))
+                list(open_input(tmp_path / "t.h5", files).blocks(0, 1 << 20))
 
 
 def fletcher32(data: bytes) -> int:
     """Return the checksum as HDF5 computes it, for an even number of bytes."""
-    one = other = 0
+    low_sum = high_sum = 0
     for word in np.frombuffer(data, ">u2").tolist():
-        one = (one + word) % 65535
-        other = (other + one) % 65535
-    return other << 16 | one
+        low_sum = (low_sum + word) % 65535
+        high_sum = (high_sum + low_sum) % 65535
+    return high_sum << 16 | low_sum
 
 
 def test_virtual_hdf5_without_source_is_refused(tmp_path: Path) -> None:
-    source = write_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
-    path = write_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
+    source = write_hdf5(tmp_path / "source.h5", data=np.ones((40, 3)))
+    path = write_hdf5(tmp_path / "v.h5", y=np.arange(40) % 2)
     with h5py.File(path, "a") as file:
         layout = h5py.VirtualLayout((40, 3), "f8")
         layout[:] = h5py.VirtualSource("source.h5", "data", (40, 3))
@@ -518,8 +487,8 @@ def test_virtual_hdf5_without_source_is_refused(tmp_path: Path) -> None:
 
 def test_hdf5_links_to_other_files_need_permission(tmp_path: Path) -> None:
     """Check links, soft links that lead to links, and external storage."""
-    write_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
-    path = write_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
+    write_hdf5(tmp_path / "other.h5", secret=np.ones((40, 3)))
+    path = write_hdf5(tmp_path / "l.h5", y=np.arange(40) % 2)
     (tmp_path / "raw").write_bytes(np.ones((40, 3)).tobytes())
     with h5py.File(path, "a") as file:
         file["X"] = h5py.ExternalLink("other.h5", "/secret")
@@ -537,9 +506,9 @@ def test_hdf5_links_to_other_files_need_permission(tmp_path: Path) -> None:
 
 def test_columns_of_hdf5_table_have_names(tmp_path: Path) -> None:
     rows = np.array([(1, 0.5, b"u"), (2, 1.5, b"v")], dtype=[("a", "i4"), ("b", "f8"), ("t", "S1")])
-    path = write_h5(tmp_path / "t.h5", people=rows)
+    path = write_hdf5(tmp_path / "t.h5", people=rows)
     with ExitStack() as files:
-        reader = open_reader(path, "t", files, columns=["b", "a"])
+        reader = open_input(path, files, "t", columns=["b", "a"])
         (block,) = reader.blocks(0, 1 << 20)
     np.testing.assert_array_equal(block.X, [[0.5, 1], [1.5, 2]])
     assert block.y.tolist() == [b"u", b"v"]
@@ -567,9 +536,7 @@ def test_undecodable_archive_names_are_refused(tmp_path: Path, directory: bool) 
 
 def test_changed_missing_marker_restarts_ingest(tmp_path: Path) -> None:
     def hdf5(X: Any, y: Any) -> Path:
-        with h5py.File(tmp_path / "a.h5", "w") as file:
-            file["X"], file["y"] = X, y
-        return tmp_path / "a.h5"
+        return write_hdf5(tmp_path / "a.h5", X=X, y=y)
 
     def group(X: Any, y: Any) -> Path:
         made = zarr.open_group(tmp_path / "a.zarr", mode="w")

@@ -15,8 +15,7 @@ import streamkern
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.cli.main import run_command
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.readers import open_reader
-from tests.ingest.read_arrays import read_arrays
+from tests.ingest.read_arrays import open_input, read_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:the rows of .* have a qid")
 RNG = np.random.default_rng(0)
@@ -50,7 +49,7 @@ def test_svmlight_lines_are_parsed(tmp_path: Path) -> None:
     text = "# a comment\n+1 qid:3 1:2 3:-4.5e-1 # end\n\n-1 2:1e3\r\n0.5\n"
     (tmp_path / "a.txt").write_text(text)
     with ExitStack() as files:
-        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm("libsvm").normalise())
+        reader = open_input(tmp_path / "a.txt", files, form=FileForm("libsvm").normalise())
         (block,) = reader.blocks(0, 1 << 20)
     np.testing.assert_array_equal(block.X, [[2, 0, -0.45], [0, 1000, 0], [0, 0, 0]])
     np.testing.assert_array_equal(block.y, [1, -1, 0.5])

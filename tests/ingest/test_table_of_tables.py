@@ -110,7 +110,7 @@ def arrow_array(values: list[Any], arrow: Any) -> Any:
 
 
 def writers(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path], Any]]]:
-    """Yield the name of each format that can hold the column, and what writes it to a file."""
+    """Yield the name of each format that can hold the column, and a function that writes it."""
     table = pa.table({
         "c": arrow_array(values, arrow), "f": np.arange(float(N)), "t": np.arange(N) + 0.5,
     })  # fmt: skip
@@ -148,7 +148,7 @@ def writers(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path
 
 
 def truth(value: Any, role: str, file: str) -> Any:
-    """Return what a cell is, as it is read: days, seconds, words, numbers; None is missing."""
+    """Return a cell as it must be read: days, seconds, words, numbers; None if it is missing."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     if isinstance(value, bytes):

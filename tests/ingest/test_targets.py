@@ -1,10 +1,11 @@
+"""Check that targets become labels or values, and that doubtful ones are refused."""
+
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,9 @@ from streamkern.cli import main
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.targets import TargetConverter
-from streamkern.store.store import open_store
+from tests.ingest.ingested import ingest_and_read
 from tests.ingest.reader_table import TEXTS
-from tests.raw_files import memory_url
+from tests.raw_files import memory_url, write_hdf5
 
 LABELS = ["0", "1", "-3", "2.0", "0.5", "1e3", "NA", "NULL", "None", "nan", "cat", "", "1_0"]
 
@@ -125,16 +126,14 @@ def test_formatted_numbers_in_targets_and_weights_are_refused(tmp_path: Path, ta
 @pytest.mark.parametrize("kind", ["npz", "h5", "memory"])
 def test_integer_column_vector_of_labels_is_classes(tmp_path: Path, kind: str) -> None:
     X, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([[3], [0], [3], [7]])
-    path, url = tmp_path / f"d.{kind}", memory_url()
+    path = tmp_path / f"d.{kind}"
     if kind == "npz":
         np.savez(path, X=X, y=y)
     elif kind == "h5":
-        with h5py.File(path, "w") as file:
-            file["X"], file["y"] = X, y
-    targets = {"y": y} if kind == "memory" else {}
-    spec = ingest(X if kind == "memory" else path, url, shuffle=False, **targets)
+        write_hdf5(path, X=X, y=y)
+    spec, _, ids = ingest_and_read(X, y=y) if kind == "memory" else ingest_and_read(path)
     assert spec.classes == ("0", "3", "7")
-    np.testing.assert_array_equal(open_store(url).read_chunk(0)[1], [1, 0, 1, 2])
+    np.testing.assert_array_equal(ids, [1, 0, 1, 2])
     values = ingest(X, memory_url(), y=y + 0.5)
     assert (values.classes, values.n_outputs) == (None, 1)
 

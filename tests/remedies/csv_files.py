@@ -18,8 +18,8 @@ from tests.remedies import Case, N, X, Y, command, ingested, regressor
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "csv_checks", "csv_fields", "csv_files", "csv_header", "csv_layout", "csv_lines", "formats",
-        "original_columns", "svmlight_files",
+        "csv_checks", "csv_files", "csv_header", "csv_layout", "csv_lines", "csv_parsers",
+        "formats", "original_columns", "svmlight_files",
     )
 )  # fmt: skip
 NOT_TRIED = {

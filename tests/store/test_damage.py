@@ -100,7 +100,7 @@ def test_flipped_bit_raises_or_is_harmless(
 
 @pytest.mark.slow
 def test_flipped_bit_of_appended_store_raises_or_is_harmless(tmp_path: Path) -> None:
-    """Check also files that only earlier readers, or only other programs, read."""
+    """Flip bits of all files; some are read only by other programs, or by stores opened before."""
     root = appended_store(tmp_path / "s")
     counts = bit_flips.survey(
         root, 100, seed=2, use=partial(digest_of_store, root), peak_bytes=16 << 20
@@ -111,7 +111,7 @@ def test_flipped_bit_of_appended_store_raises_or_is_harmless(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_every_bit_of_metadata_may_flip(tmp_path: Path) -> None:
-    """Flip each bit of the group's zarr.json, and of that of one array."""
+    """Flip each bit of zarr.json of the group and of one array."""
     root = float32_store(tmp_path / "s")
     truth, counts = digest_of_store(root), Counter[str]()
     for name in ("zarr.json", "X/zarr.json"):

@@ -23,6 +23,7 @@ Y_HALVES = np.arange(60) / 2
 
 
 def group_at(location: Any, version: int, role: str, attributes: dict[str, Any]) -> Any:
+    """Return a new Zarr group of X, y and w, of which `role` has the attributes."""
     group = zarr.create_group(location, zarr_format=version, overwrite=True)
     for name, data in (("X", X), ("y", Y), ("w", np.ones(60))):
         group.create_array(name, data=data)

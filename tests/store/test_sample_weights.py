@@ -42,6 +42,7 @@ from tests import reference as ref
 from tests import solver_problems
 from tests.conftest import MakeZarr
 from tests.plans import solver_settings
+from tests.raw_files import write_hdf5
 from tests.runs import METHODS, arrays, assert_same_bits, final, finished, settings, stopped
 from tests.store_damage import content
 
@@ -98,7 +99,7 @@ def test_integer_weights_equal_repeated_rows() -> None:
         loss = solver.step(state, Batch(KERNEL_ROWS, TARGETS, np.arange(240), w))
     K, truth = ref.laplace(KERNEL_ROWS, CENTERS, 2.0), repeated_rows()
     np.testing.assert_allclose(state.alpha, truth, rtol=1e-8)
-    # The loss, too, is that of the repeated rows.
+    # The loss, too, equals the loss of the repeated rows.
     residual = np.repeat((K @ truth - TARGETS) ** 2, COUNTS, axis=0)
     np.testing.assert_allclose(loss[0].sum(), residual.sum() / COUNTS.sum(), rtol=1e-9)
 
@@ -123,7 +124,7 @@ def test_steps_of_weighted_rows_equal_repeated_rows(name: str) -> None:
     weighted_solver, repeated_solver = case.solver(), case.solver()
     a, b = weighted_solver.init(), repeated_solver.init()
     for t in range(6):
-        # Batches of the same total weight: a sum over a pass, too, is that of repeated rows.
+        # Batches of the same total weight: a sum over a pass, too, equals the sum of repeated rows.
         batch, counts = np.arange(20) + 20 * (t % 2), np.roll(COUNTS[:20], 7 * (t % 2))
         repeated = np.repeat(batch, counts)
         w = counts / counts.mean()
@@ -277,6 +278,7 @@ def test_eigensystem_equals_that_of_repeated_rows() -> None:
 
 
 def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[Any]:
+    """Return the batches of an epoch, as a training gets them."""
     factors = weight_factors(source, class_weight)
     all_batches = []
     with (
@@ -452,10 +454,8 @@ def npz(path: Path) -> dict[str, Any]:
 
 def hdf5(path: Path) -> dict[str, Any]:
     """Write the rows to an HDF5 file."""
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(path / "d.h5", "w") as file:
-        file["X"], file["y"], file["importance"] = X, IDS, W
-    return {"inputs": path / "d.h5", "sample_weight": "importance"}
+    inputs = write_hdf5(path / "d.h5", X=X, y=IDS, importance=W)
+    return {"inputs": inputs, "sample_weight": "importance"}
 
 
 def write_foreign(path: Path) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+"""Check that stores are written, opened, read and resumed, and that wrong ones are refused."""
+
 from __future__ import annotations
 
 import errno

@@ -22,7 +22,9 @@ import zarr
 
 import streamkern as sk
 from streamkern.basics.errors import StreamkernError
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.convert_data import convert_for_store
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.readers import open_reader
 
 rng = np.random.default_rng(0)
@@ -155,7 +157,8 @@ def read(rows: Any, targets: Any) -> tuple[Any, Any]:
     """Return what a store would be made of."""
     X, x, y, w, _ = convert_for_store(rows, None, targets, None)
     with ExitStack() as files:
-        blocks = list(open_reader(X, y, files, x=x, sample_weight=w).blocks(0, 1 << 20))
+        reader = open_reader(X, ReadRequest(x, y, w), FileOpener({}, files))
+        blocks = list(reader.blocks(0, 1 << 20))
     return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks])
 
 

@@ -230,7 +230,7 @@ class TargetMeans(KnownWords):
 
     means : t means of each word in `known`
     missing : t means of missing cells
-    unknown : t means of unknown words, which are those of all rows
+    unknown : t means of unknown words, which are the means of all rows
     mean : t means that are subtracted from the features
     std : t standard deviations by which the features are divided
     outputs : names of the t targets

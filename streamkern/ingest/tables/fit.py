@@ -87,7 +87,6 @@ def fit(
     markers: MissingMarkers | None = None,
     option_names: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
-    has_types: bool = False,
     wrong_cell_remedy: str = WRONG_CELL_REMEDY,
 ) -> FittedEncoder:
     """Fit an encoder to the rows of `reader`, whose `RawBlock`s have Arrow tables as X.
@@ -101,7 +100,6 @@ def fit(
     progress : as in `ingest`
     markers : the user's markers of missing cells, in any column
     option_names : the arguments that a remedy in an error may name
-    has_types : whether the table has types, so that text is never a number
     wrong_cell_remedy : the remedy for a cell that does not fit its column
 
     Raises DataError naming every column whose content is ambiguous.
@@ -109,7 +107,7 @@ def fit(
     scan: _TableScan | None = None
     for block in reader.blocks(0, block_bytes):
         scan = scan or _TableScan(
-            block, targets(block), declared, seed, markers or MissingMarkers(), has_types
+            block, targets(block), declared, seed, markers or MissingMarkers(), reader.has_types
         )
         scan.add(block, wrong_cell_remedy)
         if progress is not None:
@@ -224,7 +222,9 @@ class _TableScan:
                 f"{'; '.join(ambiguities)} ({option_names})"
             )
         # Each column has a code; empty columns are left out.
-        codes, fold_means, empty = [], {}, []
+        codes = []
+        fold_means = {}
+        empty = []
         for column in self._columns:
             kind = column.infer_kind()
             if kind == "empty":

@@ -96,6 +96,17 @@ class NumberStyle(NamedTuple):
             return False
         return not (self.thousands and re.fullmatch(self._grouped_number, text.strip()))
 
+    def cells_to_python_notation(self, cells: Sequence[str], location: str) -> Sequence[str]:
+        """Return cells by `to_python_notation`; raise DataError if one `has_wrong_decimal`.
+
+        location : of the cells, for the message
+        """
+        if self.is_python_notation:
+            return cells
+        for cell in filter(self.has_wrong_decimal, cells):
+            raise self.wrong_decimal_error(cell, location)
+        return [self.to_python_notation(cell) for cell in cells]
+
     def column_to_python_notation(self, text: Any) -> Any:
         """Apply `to_python_notation` to each cell of an Arrow text column."""
         if self.thousands:

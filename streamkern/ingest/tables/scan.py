@@ -115,7 +115,9 @@ class Column:
         self.zoned: bool | None = None
         self.first_wrong_date: tuple[int, str, str] | None = None
         self._n_ones = self._n_zeros = 0
-        self.min_value, self.max_value, self.has_fractions = np.inf, -np.inf, False
+        self.min_value = np.inf
+        self.max_value = -np.inf
+        self.has_fractions = False
         self.n_rows = self.n_missing = 0
         self.words = Words(n_targets) if self.kind in (None, "category") else None
         # In a column of text: the number of cells that are numbers or dates, and the first of each.

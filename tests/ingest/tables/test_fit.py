@@ -66,7 +66,7 @@ def fit_table(
         for at in range(start, len(arrow), step):
             yield RawBlock(arrow[at : at + step], y[at : at + step], "t.csv", at)
 
-    reader = SimpleNamespace(blocks=blocks, n_rows=len(arrow))
+    reader = SimpleNamespace(blocks=blocks, n_rows=len(arrow), has_types=False)
     return fit(reader, lambda first: TargetConverter(first, targets), declared, ("",), 5, 1)
 
 
@@ -154,7 +154,7 @@ def test_target_encoding_excludes_own_target() -> None:
     code = after.encoder.codes[0]
     raw = before[17] * 1.0
     scaled = after.encode(pa.table(frame), "t.csv", 0, 0)[17]
-    # In the units of the targets: the standardisation is that of all rows, and changes.
+    # In the units of the targets: the standardisation is computed from all rows, and changes.
     own = fit_table(frame, random_targets()).encoder.codes[0]
     np.testing.assert_allclose(scaled * code.std + code.mean, raw * own.std + own.mean, atol=1e-6)  # type: ignore[attr-defined]
 

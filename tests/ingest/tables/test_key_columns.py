@@ -119,10 +119,10 @@ def test_key_columns_are_never_rounded_silently(tmp_path: Path) -> None:
         for do in (ingest, fit):
             if name == "list" and do is ingest:
                 continue  # a list of rows beside y
-            with warnings.catch_warnings(record=True) as message:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 give(do)
-            assert any("above 2**53" in str(k.message) for k in message), (name, do.__name__)
+            assert any("above 2**53" in str(k.message) for k in caught), (name, do.__name__)
 
 
 def test_rounded_targets_give_warning(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_rounded_targets_give_warning(tmp_path: Path) -> None:
 def test_large_fractional_numbers_are_not_keys(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": 1e18 * X[:, 0], "y": Y})
     frame.to_csv(tmp_path / "x.csv", index=False)
-    with warnings.catch_warnings(record=True) as message:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         sk.ingest_store(tmp_path / "x.csv", tmp_path / "x.zarr", y="y", shuffle=False)
-    assert [str(k.message) for k in message] == []
+    assert [str(k.message) for k in caught] == []
     stored = zarr.open_group(tmp_path / "x.zarr", mode="r")["X"]
     np.testing.assert_allclose(stored[:, 0], frame["x"], rtol=1e-6)
 
