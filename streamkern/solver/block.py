@@ -36,6 +36,7 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import rules_from_meta
 
@@ -187,13 +188,16 @@ class BlockMethod(Method[BlockSizes]):
         )
         S = S.shard(work.ranks)
         op.backend.release()
+        inputs = BlockInputs(
+            op, work.centers, S, probe, work.center_targets,
+            half_factors=options.factor_dtype == "float16",
+            batch=m / variance_ratio if variance_ratio else math.inf, seed=work.seed,
+        )  # fmt: skip
         pre = build_block(
-            op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
-            noise=work.noise, n_effective_rows=work.n_effective_rows,
-            sweeps=n_sweeps(problem, work.sizes), damping=number_or_none(options.damping),
-            ridge=options.fixed_ridge, seed=work.seed, report=report,
-            half_factors=options.factor_dtype == "float16", center_targets=work.center_targets,
-            batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
+            inputs, block_slices(problem.p, work.sizes.block_size), noise=work.noise,
+            n_effective_rows=work.n_effective_rows, damping=number_or_none(options.damping),
+            ridge=options.fixed_ridge, max_batch=m, sweeps=n_sweeps(problem, work.sizes),
+            report=report,
         )  # fmt: skip
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)

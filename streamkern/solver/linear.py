@@ -81,9 +81,8 @@ def build_linear(
     norm = weight_norm(op, Z, noise_floor(op, len(Z)) if ridge else 0.0)
     damped_directions = None if S is None else _directions(op, norm, Z, S, level, tau, ridge, seed)
     rule = _measure(op, norm, Z, probe, damped_directions, seed, root)
-    if ridge:  # the ridge adds at most itself to the preconditioned Hessian, as P <= I
-        lambda_1 = rule.lambda_1 + ridge
-        rule = StepRule(rule.leverage + lambda_1, lambda_1)
+    if ridge:
+        rule = rule.with_ridge(ridge)
     H = None if norm.L is None else norm.inverse(op.backend, len(Z), op.dtype)
     return BlockPreconditioner(
         [slice(0, len(Z))], [H], [rule], 0.0, [norm.jitter], damped_directions=damped_directions

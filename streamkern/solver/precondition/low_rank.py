@@ -22,7 +22,12 @@ from streamkern.basics.optional import on_demand
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import NO_OVERLAP, check_overlap, eps, weigh_gram
-from streamkern.solver.precondition.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
+from streamkern.solver.precondition.step_rule import (
+    EIGENVALUE_STEPS,
+    StepRule,
+    random_start,
+    top_eigenvalue,
+)
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ def rule_of_gram(
     leverage = float(K.diagonal().max())
     if check:
         check_overlap(op, leverage, "leverage")
-    start = op.backend.asarray(np.random.default_rng(seed).standard_normal(h), op.dtype)
+    start = random_start(op.backend, seed, h, op.dtype)
     lambda_1 = top_eigenvalue(op.backend, lambda v: K @ v / h, start, EIGENVALUE_STEPS)
     return StepRule(leverage, lambda_1)
 

@@ -22,7 +22,7 @@ from tests import reference as ref
 from tests.plans import PLAIN
 from tests.rank_threads import on_threads
 from tests.runs import METHODS, array_source, assert_resume_gives_same_bits, finished, settings
-from tests.solver_problems import Array, both, operator, rows
+from tests.solver_problems import Array, block_inputs, both, operator, rows
 
 P, MU, JITTER = PANEL + 60, 1e-6, 1e-6
 ROUNDING = 3e-6
@@ -43,19 +43,19 @@ def test_errors_are_small_multiples_of_rows() -> None:
     H, K = make_ill_conditioned()
     scale = half_scale(H)
     assert 2.0**13 < scale * np.abs(H).max() <= 2.0**14
-    factor = round_factor(Backend(1), H, scale)
-    assert factor.halves.dtype == np.float16
-    np.testing.assert_array_equal(factor.halves.astype(np.float32), scale * factor.values)
-    assert not np.triu(factor.values, 1).any()
-    error = np.linalg.solve(np.float64(H).T, np.float64(factor.values).T).T - np.eye(P)
-    assert factor.growth == pytest.approx((1 + np.linalg.norm(error)) ** 2, rel=1e-3)
-    assert factor.growth < 1.5
+    values, halves, growth = round_factor(Backend(1), H, scale)
+    assert halves.dtype == np.float16
+    np.testing.assert_array_equal(halves.astype(np.float32), scale * values)
+    assert not np.triu(values, 1).any()
+    error = np.linalg.solve(np.float64(H).T, np.float64(values).T).T - np.eye(P)
+    assert growth == pytest.approx((1 + np.linalg.norm(error)) ** 2, rel=1e-3)
+    assert growth < 1.5
     # Rounding each entry by itself changes features far more.
     by_entry = (H * scale).astype(np.float16) / np.float32(scale)
     features = K @ np.float64(H).T
     size = np.linalg.norm(features, 2)
-    changes = [np.linalg.norm(K @ np.float64(H - A).T, 2) for A in (factor.values, by_entry)]
-    assert changes[0] < (factor.growth**0.5 - 1) * size
+    changes = [np.linalg.norm(K @ np.float64(H - A).T, 2) for A in (values, by_entry)]
+    assert changes[0] < (growth**0.5 - 1) * size
     assert changes[1] > 10 * changes[0], changes
 
 
@@ -66,11 +66,13 @@ def build_preconditioner(
     op = operator(bandwidth=20.0, precision="exact")
     X, probe = rows(1, 900, 3), rows(2, 300, 3)
     Y = np.sin(X[:, :1]).astype(np.float32)
-    return build_block(
-        op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y).shard(ranks),
-        Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)), block_slices(80, 40),
-        noise=Noise(1e-4, 900), ridge=1e-4, sweeps=4, half_factors=half_factors,
+    inputs = block_inputs(
+        op, rows(0, 80, 3), Sample(op.points(X, left=True), Y).shard(ranks),
+        Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)),
+        half_factors=half_factors,
     )  # fmt: skip
+    noise = Noise(1e-4, 900)
+    return build_block(inputs, block_slices(80, 40), noise=noise, ridge=1e-4, sweeps=4)
 
 
 def test_the_step_is_that_of_the_rounded_factor() -> None:
@@ -139,11 +141,12 @@ def test_inaccurate_factor_warns() -> None:
         Y = np.sin(X[:, :1]).astype(np.float32)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            build_block(
-                op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y),
+            inputs = block_inputs(
+                op, rows(0, 80, 3), Sample(op.points(X, left=True), Y),
                 Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)),
-                block_slices(80, 80), damping=damping, half_factors=True,
+                half_factors=True,
             )  # fmt: skip
+            build_block(inputs, block_slices(80, 80), damping=damping)
         messages = [str(w.message) for w in caught]
         warnings_of_factor = [m for m in messages if "is too inaccurate for this kernel" in m]
         assert len(warnings_of_factor) == n_warnings, damping

@@ -19,6 +19,7 @@ from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import partition
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.partition import Centers, Partition
 from streamkern.solver.precondition.samples import Sample, merge_center_targets
@@ -58,10 +59,12 @@ def build_preconditioner(
     centers = Centers.of(both(op, Z), backend, ranks)
     if is_partitioned:
         centers = Centers.of(both(op, Z[ranks.stripe(P)]), backend, ranks, P, is_partitioned=True)
+    inputs = BlockInputs(
+        op, centers, S, Sample(op.points(probe, left=True), Y_probe), center_targets, batch=100.0
+    )
     return build_block(
-        op, centers, S, Sample(op.points(probe, left=True), Y_probe),
-        block_slices(P, -(-P // blocks)), noise=noise, n_effective_rows=2000.0 if ridge else None,
-        sweeps=6, center_targets=center_targets, batch=100.0,
+        inputs, block_slices(P, -(-P // blocks)), noise=noise,
+        n_effective_rows=2000.0 if ridge else None, sweeps=6,
     )  # fmt: skip
 
 
@@ -198,7 +201,8 @@ def test_no_rank_holds_all_centers() -> None:
         centers = Centers.of(stripes[ranks.rank], op.backend, ranks, p, is_partitioned=True)
         S = Sample(op.points(X, left=True), rows(3, s, 1)).shard(ranks)
         P = Sample(op.points(probe, left=True), rows(4, h, 1))
-        build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
+        inputs = BlockInputs(op, centers, S, P)
+        build_block(inputs, block_slices(p, b), sweeps=2, damping=1e-3)
 
     with traced_memory() as traced:
         on_threads(size, build)

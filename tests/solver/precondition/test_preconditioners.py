@@ -23,15 +23,14 @@ from streamkern.solver.precondition.block import (
     JOINT_FACTOR,
     SKETCH,
     BlockPreconditioner,
-    Sample,
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.block_factor import LEVERAGE_FRACTION
+from streamkern.solver.precondition.block_factor import LEVERAGE_FRACTION, BlockInputs
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import jittered_cholesky
-from streamkern.solver.precondition.samples import merge_center_targets
+from streamkern.solver.precondition.samples import Sample, merge_center_targets
 from streamkern.solver.precondition.step_rule import (
     StepRule,
     blocks_due,
@@ -39,7 +38,7 @@ from streamkern.solver.precondition.step_rule import (
     top_eigenvalue,
 )
 from tests import reference as ref
-from tests.solver_problems import Array, both, featured, operator, rows
+from tests.solver_problems import Array, block_inputs, both, featured, operator, rows
 from tests.traced_memory import traced_memory
 
 # --- the step rule ------------------------------------------------------------------------------
@@ -250,9 +249,10 @@ def targets(X: Array, seed: int, noise: float) -> Array:
     return np.stack([np.sin(X[:, 0]), X[:, 1]], axis=1) + noise * normal
 
 
-def sample_without_targets(op: KernelOperator, X: Array) -> Sample:
-    """Return rows with targets of 0."""
-    return Sample(both(op, X), np.zeros((len(X), 1), op.dtype))
+def untargeted_inputs(op: KernelOperator, Z: Array, S: Array, probe: Array) -> BlockInputs:
+    """Return the inputs of `build_block` for rows S and `probe` with targets of 0."""
+    samples = (Sample(both(op, X), np.zeros((len(X), 1), op.dtype)) for X in (S, probe))
+    return block_inputs(op, Z, *samples)
 
 
 class BuiltBlocks:
@@ -260,7 +260,8 @@ class BuiltBlocks:
 
     def __init__(
         self, op: KernelOperator, *, block_size: int = 30, Z: Array | None = None,
-        noise: float = 0.3, estimate: Noise = NO_NOISE, **options: Any,
+        noise: float = 0.3, estimate: Noise = NO_NOISE, batch: float = np.inf, seed: int = 0,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.op, self.Z = op, rows(1, 30, 3) if Z is None else Z
         self.S, self.probe = rows(2, 300, 3), rows(3, 200, 3)
@@ -268,11 +269,13 @@ class BuiltBlocks:
         self.Y, self.Y_probe = (targets(X, 4, noise) for X in (self.S, self.probe))
         self.events: list[dict[str, Any]] = []
         block_size = min(block_size, len(self.Z))
+        inputs = block_inputs(
+            op, self.Z, Sample(both(op, self.S), self.Y.astype(op.dtype)),
+            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)), batch=batch, seed=seed,
+        )  # fmt: skip
         self.pre: BlockPreconditioner = build_block(
-            op, both(op, self.Z), Sample(both(op, self.S), self.Y.astype(op.dtype)),
-            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)),
-            block_slices(len(self.Z), block_size),
-            noise=estimate, report=lambda event, fields: self.events.append(fields), **options,
+            inputs, block_slices(len(self.Z), block_size), noise=estimate,
+            report=lambda event, fields: self.events.append(fields), **options,
         )  # fmt: skip
 
     def factors(self, b: int) -> ref.BlockFactors:
@@ -382,7 +385,8 @@ def test_setup_uses_at_most_counted_memory(
     """Check one and many outputs; memory that all runs need, and the input, are not included."""
     op = operator(precision="exact")
     op.backend.tile_rows = op.backend.tile_cols = 64
-    Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((n_blocks * b, s, h)))
+    Z = rows(0, n_blocks * b, 3)
+    S, probe = (both(op, rows(k, n, 3)) for k, n in ((1, s), (2, h)))
     Y, Y_probe = (rows(k, n, n_outputs).astype(np.float32) for k, n in ((3, s), (4, h)))
     problem = ProblemShape(
         n_rows=10**6, epochs=1, d=3, c=n_outputs, p=n_blocks * b, row_bytes=12, unit_rows=1,
@@ -404,13 +408,13 @@ def test_setup_uses_at_most_counted_memory(
     center_targets = merge_center_targets(
         op.backend, np.arange(len(Z)), zeros, None, p=len(Z), n_rows=10**6
     )
+    inputs = block_inputs(
+        op, Z, Sample(S, Y), Sample(probe, Y_probe), center_targets=center_targets,
+        half_factors=half_factors,
+    )  # fmt: skip
     with traced_memory() as traced:
-        blocks = block_slices(len(Z), b)
         noise = Noise(1e-9)  # so small that the joint fit tries a second penalty
-        build_block(
-            op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4,
-            center_targets=center_targets, noise=noise, half_factors=half_factors,
-        )  # fmt: skip
+        build_block(inputs, block_slices(len(Z), b), sweeps=4, noise=noise)
     peak = traced.peak
     other_bytes = 1 << 17  # tiles, vectors of Lanczos steps, Python objects
     assert peak <= sum(planned_bytes.get(name, 0) for name in names) + other_bytes
@@ -478,17 +482,14 @@ def test_sweeps_reach_joint_minimum_of_sample_objective(
     Z = rows(1, 30, 3)
     if features == "fourier":
         Z = frequencies(get_kernel("laplace", 2.0), 3, 30, 3)
-    points = both(op, Z)
     K_zz = np.eye(30) if features == "fourier" else ref.laplace(Z, Z, 2.0)
-    K = op.matrix(op.points(X, left=True), points)
-    starts = [
-        build_block(
-            op, points, Sample(op.points(X, left=True), Y.copy()),
-            Sample(op.points(rows(3, 200, 3), left=True), Y[:200], None, 200),  # no row is fresh
-            block_slices(30, 8), noise=noise, sweeps=sweeps,
-        ).start
-        for sweeps in (0, 1, 2, 3, 6, 60)
-    ]  # fmt: skip
+    K = op.matrix(op.points(X, left=True), both(op, Z))
+    probe = Sample(op.points(rows(3, 200, 3), left=True), Y[:200], None, 200)  # no row is fresh
+    starts = []
+    for sweeps in (0, 1, 2, 3, 6, 60):
+        inputs = block_inputs(op, Z, Sample(op.points(X, left=True), Y.copy()), probe)
+        pre = build_block(inputs, block_slices(30, 8), noise=noise, sweeps=sweeps)
+        starts.append(pre.start)
     values = np.array([objective(K, Y, K_zz, penalty, start) for start in starts])
     assert (np.diff(values, axis=0) <= 1e-12 * values[0]).all()
     assert (values[1] < values[0] * (1 - 1e-4)).all()
@@ -536,13 +537,7 @@ def test_too_small_bandwidth_is_refused(ridge: float) -> None:
 def test_probe_without_kernel_values_is_refused() -> None:
     op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
     with pytest.raises(ConfigError, match="is zero or not finite"):
-        build_block(
-            op,
-            both(op, Z),
-            sample_without_targets(op, Z),
-            sample_without_targets(op, rows(2, 50, 3)),
-            [slice(0, 30)],
-        )
+        build_block(untargeted_inputs(op, Z, Z, rows(2, 50, 3)), [slice(0, 30)])
 
 
 @pytest.mark.parametrize("name", ["Z", "S", "probe"])
@@ -551,10 +546,7 @@ def test_non_finite_rows_are_refused(name: str) -> None:
     data = {"Z": rows(1, 30, 3), "S": rows(2, 100, 3), "probe": rows(3, 50, 3)}
     data[name][7, 1] = np.nan
     with pytest.raises(ConfigError, match="not finite"):
-        build_block(
-            op, both(op, data["Z"]), sample_without_targets(op, data["S"]),
-            sample_without_targets(op, data["probe"]), [slice(0, 30)],
-        )  # fmt: skip
+        build_block(untargeted_inputs(op, **data), [slice(0, 30)])
 
 
 def test_half_precision_overflow_is_named() -> None:
