@@ -114,7 +114,9 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
             "each frequency",
             "add or subtract 1",
         )
-    rng, n, width = np.random.default_rng([seed, FREQUENCY_STAGE]), n_features // 2, d
+    rng = np.random.default_rng([seed, FREQUENCY_STAGE])
+    n = n_features // 2
+    width = d
     if kernel.metric is not None:
         width = kernel.features(d)
     if type(kernel) is LaplaceL1:

@@ -40,7 +40,7 @@ from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import rules_from_meta
 
-CALLS, CALLS_OF_BLOCK = 10, 6
+CALLS_OF_STEP, CALLS_OF_BLOCK = 10, 6
 """Approximate overhead of a step, and of each block in it, in calls of a kernel product."""
 
 
@@ -253,7 +253,7 @@ def training_op_counts(
     if problem.finds_ridge and b < p:
         blocks_per_step = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
         centers += OpCounts(entries=p * b * steps * blocks_per_step)
-    return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
+    return rows, centers, OpCounts(calls=steps * (CALLS_OF_STEP + CALLS_OF_BLOCK * -(-p // b)))
 
 
 def _setup_arrays(pre: BlockPreconditioner) -> dict[str, Array]:

@@ -124,7 +124,8 @@ class BlockRidge:
 
     def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""
-        values, block = state.pending["ridge_values"], self.preconditioner.blocks[b]
+        values = state.pending["ridge_values"]
+        block = self.preconditioner.blocks[b]
         with self.partition.replace_rows(values, block) as out:
             if self.preconditioner.L is None:
                 self.partition.product(self.op, self.Z, block, state.alpha, out)
@@ -138,7 +139,8 @@ class BlockRidge:
         """
         ranks, L = self.partition.ranks, self.preconditioner.L
         rows = ranks.triangle(len(out))
-        columns, lower = slice(rows.stop), rows.start == 0
+        columns = slice(rows.stop)
+        lower = rows.start == 0
         workspace, gathered = self.backend.workspace, self.partition.lend_gathered
         if not ranks.is_single:
             out[...] = 0
@@ -157,6 +159,7 @@ class BlockRidge:
 
     def _is_due(self, b: int, step: int) -> bool:
         """Return whether this step evaluates block b, by `ridge_schedule`."""
-        n, (evaluation, remainder) = len(self.preconditioner.blocks), divmod(step, self.stride)
+        n = len(self.preconditioner.blocks)
+        evaluation, remainder = divmod(step, self.stride)
         # Evaluation i is of `count` blocks, beginning with block i count modulo n.
         return remainder == 0 and (b - evaluation * self.count) % n < self.count

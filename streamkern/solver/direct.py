@@ -25,7 +25,7 @@ from streamkern.solver.equations import KERNEL_SLAB_ROWS
 from streamkern.solver.kernel_ridge import PRODUCT_COLUMNS, KernelRidgeSolver
 from streamkern.solver.left_out import INVERSE_COLUMNS, add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
-from streamkern.solver.posterior import MATRICES
+from streamkern.solver.posterior import POSTERIOR_MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, Noise
 from streamkern.solver.ridge_curve import MAX_COLUMNS, PROBES
@@ -44,7 +44,7 @@ REFINEMENTS = 3
 """Typical number of products with the kernel matrix that refine a solution."""
 ROUNDOFF = 2.0**-24
 """Largest relative error of a number that is rounded to float32."""
-GROUPS = 4
+RIDGE_GROUPS = 4
 """Approximate number of different ridges of many outputs."""
 
 
@@ -154,7 +154,7 @@ class Direct(Method[DirectSizes]):
     def _n_factors(self, problem: ProblemShape) -> int:
         """Return the approximate number of factors; outputs with similar ridges share one."""
         several_ridges = problem.several_targets and problem.finds_ridge
-        final_factors = min(problem.c, GROUPS) if several_ridges else 1
+        final_factors = min(problem.c, RIDGE_GROUPS) if several_ridges else 1
         searches = problem.finds_ridge and self.finds_ridge(problem)
         return final_factors + DIRECT_TRIALS * n_parts(problem.p) * searches
 
@@ -258,9 +258,9 @@ class Direct(Method[DirectSizes]):
     def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
         """Add the buffers of a posterior that is being computed; its arrays are on the host."""
         if problem.posterior:
-            p = problem.p
-            buffers.add("train", "basis of the posterior, being computed", MATRICES * p, p,
-                itemsize=8)  # fmt: skip
+            rows = POSTERIOR_MATRICES * problem.p
+            name = "basis of the posterior, being computed"
+            buffers.add("train", name, rows, problem.p, itemsize=8)
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Return a setup without arrays, as there is nothing to compute before the first step."""

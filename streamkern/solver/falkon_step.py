@@ -48,7 +48,7 @@ from streamkern.solver.base import Solver, State
 
 CAST_SLAB_ROWS = 256
 """Number of rows of H that are cast to float64 at a time."""
-OF_ALL = ("squares", "least")
+ARRAYS_WITHOUT_CENTERS = ("squares", "least")
 """Names of a checkpoint's arrays that do not have a row for each center."""
 WORST_RESIDUAL = 2.0
 """Largest residual, relative to the least so far, with which weights are accepted.

@@ -60,7 +60,7 @@ class LowRank(Method[_S]):
         super().check(problem, options)
 
     def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
-        """Return the rows of the sample and of the probe, and the number of damped directions."""
+        """Return the rows of the setup sample and of the probe, and the level of EigenPro."""
         return low_rank_sizes(problem, options, default_sample_size(problem.p))
 
     def _batches(self, problem: ProblemShape) -> list[int]:
@@ -98,7 +98,7 @@ def add_probe(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
 
 
 def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
-    """Return the bytes of the sample's rows and eigenvectors."""
+    """Return the bytes of the setup sample's rows and eigenvectors."""
     features = problem.d + sizes.level
     return sizes.n_sample * (problem.prepared_row_bytes + features * problem.itemsize)
 
@@ -133,7 +133,7 @@ def low_rank_sizes(
 
 
 def default_sample_size(p: int) -> int:
-    """Return the default number of rows of the sample, for p centers."""
+    """Return the default number of rows of the setup sample, for p centers."""
     return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 

@@ -42,7 +42,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_batch_size
+from streamkern.planning.sizes import LOADER_SIZES, Sizes, batch_candidates, check_batch_size
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -52,7 +52,7 @@ from streamkern.solver.ridge_curve import noise_rows
 Report = Callable[[str, dict[str, Any]], None]
 _S = TypeVar("_S", bound=Sizes)
 Samples = Callable[[], tuple[SampleRows, SampleRows]]
-"""Function that returns the sample and the probe.
+"""Function that returns the setup sample and the probe.
 
 It is a function so that `compute` can free the raw rows once it has prepared them. If the centers
 are the training rows, sample and probe are training rows as well.
@@ -65,7 +65,7 @@ class Setup:
 
     arrays : arrays on the device, by name.
     meta : numbers, which are also written to the log.
-    sample_rows : row numbers of the sample, if they are known.
+    sample_rows : row numbers of the setup sample, if they are known.
     """
 
     arrays: dict[str, Array]
@@ -235,8 +235,8 @@ class Method(Generic[_S]):
     # -- sizes -----------------------------------------------------------------------------
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
-        """Return candidate sizes for settings without a value, from the best to the smallest."""
-        raise NotImplementedError
+        """Return candidate sizes, from the best to the smallest; here they have no setup sample."""
+        return self._sizes_for_batches(batch_candidates(problem))
 
     def _sizes_for_batches(
         self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any

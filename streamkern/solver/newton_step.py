@@ -159,7 +159,8 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
 
         A run that has stalled is marked, see `LineSearch.is_stalled`.
         """
-        tested_step, same_loss = self._line_search(state), self._is_same_loss(state)
+        tested_step = self._line_search(state)
+        same_loss = self._is_same_loss(state)
         entries = super().end_epoch(state)
         full_step = same_loss and entries["taken"] and tested_step.step_length == 1.0
         if full_step and self._is_last_loss(state):

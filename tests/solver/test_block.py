@@ -1,4 +1,4 @@
-"""The block solver step by step against the reference, and where it converges to."""
+"""Check the steps of the block solver against the reference, and its limits."""
 
 from __future__ import annotations
 

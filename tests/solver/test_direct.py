@@ -1,4 +1,4 @@
-"""The direct solver against least squares of the whole matrix in float64."""
+"""Check the direct solver against least squares of the kernel matrix in float64."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
     facts = solver.end_epoch(state)
     K, K_zz, root = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z), np.sqrt(w)[:, None]
 
-    def left(ridge: float) -> float:
+    def held_out_error(ridge: float) -> float:
         errors, n = 0.0, 0
         for out in folds(case):
             fit = np.setdiff1d(np.arange(240), out)
@@ -152,8 +152,8 @@ def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
     trials = dict(facts["tried"])
     assert len(trials) >= 4
     for ridge, error in trials.items():
-        if ridge >= 1e-9:  # below, the equations themselves are at the end of float64
-            assert error == pytest.approx(left(ridge), rel=1e-5)
+        if ridge >= 1e-9:  # with less, rounding in float64 dominates the equations
+            assert error == pytest.approx(held_out_error(ridge), rel=1e-5)
     best = min(trials, key=lambda ridge: trials[ridge])
     assert best / 10 < state.ridge / 0.8 < best * 10
     truth = ref.ridge(root * K, root * case.Y, K_zz, state.ridge)
@@ -243,12 +243,11 @@ def test_equal_and_nearly_equal_centers_are_solved(precision: str, offset: float
 
 
 def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
-    """Compare with least squares on the centers without them, up to the rounding of the kernel.
+    """Compare with least squares on the centers without duplicates, up to rounding of the kernel.
 
-    Squared distances are off by eps (|x|^2 + |z|^2) / bandwidth^2, 3e-4 here, and a kernel with a
-    kink by the root of that where centers and rows coincide. Weights that fitted this noise were
-    at 5e5, and other rows off by 1900 times the targets. The truth itself is a tenth away from
-    the targets of rows that are centers: others are near.
+    Squared distances have errors of eps (|x|^2 + |z|^2) / bandwidth^2, here 3e-4. Where centers and
+    rows coincide, a kernel with a kink has the square root of this error. Weights that fitted these
+    errors would be 5e5, and predictions of other rows 1900 times the targets.
     """
     X, fresh = rows(0, 240, 3), rows(9, 100, 3)
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12]])
@@ -275,7 +274,7 @@ def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
 SINGULAR = "of solver 'direct' for 16 {} are singular .* give solver.ridge"
 
 
-def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
+def doubled_centers_run(**overrides: Any) -> tuple[RunConfig, Array]:
     """Return a run of two different passes, with 8 centers that occur twice."""
     config = settings(**DIRECT, **{"model.n_centers": "auto", "solver.ridge": 0.0} | overrides)
     return config, np.repeat(arrays(8, 1)[0], 2, axis=0)
@@ -288,14 +287,14 @@ def test_run_without_ridge_warns_of_singular_equations(
 ) -> None:
     """Check that there is one warning, although two passes find them, and that the log has both."""
     names = {"run.precision": precision, "model.features": features, "run.run_dir": str(tmp_path)}
-    config, centers = doubled(**names)
-    with warnings.catch_warnings(record=True) as message:
+    config, centers = doubled_centers_run(**names)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         finished(config, source=stream(), centers=centers)
-    [one] = message
-    assert re.search(SINGULAR.format("centers"), str(one.message))
+    [warning] = caught
+    assert re.search(SINGULAR.format("centers"), str(warning.message))
     passes = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "pass"]
-    assert [e["note"] for e in passes] == [str(one.message)] * 2
+    assert [e["note"] for e in passes] == [str(warning.message)] * 2
 
 
 def test_run_with_fewer_rows_than_features_warns() -> None:
@@ -310,13 +309,13 @@ def test_regular_equations_give_no_warning(precision: str, tmp_path: Path) -> No
     """Check that there is no warning, and no note in the log."""
     for ridge, every in ((1e-4, 1), (0.0, 2)):
         path = tmp_path / str(every)
-        config, centers = doubled(
+        config, centers = doubled_centers_run(
             **{"run.precision": precision, "solver.ridge": ridge, "run.run_dir": str(path)}
         )
-        with warnings.catch_warnings(record=True) as message:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             finished(config, source=stream(), centers=centers[::every])
-        assert not message
+        assert not caught
         passes = [e for e in read_log(path / "log.jsonl") if e["event"] == "pass"]
         assert [e.get("note") for e in passes] == [None, None]
 

@@ -1,4 +1,4 @@
-"""FALKON against a few lines of preconditioned conjugate gradient, and where it ends."""
+"""Check FALKON against preconditioned conjugate gradient in a few lines, and its limit."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ from tests.solver_problems import (
 KERNEL = ref.make_kernel("laplace", 2.0)
 
 
-def falkon(ridge: float = 0.0, tolerance: float = 1e-13, precision: str = "float64") -> Case:
+def falkon_case(ridge: float = 0.0, tolerance: float = 1e-13, precision: str = "float64") -> Case:
+    """Return the case of solver "falkon" with this ridge."""
     options = solver_settings(ridge=ridge, tolerance=tolerance)
     return make_case(operator(precision=precision), "falkon", options=options)
 
 
 def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> list[Array]:
-    """Return the iterates of one column, the textbook's way."""
+    """Return the n + 1 iterates of one column by preconditioned conjugate gradient."""
     r = b - A @ alpha
     z = M @ r
     v, iterates = z, [alpha]
@@ -72,7 +73,7 @@ def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> li
 @pytest.mark.parametrize("start", ["zero", "warm"])
 @pytest.mark.parametrize("ridge", [0.0, 1e-2])
 def test_iterates_equal_conjugate_gradient(ridge: float, start: str) -> None:
-    case = falkon(ridge)
+    case = falkon_case(ridge)
     solver = case.solver()
     start_weights = rows(6, 24, 2) if start == "warm" else np.zeros((24, 2))
     state = solver.init(start_weights if start == "warm" else None)
@@ -99,7 +100,8 @@ def test_iterates_equal_conjugate_gradient(ridge: float, start: str) -> None:
         state.rows = 0
 
 
-def converged(case: Case, passes: int = 60) -> tuple[Solver, State]:
+def run_to_convergence(case: Case, passes: int = 60) -> tuple[Solver, State]:
+    """Return the solver and its state when it has finished."""
     solver = case.solver()
     state = solver.init()
     for _ in range(passes):
@@ -111,8 +113,8 @@ def converged(case: Case, passes: int = 60) -> tuple[Solver, State]:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1])
 def test_falkon_converges_to_least_squares(ridge: float) -> None:
-    case = falkon(ridge)
-    _, state = converged(case)
+    case = falkon_case(ridge)
+    _, state = run_to_convergence(case)
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
     truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
     close(state.alpha, truth, 1e-9)
@@ -124,7 +126,7 @@ def test_near_duplicates_in_float32_are_harmless(bandwidth: float, ridge: float)
     """Check that predictions stay of the size of the targets, and improve in every pass."""
     X = rows(0, 240, 3)
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12], X[:12] + 1e-4])
-    case = falkon(ridge, precision="exact")
+    case = falkon_case(ridge, precision="exact")
     op = operator(precision="exact", bandwidth=bandwidth)
     setup = computed(op, Z, X, X, case.sizes, case.options)
     case = replace(case, op=op, Z=Z, setup=setup)
@@ -162,9 +164,9 @@ def test_falkon_does_not_depend_on_kernel_scale() -> None:
 
 
 def test_zero_output_stays_zero() -> None:
-    case = falkon(1e-3)
+    case = falkon_case(1e-3)
     case.Y = np.stack([case.Y[:, 0], np.zeros(240)], axis=1)
-    _, state = converged(case)
+    _, state = run_to_convergence(case)
     assert np.isfinite(state.alpha).all()
     assert not state.alpha[:, 1].any()
     case.Y = np.zeros((240, 2))
@@ -175,7 +177,7 @@ def test_zero_output_stays_zero() -> None:
 
 
 def test_non_finite_values_are_named() -> None:
-    case = falkon(1e-3)
+    case = falkon_case(1e-3)
     case.Y[3] = np.inf
     solver = case.solver()
     with (
@@ -321,7 +323,7 @@ def test_heavy_tails_and_tiny_ridge_give_finite_model(epochs: int) -> None:
 
 
 def test_weights_with_larger_residual_are_rejected() -> None:
-    case = falkon(ridge=1e-3)
+    case = falkon_case(ridge=1e-3)
     solver = case.solver()
     state = solver.init()
     one_pass(case, solver, state)

@@ -1,4 +1,4 @@
-"""Rows left out of a fit to centers, against fits to all other rows in float64."""
+"""Check leave-one-out predictions against fits to all other rows in float64."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def left_out(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, Z: np.ndarray, ridge: float,
     features: str = "kernel",
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Return the result of `DirectSolver.leave_one_out` for a fit to all rows."""
     op = solver_problems.featured(solver_problems.operator(precision="float64"), features, len(Z))
     points = op.points(Z, left=True, right=True)
     solver = DirectSolver(op, points, ridge=ridge, n_outputs=Y.shape[1], max_batch=len(X))

@@ -1,4 +1,4 @@
-"""Many outputs: in panels as at once, and nothing of their number but what has to be."""
+"""Check many outputs: they are solved in panels, and limit the sizes of units and batches."""
 
 from __future__ import annotations
 

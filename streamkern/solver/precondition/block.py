@@ -3,8 +3,8 @@
 `block_factor` computes the factors of one block, `step_rule` the step size that they allow.
 
 If rows have sample weights w, the vectors sqrt(w) phi(x) are whitened: their covariance is the
-Hessian of the weighted loss, and the leverage of a row is w |phi|^2. So the rows of the sample and
-of the probe are scaled by sqrt(w) in their kernel matrices, and nothing else changes.
+Hessian of the weighted loss, and the leverage of a row is w |phi|^2. So the rows of the setup
+sample and of the probe are scaled by sqrt(w) in their kernel matrices; nothing else changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SKETCH = 16
 SKETCH_STAGE = 6
 """Number of the stage in the seeds of the sketches."""
 JOINT_FACTOR = 2.0
-"""Factor on the penalty if several blocks learn from the sample together.
+"""Factor on the penalty if several blocks learn from the setup sample together.
 
 Too large a penalty costs no more than too small a one, and in directions that the sample barely
 covers the start is all noise. Measured in docs/explanation/block-measured.md, "The penalty".
@@ -56,7 +56,7 @@ MIN_PENALTY = 1e-5
 class BlockPreconditioner:
     """One inverse square root of a covariance per block of centers.
 
-    For block b and a sample S of s rows of the stream (ours):
+    For block b and the setup sample S, s rows of the stream (ours):
 
         K(Z_b, Z_b) + jitter = L L^T                     (RKHS metric of the block)
         W = L^-1 K(Z_b, S),   A A^T = W W^T / s + mu I   (covariance of the stream in this metric)
@@ -161,7 +161,7 @@ def build_block(
     max_batch: float = math.inf, sweeps: int = 0,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:  # fmt: skip
-    """Factor every block, fit the start to the sample, and measure the step on the probe.
+    """Factor every block, fit the start to the setup sample, and measure the step on the probe.
 
     Rows of the probe that are centers are left out, unless all of them are.
 

@@ -1,7 +1,7 @@
-"""Computations with one block: its fit to a sample, and its factor H for a penalty mu.
+"""Computations with one block: its fit to the setup sample, and its factor H for a penalty mu.
 
 The covariance of the stream is the sum of two terms: the rows that are centers of the block, whose
-term is computed exactly, and all other rows, whose term is estimated from the sample.
+term is computed exactly, and all other rows, whose term is estimated from the setup sample.
 """
 
 from __future__ import annotations
@@ -191,9 +191,10 @@ class BlockFactor:
         return random_start(self.backend, [self.inputs.seed, stage], len(self.Z), self.op.dtype)
 
     def solution(self, penalty: float) -> Array | None:
-        """Return the weights (b, c) that minimise the sample's mean squared error + penalty |f|^2.
+        """Return the weights (b, c) that minimise the mean squared error plus penalty |f|^2.
 
-        The result is None if rounding makes C + penalty I indefinite.
+        The error is on the setup sample. The result is None if rounding makes C + penalty I
+        indefinite.
         """
         A, x = self.C.copy(), self.moment.copy()
         A.reshape(-1)[:: len(A) + 1] += penalty
@@ -208,9 +209,10 @@ class BlockFactor:
         return self.norm.weights(self.backend, x)
 
     def fit(self, penalty: float, start: Array, *, subtract: bool) -> None:
-        """Fit the block to the sample, and write its weights to `start`; 0 if rounding prevents it.
+        """Fit the block to the setup sample, and write its weights to `start`.
 
-        With `center_targets`, the rows that are centers take part in the fit.
+        With `center_targets`, the rows that are centers take part. If rounding makes the fit
+        impossible, the weights are 0.
 
         start : (q, c) weights of the centers of this rank's stripe.
         subtract : whether the next blocks fit what this one leaves: its fit is subtracted from the
@@ -313,7 +315,7 @@ MIN_CENTER_SHARE = 0.25
 """Smallest share of the centers in a block from which the noise is estimated."""
 FRESH_NOISE_GAIN_SE = 2.0
 """Smallest significant mean gain on the fresh rows, in standard errors."""
-DECADES = 5
+SEARCHED_DECADES = 5
 """Powers of ten from the top eigenvalue of the covariance down to the first penalty that is tried.
 
 The search would find no slope among smaller penalties, whose errors may all be equal.
@@ -356,7 +358,8 @@ def noise_on_fresh_rows(factor: BlockFactor, noise: Noise, n_sample_rows: float)
         return float(squares.mean())
 
     max_exponent = max(round(math.log10(factor.top / first_penalty)), 0)
-    errors = geometric_search(error, max(max_exponent - DECADES, 0), 0, max_exponent, stride=1)
+    first_exponent = max(max_exponent - SEARCHED_DECADES, 0)
+    errors = geometric_search(error, first_exponent, 0, max_exponent, stride=1)
     if 0 not in errors:
         errors[0] = error(1.0)
     if not squares_by_exponent:
@@ -380,7 +383,8 @@ def _fresh_squared_errors(factor: BlockFactor, penalty: float) -> npt.NDArray[An
     They are NaN if rounding makes the penalty impossible.
     """
     op, probe = factor.op, factor.inputs.probe
-    fresh, weights = slice(probe.first_fresh, len(probe)), factor.solution(penalty)
+    fresh = slice(probe.first_fresh, len(probe))
+    weights = factor.solution(penalty)
     if weights is None:
         return np.full(probe.n_fresh, np.nan)
     residuals = probe.Y[fresh] - op.product(probe.X[fresh], factor.Z, weights)

@@ -105,7 +105,8 @@ class Joint:
             self.sweeps(n)
             return
         self.sweeps(n_third)
-        state, (_, error) = self._state(), fit_to_fresh_rows(self.inputs, self.start)
+        state = self._state()
+        _, error = fit_to_fresh_rows(self.inputs, self.start)
         self.penalty = smaller_penalty
         self.sweeps(n - n_third, start_number=n_third)
         if not fit_to_fresh_rows(self.inputs, self.start)[1] < error:
@@ -151,10 +152,12 @@ class Joint:
             g[in_block] -= self.penalty * self.jitters[b] * self.start[in_stripe]
         self._sum(g)
         # The step, and the curvature of the objective along it, by the same terms.
-        H, u = self.H[b], xp.empty(g.shape, op.dtype)
+        H = self.H[b]
+        u = xp.empty(g.shape, op.dtype)
         assert H is not None
         self._sum(apply_root(H, g, u, self.ranks, op.backend, scale=self.scales[b]))
-        u_stripe, Ku_sample = u[in_block], op.product(S.X, Z, u)
+        u_stripe = u[in_block]
+        Ku_sample = op.product(S.X, Z, u)
         curvature = (self.weights * Ku_sample**2).sum(axis=0)
         if values is None:  # explicit features: the norm of f is the norm of its weights
             curvature += self.penalty * (u_stripe * u_stripe).sum(axis=0)

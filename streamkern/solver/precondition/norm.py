@@ -101,7 +101,8 @@ def inverse_root(
     xp, backend, b = op.backend.xp, op.backend, len(C)
     diagonal = xp.arange(b)
     mu = max(mu, eps(op.dtype) * top / 100)
-    trace, A = float(C.diagonal().sum()), C.copy()
+    trace = float(C.diagonal().sum())
+    A = C.copy()
     check_overlap(op, trace, "covariance")
     while True:
         A[diagonal, diagonal] += mu
@@ -170,7 +171,7 @@ def jittered_cholesky(
 
 
 def eps(dtype: Any) -> float:
-    """Return the relative_jitter spacing of the numbers of a floating dtype."""
+    """Return the relative spacing of the numbers of a floating dtype."""
     return float(np.finfo(dtype).eps)
 
 

@@ -225,9 +225,10 @@ def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tup
     alphas: list[float] = []
     betas: list[float] = []
     for k in range(len(basis)):
-        w, previous = apply(basis[k]), basis[: k + 1]
+        w = apply(basis[k])
+        previous = basis[: k + 1]
         alphas.append(float((w * basis[k]).sum()))
-        for _twice in range(2):
+        for _ in range(2):
             w = w - (previous @ w) @ previous
         beta = _norm(w)
         betas.append(beta)

@@ -1,5 +1,4 @@
-"""The noise that a block tells on fresh rows: against fits with each penalty, and draws of which it
-is known."""
+"""Check the noise that fresh rows show against fits with each penalty, and draws of known noise."""
 
 from __future__ import annotations
 
@@ -23,15 +22,16 @@ from tests.solver_problems import Array, block_inputs, operator, rows
 
 N, H, P, D = 600, 800, 200, 6
 LOW = Noise(1e-6, 1024, grows=False)
-"""What a thousand rows say that do not tell it."""
+"""Noise of a thousand rows that do not determine it."""
 
 
 def truth(X: Array) -> Array:
+    """Return two smooth functions of the rows, (n, 2)."""
     return np.stack([np.sin(X[:, 0] + X[:, 1]), np.cos(X[:, 2])], axis=1)
 
 
 class Case:
-    """A block of centers, a sample, and a probe, with that deviation of noise in their targets."""
+    """A block of centers, a sample and a probe whose targets have noise of this deviation."""
 
     def __init__(self, noise: float, weighted: bool = False, block: int = P) -> None:
         self.X, self.Z = rows(0, N + H, D), rows(1, P, D)
@@ -104,7 +104,7 @@ def test_noise_free_targets_keep_noise() -> None:
 @pytest.mark.parametrize(
     "noise",
     [Noise(1e-6, 1024), NO_NOISE, Noise(0.0, 1024, grows=False)],
-    ids=["told", "nothing looked at", "none"],
+    ids=["grows", "no estimate", "zero"],
 )
 def test_given_noise_is_kept(noise: Noise) -> None:
     assert Case(0.5).estimate(noise) is noise

@@ -1,4 +1,4 @@
-"""Factors that are rounded to float16: their errors, what is measured on them, and runs."""
+"""Check factors that are rounded to float16: their errors, measurements on them, and runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUNDING = 3e-6
 HALVES = METHODS["blocks, ridge"] | {"solver.factor_dtype": "float16"}
 
 
-def make_ill_conditioned() -> tuple[Array, Array]:
+def make_ill_conditioned_factor() -> tuple[Array, Array]:
     """Return a factor in float32 and kernel values (n, P) of other rows, with a large mean."""
     Z, X = rows(1, P, 3), rows(2, 2000, 3)
     kernel = ref.make_kernel("laplace", 20.0)
@@ -40,7 +40,7 @@ def make_ill_conditioned() -> tuple[Array, Array]:
 
 def test_errors_are_small_multiples_of_rows() -> None:
     """Check H' = (I + P) H with the norm of P that is returned, and values of float16."""
-    H, K = make_ill_conditioned()
+    H, K = make_ill_conditioned_factor()
     scale = half_scale(H)
     assert 2.0**13 < scale * np.abs(H).max() <= 2.0**14
     values, halves, growth = round_factor(Backend(1), H, scale)
@@ -75,7 +75,7 @@ def build_preconditioner(
     return build_block(inputs, block_slices(80, 40), noise=noise, ridge=1e-4, sweeps=4)
 
 
-def test_the_step_is_that_of_the_rounded_factor() -> None:
+def test_step_uses_the_rounded_factor() -> None:
     """Check leverages, the bound of the ridge and the step against dense matrices in float64."""
     pre, Z, probe = build_preconditioner(), rows(0, 80, 3), rows(2, 300, 3)
     kernel, leverage = ref.make_kernel("laplace", 20.0), np.zeros(300)
@@ -113,7 +113,7 @@ def test_ranks_have_rows_of_the_rounded_factor(size: int) -> None:
         assert (np.abs(sum(terms) - H.T @ (H @ g)) <= bound).all()
 
 
-def test_a_stop_leaves_no_trace(tmp_path: Path) -> None:
+def test_resumed_run_has_same_bits(tmp_path: Path) -> None:
     """Check also that weights are nearly those of a run with factors in float32."""
     result = assert_resume_gives_same_bits(tmp_path, [1, 7], HALVES, array_source())
     plain = finished(settings(**METHODS["blocks, ridge"]), source=array_source())
@@ -122,8 +122,8 @@ def test_a_stop_leaves_no_trace(tmp_path: Path) -> None:
     assert not np.array_equal(*weights)
 
 
-def test_factors_travel_between_ranks_and_runs(tmp_path: Path) -> None:
-    """Check that ranks save the factors that they share, and go on with them."""
+def test_ranks_save_and_resume_shared_factors(tmp_path: Path) -> None:
+    """Check that two ranks reach nearly the weights of one rank."""
     store = rank_runs.write_store(tmp_path)
     changes = rank_runs.SMALL | {"solver.factor_dtype": "float16", "run.precision": "exact"}
     for name, size in (("one", 1), ("many", 2)):

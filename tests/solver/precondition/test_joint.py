@@ -1,4 +1,4 @@
-"""The joint start against the quadratic it minimises, written out."""
+"""Check the joint fit against its quadratic objective, in a few lines."""
 
 from __future__ import annotations
 
@@ -125,10 +125,8 @@ def test_sweeps_reach_the_minimum(
 def test_learnable_output_is_learned_beside_noise() -> None:
     """Check outputs of any size: sweeps continue while any output gains."""
     noise = 1e4 * rows(3, N, 1)
-    single_output, with_noise = (
-        make_problem(Y[:, :1], None, True),
-        make_problem(np.hstack([noise, Y[:, :1]]), None, True),
-    )
+    single_output = make_problem(Y[:, :1], None, True)
+    with_noise = make_problem(np.hstack([noise, Y[:, :1]]), None, True)
     single_output.sweeps(40)
     with_noise.sweeps(40)
     value = objective(with_noise.start, np.hstack([noise, Y[:, :1]]), None, True)[1]
@@ -155,8 +153,7 @@ def test_changes_that_worsen_fresh_rows_are_undone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     noisy_targets = Y + 4 * rows(5, N, 2)
     problem, reference = (
-        make_problem(noisy_targets, None, True),
-        make_problem(noisy_targets, None, True),
+        make_problem(noisy_targets, None, True, fresh_targets=Y) for _ in range(2)
     )
     problem.learn(600, PENALTY / 1000)
     reference.sweeps(600)

@@ -1,4 +1,4 @@
-"""Sums over parts of a grid of ranks; a preconditioner that several ranks make is that of one."""
+"""Check sums over parts of a rank grid, and that ranks build the preconditioner of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are centers: their sums, and a block with them against the stream as a whole."""
+"""Check rows that are centers: their sums, and the block preconditioner of the complete stream."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ NOISE = Noise(PENALTY * N, N)
 
 
 def kernel(A: Array, B: Array) -> Array:
+    """Return the Laplace kernel matrix of A and B."""
     return ref.laplace(A, B, 2.0)
 
 
@@ -64,6 +65,7 @@ def test_merged_targets_keep_dtype_of_run() -> None:
 
 
 def merge_first_rows(w: Array | None) -> CenterTargets:
+    """Return the targets of the first rows, which are the centers."""
     part = None if w is None else w[:P]
     return merge_center_targets(Backend(1), np.arange(P), Y[:P], part, p=P, n_rows=N)
 
