@@ -1,4 +1,4 @@
-"""Tiled products against dense float64 and scikit-learn, for every kernel, tile size and mode."""
+"""Check tiled products against dense float64, for every kernel, tile size and mode."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def profile(kernel: Kernel, sq: ref.Array) -> ref.Array:
 
 
 def entry_bound(op: KernelOperator, A: Array, B: Array, terms: float = 1.0) -> ref.Array:
-    """Return how far float32 may put each K(a, b) from the truth.
+    """Return bounds (m, p) of the errors of kernel values in float32.
 
     A scaled squared distance is a sum of d + 2 products whose sizes add up to at most
     2 (|a|^2 + |b|^2), and each of a, b is rounded twice when it is shifted and scaled: it is off
-    by less than 2 (d + 8) eps (|a|^2 + |b|^2). The profile falls, so its value is off by no more
-    than what it falls over that range on either side, and by its own few roundings.
+    by less than 2 (d + 8) eps (|a|^2 + |b|^2). The profile falls, so the error of its value is at
+    most its change over that range on either side, and a few rounding errors of its own.
     """
     eps, bw = EPS["exact"], op.kernel.bandwidth
     centre = np.zeros(A.shape[1]) if op.shift is None else np.asarray(op.shift, np.float64)
@@ -310,10 +310,3 @@ def test_nan_row_affects_only_its_own_values() -> None:
 def test_bandwidth_must_be_a_positive_number(bandwidth: float) -> None:
     with pytest.raises(ConfigError, match=r"bandwidth=.* must be a finite number above 0"):
         get_kernel("laplace", bandwidth)
-
-
-def test_unknown_kernel_and_precision_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kernel='gauss' is not known; use one of laplace, "):
-        get_kernel("gauss")
-    with pytest.raises(ConfigError, match="precision='tf32' is not known"):
-        operator(precision="tf32")
