@@ -168,7 +168,7 @@ class FourierFeatures(InnerKernel):
 
 
 def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the description of a kernel; of random features, that of the kernel they approximate.
+    """Return the description of a kernel, or of the kernel that random features approximate.
 
     described : a result of `Kernel.describe`.
     """

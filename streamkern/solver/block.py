@@ -96,7 +96,7 @@ class BlockMethod(Method[BlockSizes]):
         return problem.c + SKETCH
 
     def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
-        """Return the memory needs of the step."""
+        """Return the memory needs of the setup and of the step."""
         single_block = sizes.block_size == problem.p
         factors = 2 if problem.ridge and single_block else 1
         sweep_rows = 0 if single_block else max(problem.p, sizes.n_sample)
@@ -228,7 +228,6 @@ class BlockMethod(Method[BlockSizes]):
         return BlockSolver(
             work.op, work.Z.each(partition.part), pre, seed=work.seed, ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, center_partition=partition,
-            remedy=f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth",
             **work.solver_arguments(setup),
         )  # fmt: skip
 

@@ -54,6 +54,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -141,17 +142,17 @@ class BlockSolver(Solver):
     Parameters
     ----------
     preconditioner, seed : the result of `build_block`, and its seed.
-    average_k : see `Solver`; None: 0.5 for up to 4 blocks, else 1.
     ridge : coefficient of the kernel norm in the loss.
     keep : whether a step keeps all of K(X, Z), max_batch x p; otherwise it evaluates the columns of
         each block twice.
     cycled : see `finite_population_factor`.
     """
 
+    remedy = f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth"
+
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
-        remedy: str = Solver.remedy, average_k: float | None = None, ridge: float = 0.0,
-        keep: bool = True, cycled: int | None = None,
+        ridge: float = 0.0, keep: bool = True, cycled: int | None = None,
         center_partition: CenterPartition | None = None, **solver_arguments: Any,
     ) -> None:  # fmt: skip
         if center_partition is None:
@@ -165,10 +166,8 @@ class BlockSolver(Solver):
             op, Z, preconditioner, self.partition, ridge=ridge, max_batch=self.max_batch
         )
         xp, c = op.backend.xp, self.n_outputs
-        self.remedy = remedy
         # See "The constant theta of the running average" in docs/explanation/block-measured.md.
-        default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
-        self.average_k = default_k if average_k is None else average_k
+        self.average_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         widest = max(b.stop - b.start for b in preconditioner.blocks)
         self._Z = [Z[block] for block in self.partition.local]
         widths = [len(Z_b) for Z_b in self._Z]

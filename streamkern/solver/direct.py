@@ -52,8 +52,8 @@ RIDGE_GROUPS = 4
 class DirectSizes(Sizes):
     """Sizes of the direct solver.
 
-    n_sums : number of sums: one over all rows, and one over each held-out part; 0 if the rows are
-        the centers, see `kernel_ridge`.
+    n_sums : number of p x p sums: one over all rows, and one over each held-out part; 0 if the rows
+        are the centers, see `kernel_ridge`; for `Newton` one for each output.
     """
 
     n_sums: int

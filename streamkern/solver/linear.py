@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import ConfigError
@@ -144,6 +145,16 @@ def _measure(
     return rule_of_gram(op, G, Phi_E_and_D, root, [seed, FEATURE_PROBE_STAGE], check=True)
 
 
+class LinearSolver(BlockSolver):
+    """Steps on features, with the running average of the solvers that converge slowly."""
+
+    remedy = f"{mention('solver.ridge')} or a larger bandwidth"
+
+    def __init__(self, *arguments: Any, **solver_arguments: Any) -> None:
+        super().__init__(*arguments, **solver_arguments)
+        self.average_k = Solver.average_k
+
+
 class LinearEigenPro(LowRank[LowRankSizes]):
     """EigenPro 1.0 on features: its settings, sizes and costs. With level 0 it is plain SGD."""
 
@@ -245,9 +256,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             rules_from_meta(meta["rules"], options.step_scale), 0.0, [meta["jitter"]],
             damped_directions=(arrays["E"], arrays["D"]) if "E" in arrays else None,
         )  # fmt: skip
-        return BlockSolver(
+        return LinearSolver(
             work.op, work.Z, pre,
-            remedy=f"{mention('solver.ridge')} or a larger bandwidth", average_k=Solver.average_k,
             seed=work.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.solver_arguments(setup),
         )  # fmt: skip

@@ -32,7 +32,7 @@ from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 MANY_CENTERS = 20_000
 """Number of centers above which the setup sample is large."""
-N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
+N_NYSTROM, LARGE_N_NYSTROM, ROWS_PER_DIRECTION = 2000, 5000, 20
 """Default number of rows in the setup sample, and in a large one; and rows per damped direction."""
 DEFAULT_PROBE = 4 * MIN_PROBE
 """Default number of rows in the probe, on which the step rule is measured."""
@@ -108,8 +108,8 @@ def low_rank_sizes(
 ) -> tuple[int, int, int]:
     """Return the rows of the sample and of the probe, and the number of damped directions.
 
-    n_nystrom, level : default rows of the sample and damped directions; level None: a share of the
-        rows.
+    n_nystrom, level : default rows of the setup sample, and default of the damped directions; level
+        None: one for every `ROWS_PER_DIRECTION` rows.
     """
     s, h = sample_sizes(
         problem.n_rows, number_or_none(options.n_nystrom) or n_nystrom, DEFAULT_PROBE
@@ -124,7 +124,8 @@ def low_rank_sizes(
             f"{mention('n_nystrom', s)} must lie between 2 and n_rows={problem.n_rows}",
             "use more training rows",
         )
-    level = number_or_none(options.level) or max(1, min(level or s // LEVEL_SHARE, s - 1))
+    default_level = max(1, min(level or s // ROWS_PER_DIRECTION, s - 1))
+    level = number_or_none(options.level) or default_level
     if level >= s:
         raise ConfigError(
             f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}", "lower it"

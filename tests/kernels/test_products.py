@@ -263,10 +263,9 @@ def test_integer_distances_are_exact(
     np.testing.assert_allclose(K, truth, rtol=3e-6, atol=0)
 
 
-def test_integer_precision_requires_a_grid() -> None:
-    for precision, grid in (("integer", None), ("exact", Grid(0.0, 1.0))):
-        with pytest.raises(ConfigError, match="needs the grid of the features"):
-            KernelOperator(get_kernel("laplace", 1.0), Backend(1), precision, grid=grid)
+def test_grid_requires_integer_precision() -> None:
+    with pytest.raises(ConfigError, match="needs the grid of the features"):
+        KernelOperator(get_kernel("laplace", 1.0), Backend(1), "exact", grid=Grid(0.0, 1.0))
 
 
 # --- the order of the additions -----------------------------------------------------------------

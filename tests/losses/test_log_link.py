@@ -63,8 +63,7 @@ def test_single_row_step_is_bounded_and_reduces_loss(
 ) -> None:
     loss, z, Y = random_case(name, seed, m, c, scale)
     F = loss.predict(np, z.copy())
-    h = loss.row_curvature(np, F, Y)[:, None]
-    move = loss.slope(np, F.copy(), Y) / h
+    move = loss.slope(np, F.copy(), Y) / loss.row_curvature(np, F, Y)[:, None]
     assert (np.abs(move) <= 1 + 1e-12).all()
     assert (half_deviance(loss, z - move, Y) <= half_deviance(loss, z, Y) + 1e-9).all()
 

@@ -1,4 +1,4 @@
-"""Check the top eigenpairs against LAPACK in float64, for small and for large matrices."""
+"""Check top eigenpairs against LAPACK in float64, and the low-rank preconditioner."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError
 from streamkern.solver.precondition import low_rank
-from streamkern.solver.precondition.low_rank import top_eigenpairs
+from streamkern.solver.precondition.low_rank import build_low_rank, top_eigenpairs
+from tests import reference as ref
 from tests.solver_problems import Array, both, operator, rows
 
 S = 700
@@ -157,3 +159,46 @@ def test_eigenpairs_depend_on_seed_only() -> None:
         np.testing.assert_array_equal(E, results[0][1])
     assert not np.array_equal(results[3][1], results[0][1])
     np.testing.assert_allclose(results[3][0], results[0][0], rtol=1e-4)
+
+
+# --- the preconditioner -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 6, 39])
+def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
+    op, X_s, probe = operator(), rows(0, 40, 3), rows(1, 150, 3)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=level)
+    kernel = ref.make_kernel("laplace", 2.0)
+    eigen = ref.eigensystem(kernel(X_s, X_s), level)
+    np.testing.assert_allclose(P.D, eigen.D, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.abs(np.sum(P.E * eigen.E, axis=0)), 1.0, rtol=1e-8)
+    scale = np.abs(eigen.Q).max()
+    np.testing.assert_allclose((P.E * P.D) @ P.E.T, eigen.Q, rtol=0, atol=1e-10 * scale)
+    spectrum = ref.eigenpro_spectrum(kernel, probe, X_s, eigen)
+    assert P.rule.leverage == pytest.approx(spectrum.leverage, rel=1e-9)
+    assert spectrum.lambda_1 * (1 - 1e-10) <= P.rule.lambda_1 <= spectrum.lambda_1 * 1.01
+    g = rows(2, 150, 2)
+    np.testing.assert_allclose(
+        P.correction(op, both(op, probe), g, np.empty((len(X_s), 2))),
+        eigen.Q @ kernel(X_s, probe) @ g,
+        rtol=0, atol=1e-9,
+    )  # fmt: skip
+
+
+def test_directions_at_rounding_level_are_excluded() -> None:
+    """Check a smooth kernel, with few eigenvalues above the rounding errors of float32."""
+    op = operator("gaussian", 3.0, "exact")
+    X_s, probe = rows(0, 100, 1), rows(1, 80, 1)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=60)
+    assert 1 <= P.E.shape[1] < 20
+    assert P.E.shape == (100, len(P.D))
+    assert np.isfinite(P.D).all()
+    assert P.D.min() >= 0
+    assert 0 < P.rule.lambda_1 < 1e-2
+
+
+@pytest.mark.parametrize("level", [0, -1, 20, 21])
+def test_level_out_of_range_is_refused(level: int) -> None:
+    op = operator()
+    with pytest.raises(ConfigError, match=f"level={level} must lie between 1 and n_nystrom - 1"):
+        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=level)
