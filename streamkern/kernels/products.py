@@ -78,8 +78,10 @@ class KernelOperator(PointPreparation):
         and the left sides of the rows that the threads process at the same time.
         """
         is_small = len(A) <= self.backend.threads * self.backend.tile_rows
-        with self.with_left(A) if is_small else nullcontext(A) as A:
+        if not is_small:  # each thread computes the left sides of its rows
             return self._product(A, B, W, out, keep, equal_pairs)
+        with self.with_left(A) as left:
+            return self._product(left, B, W, out, keep, equal_pairs)
 
     def _product(
         self, A: Points, B: Points, W: Array | None, out: Array | None, keep: Array | None,

@@ -256,7 +256,8 @@ class FalkonSolver(PreconditionedSolver):
         All other arrays are then equal on all ranks, bit for bit: b does not change after the first
         epoch, sums are 0, and `_accept_weights` only compares and rounds.
         """
-        for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
+        changed_names = ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b")
+        for name in changed_names:
             self.partition.column_broadcast(state.pending[name])
         self.partition.broadcast(state.pending["squares"])
 

@@ -33,6 +33,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
 from streamkern.solver.precondition.held_out import rounding
+from streamkern.solver.precondition.norm import add_to_diagonal
 from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, SafeguardedNewton
 
 DECREMENT_TOLERANCE = 1e-8
@@ -138,7 +139,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         def fill() -> None:
             self.backend.xp.multiply(state.pending["G"][k], 1 / state.rows, out=L)
             self._add_ridge_term(L, self.ridge)
-            L.reshape(-1)[:: len(L) + 1] += self.ridge * self.norm_shift
+            add_to_diagonal(L, self.ridge * self.norm_shift)
 
         self._factor(L, state, self.ridge, fill, rounding(self.op, self.Z) ** 2)
 

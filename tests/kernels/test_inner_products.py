@@ -69,7 +69,7 @@ def test_tiled_product_equals_dense(
     kernel, truth = TRUTH[name]
     backend = kind(1)
     backend.tile_rows, backend.tile_cols = tile
-    op = KernelOperator(kernel, backend, precision, shift=rows(3, d))  # which it ignores
+    op = KernelOperator(kernel, backend, precision, shift=rows(3, d))  # the shift is ignored
     A, B, W = (rows(i, *s).astype(op.dtype) for i, s in enumerate([(m, d), (p, d), (p, 2)]))
     keep = None if mode == "W" else np.full((m, p), np.nan, op.dtype)
     result = op.product(

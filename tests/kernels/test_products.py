@@ -212,7 +212,7 @@ def test_rows_are_prepared_independently_and_in_place(threads: int, precision: s
             assert np.shares_memory(getattr(in_buffer, side), getattr(room, side))
             np.testing.assert_array_equal(getattr(in_buffer, side), getattr(new, side))
             np.testing.assert_array_equal(getattr(single, side), getattr(new[300:301], side))
-        np.testing.assert_array_equal(typed_rows, X.astype(op.dtype))  # left as it was
+        np.testing.assert_array_equal(typed_rows, X.astype(op.dtype))  # not changed
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_integer_distances_are_exact(
     x = both(op, X)
     truth = np.exp(-ref.distances(pixels * 1.0, pixels * 1.0) * (step / bandwidth))
     K = op.matrix(x, x)
-    np.testing.assert_array_equal(K.diagonal(), 1.0)  # although nobody said they are the same
+    np.testing.assert_array_equal(K.diagonal(), 1.0)  # without equal pairs
     assert K[3, 7] == K[7, 3] == 1.0
     np.testing.assert_allclose(K, truth, rtol=3e-6, atol=0)
 

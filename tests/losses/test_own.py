@@ -116,8 +116,6 @@ def test_reading_a_saved_loss_imports_no_module(
     meta = saved_meta(LogCosh(), LogCosh())
     meta["loss"]["kind"] = "never_imported:Mine"
     assert loss_for_figures(meta) is None
-    with pytest.raises(
-        ConfigError, match="that this process has not define_class; import its module"
-    ):
+    with pytest.raises(ConfigError, match="that this process has not defined; import its module"):
         saved_loss(meta)
     assert "never_imported" not in sys.modules

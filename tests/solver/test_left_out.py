@@ -76,7 +76,7 @@ def test_copies_and_equal_centers_are_left_out_together() -> None:
     Z = np.concatenate((X[:5], X[10:13], X[20:23], X[30:35]))
     F, _, _, origins = left_out(X, Y, None, Z, 1e-3)
     K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
-    norm[np.diag_indices(len(Z))] *= 1 + 1e-12  # of equal centers
+    norm[np.diag_indices(len(Z))] *= 1 + 1e-12  # because equal centers make it singular
     for rows, centers in (
         ([0, 10], [0, 5]), ([3, 13], [3]), ([8, 18], []), ([20], []), ([22], []),
         ([30], [11]), ([40], []),

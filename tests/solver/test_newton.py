@@ -84,5 +84,5 @@ def test_op_counts_equal_those_of_steps() -> None:
     row = c * p**2 + 2 * p * (D + 3 * c)
     assert steps.flops(shape) == epochs * (3 * m * row + c * p**3 // 3)
     assert steps.wide_factors == epochs * c * p**3 / 3
-    # In float64: the Hessians, of which one half is computed, and the gradient.
+    # The Hessians, with one half computed, and the gradient are in float64.
     assert steps.wide_products == epochs * 3 * m * (c * p**2 + 2 * p * c)

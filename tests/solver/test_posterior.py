@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 X, FRESH = rows(0, 120, 3), 1.5 * rows(1, 50, 3)
 Y = np.stack((50 * np.sin(X[:, 0]) + 300, X[:, 1] - 2e-3 * X[:, 2]), axis=1)
 Y += (5, 0.3) * rows(2, 120, 2)
-# As float32, which weights are kept in, holds them.
+# Weights that float32, in which they are kept, represents exactly.
 WEIGHTS = np.float32(np.random.default_rng(3).uniform(0.3, 2, 120)).astype(np.float64)
 PLAIN: dict[str, Any] = {
     "kernel": "gaussian", "bandwidth": 1.5, "scale": "none", "ridge": 1e-3, "posterior": True,
@@ -132,7 +132,7 @@ def test_standard_deviations_in_float32_and_of_nonstationary_kernels(kernel: str
     assert (off < 3e-6 * logged_value(single, "prior") ** 2 * largest_variance).all()
 
 
-# -- kept, written, read -------------------------------------------------------------------------
+# -- saved models and files ----------------------------------------------------------------------
 
 
 def test_posterior_is_saved_and_written_to_files(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_posterior_memory_is_planned() -> None:
     assert buffers.peak - without_posterior.peak == (3 + 1) * 8 * 500**2
 
 
-# -- what it refuses -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_too_high_level_is_lowered_and_single_center_refused() -> None:
         iterative_from_setup(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
 
 
-@pytest.mark.parametrize("p", [3, 50])  # of which some columns have none
+@pytest.mark.parametrize("p", [3, 50])  # with 3 centers, some columns have none
 @pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
 def test_exact_projection_over_ranks_equals_one_process(
     rows_of_grid: int, columns: int, p: int

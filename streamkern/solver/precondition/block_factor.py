@@ -20,7 +20,12 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.half_factor import half_scale, round_factor
 from streamkern.solver.precondition.held_out import geometric_search, parabola_minimum
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.norm import check_overlap, inverse_root, weight_norm
+from streamkern.solver.precondition.norm import (
+    add_to_diagonal,
+    check_overlap,
+    inverse_root,
+    weight_norm,
+)
 from streamkern.solver.precondition.partition import Centers, overlap
 from streamkern.solver.precondition.samples import CenterTargets, Sample
 from streamkern.solver.precondition.step_rule import (
@@ -197,7 +202,7 @@ class BlockFactor:
         indefinite.
         """
         A, x = self.C.copy(), self.moment.copy()
-        A.reshape(-1)[:: len(A) + 1] += penalty
+        add_to_diagonal(A, penalty)
         if not self.ranks.agree(self.backend.cholesky(A)):
             return None
         if self.block.start and self.values is not None and self.norm.L is not None:

@@ -49,7 +49,7 @@ from streamkern.solver.precondition.held_out import (
     geometric_search,
     parabola_minimum,
 )
-from streamkern.solver.precondition.norm import eps, weigh_gram
+from streamkern.solver.precondition.norm import add_to_diagonal, eps, weigh_gram
 from streamkern.solver.precondition.samples import SampleRows, compress_outputs
 
 NOISE_ROWS = 1024
@@ -260,7 +260,7 @@ class _LeftOut:
     def _inverse(self, relative: float) -> Array | None:
         """Return the inverse of the lower Cholesky factor of A; None if A has none."""
         A = self.K.copy()
-        A.reshape(-1)[:: len(A) + 1] += relative * self.scale
+        add_to_diagonal(A, relative * self.scale)
         if not self.backend.cholesky(A):
             return None
         return self.backend.inverse_lower(A)

@@ -130,7 +130,7 @@ def test_any_size_and_decay_is_accurate(n: int, share: float, decay: float, seed
 
 
 def test_equal_eigenvalues_are_found() -> None:
-    """Check the last two of 33 equal eigenvalues, of which LAPACK often finds none."""
+    """Check the last two of 33 equal eigenvalues, which LAPACK often does not find."""
     for seed in range(40):
         basis, _ = np.linalg.qr(rows(seed, 33, 33))
         A = basis @ basis.T

@@ -209,7 +209,7 @@ def test_no_rank_holds_all_centers() -> None:
     peak = traced.peak
     sample_bytes = (s + h) * (d + 4) * 8
     row_bytes = problem.prepared_row_bytes
-    sum_bytes = 3 * b * row_bytes  # of a broadcast block: two copies, and their sum
+    sum_bytes = 3 * b * row_bytes  # a block is broadcast: two copies, and their sum
     other_bytes = 1 << 18  # tiles, vectors of Lanczos steps, Python objects
     limit = size * (planned_bytes + sample_bytes + sum_bytes + other_bytes)
     # The bounds are close enough to notice a rank with all centers.
@@ -223,7 +223,7 @@ def test_sums_over_grid_rows_and_columns_equal_numpy(
 ) -> None:
     """Check the sums, and broadcasts from the first rank of a column, for one or several blocks."""
     monkeypatch.setattr(partition, "RANK_SLAB_BYTES", 2 * 8 * 3)  # 3 centers of 2 float64 numbers
-    values = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: 4 rows of a batch, and 7 centers
+    values = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # each rank has 4 rows of a batch and 7 centers
 
     def compute_sums(ranks: Communicator) -> Any:
         blocks = [slice(*edge_pair) for edge_pair in pairwise(edges)]
