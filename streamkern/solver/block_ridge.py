@@ -67,18 +67,14 @@ class BlockRidge:
     ) -> None:  # fmt: skip
         self.op, self.Z, self.preconditioner, self.ridge = op, Z, preconditioner, ridge
         self.partition, self.backend = partition, op.backend
-        self.stride, self.count = self._schedule(max_batch)
+        self.stride, self.count = 1, 1
+        if ridge and preconditioner.mu:
+            eta = max(rule.eta(max_batch) for rule in preconditioner.rules)
+            share = eta * ridge / preconditioner.mu
+            self.stride, self.count = ridge_schedule(len(preconditioner.blocks), share)
         self._stripes = [partition.stripe(b) for b in range(len(partition.blocks))]
         stripes = [rows for _, rows in self._stripes]
         self._values, self._alpha = PartViews(stripes), PartViews(stripes)
-
-    def _schedule(self, max_batch: int) -> tuple[int, int]:
-        """Return the `ridge_schedule` of batches of up to `max_batch` rows."""
-        pre = self.preconditioner
-        if not self.ridge or not pre.mu:
-            return 1, 1
-        share = max(rule.eta(max_batch) for rule in pre.rules) * self.ridge / pre.mu
-        return ridge_schedule(len(pre.blocks), share)
 
     def pending(self, n_outputs: int) -> dict[str, Array]:
         """Return the array of K(Z, Z) alpha, (p, n_outputs), by name; none if it is not needed."""

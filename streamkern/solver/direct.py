@@ -27,7 +27,7 @@ from streamkern.solver.left_out import INVERSE_COLUMNS, add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import POSTERIOR_MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
-from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, Noise
+from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT
 from streamkern.solver.ridge_curve import MAX_COLUMNS, PROBES
 
 NARROW_ROWS = 4096
@@ -267,13 +267,12 @@ class Direct(Method[DirectSizes]):
         meta = {"rules": [], "batch_size": work.sizes.batch_size}
         if self.takes_rows(work.sizes):  # recorded, as runs of earlier versions have other values
             meta["factor"] = self.factor_dtype(work.problem).name
-            meta["refines_ridge"] = self._refines_ridge(work.problem, work.noise)
+            # A ridge that was estimated from some rows is refined with all rows.
+            problem, noise = work.problem, work.noise
+            is_estimate = bool(noise.trials) and noise.exponent < MAX_NOISE_EXPONENT
+            has_more_rows = noise.n_rows < problem.p
+            meta["refines_ridge"] = problem.finds_ridge and is_estimate and has_more_rows
         return Setup({}, meta)
-
-    def _refines_ridge(self, problem: ProblemShape, noise: Noise) -> bool:
-        """Return whether the ridge, estimated from some rows, is refined with all rows."""
-        estimated = noise.trials and noise.exponent < MAX_NOISE_EXPONENT
-        return bool(problem.finds_ridge and estimated and noise.n_rows < problem.p)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""

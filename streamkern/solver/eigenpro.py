@@ -66,10 +66,6 @@ class ProjectedSizes(LowRankSizes):
     projection_level: int = 0
     projection_batch: int = 0
 
-    def inner_batch(self, p: int) -> int:
-        """Return the largest batch of centers in an iterative projection onto p centers."""
-        return self.projection_batch or min(self.batch_size, p)
-
 
 class EigenPro3(LowRank[ProjectedSizes]):
     """EigenPro 3.0, which projects after every step: its settings, sizes and costs."""
@@ -260,7 +256,7 @@ def _add_partitioned_buffers(
     if sizes.projection == "resident":
         rows = problem.rows_per_rank(p) + problem.ranks // problem.center_ranks
         add("train", "this rank's part of K(Z, Z)", rows, q, itemsize=item)
-    batch = sizes.inner_batch(p)
+    batch = sizes.projection_batch or min(sizes.batch_size, p)
     n_broadcast = min(p, max(BROADCAST_CENTERS, batch))
     add("train", "centers being broadcast", n_broadcast, problem.prepared_row_bytes)
     rows, columns = problem.rows_per_rank(batch), min(n_nystrom, q)

@@ -61,7 +61,8 @@ class LowRank(Method[_S]):
 
     def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         """Return the rows of the setup sample and of the probe, and the level of EigenPro."""
-        return low_rank_sizes(problem, options, default_sample_size(problem.p))
+        default = N_NYSTROM if problem.p <= MANY_CENTERS else LARGE_N_NYSTROM
+        return low_rank_sizes(problem, options, default)
 
     def _batches(self, problem: ProblemShape) -> list[int]:
         """Return candidate batch sizes, best first."""
@@ -131,11 +132,6 @@ def low_rank_sizes(
             f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}", "lower it"
         )
     return s, h, level
-
-
-def default_sample_size(p: int) -> int:
-    """Return the default number of rows of the setup sample, for p centers."""
-    return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 
 def compute_preconditioner(

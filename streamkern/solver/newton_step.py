@@ -168,7 +168,8 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
             limit = STALLED_DECREMENT * tested_step.first_decrement
             next_step = self._line_search(state)
             if tested_step.decrement <= next_step.decrement <= limit:
-                self._store_line_search(state, next_step.as_stalled())
+                stalled_step = next_step._replace(decrement=-next_step.decrement)
+                self._store_line_search(state, stalled_step)
         return entries
 
     def why_finished(self, state: State) -> str | None:
@@ -177,7 +178,8 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         largest = DECREMENT_TOLERANCE * step.first_decrement
         if not self._is_last_loss(state) or step.decrement > largest:
             return None
-        decrement = f"a relative decrement of {step.relative_decrement:.1e}"
+        relative_decrement = abs(step.decrement) / (step.first_decrement or 1)
+        decrement = f"a relative decrement of {relative_decrement:.1e}"
         progress = f"{state.passes - 1} steps to {decrement}"
         if step.is_stalled:
             return f"ended after {progress}, which no longer falls"
