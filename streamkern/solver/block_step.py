@@ -275,7 +275,8 @@ class BlockSolver(Solver):
                 K_b = self._kernel_matrix(views.x, b) if views.K[b] is None else views.K[b]
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._update_residual(r, state, b, K_b, u, views, w, n)
+                    own_share = self._variance_ratio(n) * self._eta(state, b, n) / n
+                    self._update_residual(r, b, K_b, u, views, w, own_share)
             self._average(state)
         state.rows += n
         return loss
@@ -335,18 +336,18 @@ class BlockSolver(Solver):
         return finite_population_factor(self.cycled, m)
 
     def _update_residual(
-        self, r: Array, state: State, b: int, K_b: Array, u: Array, views: _Views, w: Array | None,
-        n: int,
+        self, r: Array, b: int, K_b: Array, u: Array, views: _Views, w: Array | None,
+        own_share: float,
     ) -> None:  # fmt: skip
         """Subtract w (K_b u - e) from the weighted residual r, see the module docstring.
 
         w : (m, 1) or None.
+        own_share : e_i / (ell_b(x_i) r_i).
         """
         Ku = self.partition.row_sum(self.backend.matmul(K_b, u, views.Ku))
         if self.sketch:
-            share = self._variance_ratio(n) * self._eta(state, b, n) / n
             leverage = views.leverage[b]
-            self.backend.assign(LEAVE_OWN, r=r, leverage=leverage, share=share, w=w, Ku=Ku)
+            self.backend.assign(LEAVE_OWN, r=r, leverage=leverage, share=own_share, w=w, Ku=Ku)
             return
         if w is not None:
             Ku *= w
