@@ -5,7 +5,6 @@ bytes and FLOPs, and constructs the solver in two parts. `compute` is the setup 
 computes factors and eigensystems, measures step sizes, and returns all of these as named arrays and
 JSON values. `assemble` makes the solver from this setup, which was either just computed or read
 from a run directory. A resumed run therefore computes no setup, and continues with the same bits.
-
 A new method is a file with a subclass of `Method`, and an entry in `methods`.
 """
 
@@ -268,17 +267,20 @@ class Method(Generic[_S]):
             if buffers.peak <= budget_bytes:
                 return sizes, buffers
             peaks.append(buffers.peak)
+        remedy = "raise memory or lower n_centers or batch_size"
+        if problem.library_bytes:
+            remedy += f", or give {mention('accelerator', 'none')}"
+        if self.dense_p_by_p:
+            auto = mention("solver", "auto")
+            remedy += f", or use {auto} instead of {self.name!r}, which holds p x p matrices"
+        if budget_bytes < MiB:
+            remedy += "; a number without a unit is bytes"
         raise MemoryBudgetError(
             f"{mention(f'memory={_mib(budget_bytes)}')} is not enough for "
             f"{mention('n_centers', problem.p)}, d={problem.d}; the smallest plan needs "
-            f"{_mib(min(peaks))}; raise memory or lower n_centers or batch_size"
-            + f", or give {mention('accelerator', 'none')}" * bool(problem.library_bytes)
-            + f", or use {mention('solver', 'auto')} instead of {self.name!r}, which holds p x p "
-            f"matrices"
-            * self.dense_p_by_p
-            + "; a number without a unit is bytes" * (budget_bytes < MiB),
+            f"{_mib(min(peaks))}; {remedy}",
             needed=min(peaks),
-        )  # fmt: skip
+        )
 
     def reason(self, problem: ProblemShape, options: SolverConfig, sizes: _S) -> str | None:
         """Return the reason for the sizes, as text for the user; None if there is none."""
