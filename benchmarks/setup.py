@@ -22,7 +22,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.block_sizes import BlockSizes
-from streamkern.solver.low_rank import LEVEL_SHARE, LowRankSizes
+from streamkern.solver.low_rank import ROWS_PER_DIRECTION, LowRankSizes
 from streamkern.solver.method import Work
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
@@ -117,7 +117,7 @@ def _low_rank_flops(s: int, h: int, q: int, d: int) -> float:
 
 
 def _eigensystem(repeats: int, backend: Backend, s: int, d: int, sgemm: Sgemm) -> Figure:
-    X, q = points(s, d, 1), s // LEVEL_SHARE
+    X, q = points(s, d, 1), s // ROWS_PER_DIRECTION
     op = operator(backend, X)
     X_s = op.points(X, right=True)
     probe = op.points(points(min(PROBE_ROWS, s), d, 2), right=True)

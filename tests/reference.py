@@ -516,7 +516,7 @@ class BlockReference:
         self.alpha: Array = np.zeros((len(Z), n_outputs))
         self.average: Array = np.zeros_like(self.alpha)
         self.average_k: float = 3
-        self.counted = 0
+        self.averaged = 0
         """Steps that the average at the start stands for."""
         self.sketches: list[Array] | None = None
         """Sketch G_b (b, s) of each block; |G_b^T k_b(x_i)|^2 is the leverage of row i in it.
@@ -586,6 +586,6 @@ class BlockReference:
             r = r - w * (K_xz[:, rows] @ u - own)
         self.t += 1
         self.average = running_average(
-            self.average, self.alpha, self.t + self.counted, self.average_k
+            self.average, self.alpha, self.t + self.averaged, self.average_k
         )
         return np.asarray(r)

@@ -21,7 +21,9 @@ from streamkern.planning.sizes import Sizes
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Setup, Work
 from streamkern.solver.methods import find
-from streamkern.solver.precondition.samples import SampleRows
+from streamkern.solver.precondition.block_factor import BlockInputs
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import Sample, SampleRows
 from tests import reference as ref
 from tests.plans import solver_settings
 
@@ -58,6 +60,13 @@ def operator(
 def both(op: KernelOperator, X: Array) -> Points:
     """Return points that can stand on either side of a product."""
     return op.points(op.backend.asarray(X, op.dtype), left=True, right=True)
+
+
+def block_inputs(
+    op: KernelOperator, Z: Array, S: Sample, probe: Sample, **options: Any
+) -> BlockInputs:
+    """Return the inputs of `build_block` for the centers Z (p, d)."""
+    return BlockInputs(op, Centers.of(both(op, Z), op.backend, S.ranks), S, probe, **options)
 
 
 def quiet(event: str, fields: dict[str, Any]) -> None:

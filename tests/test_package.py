@@ -101,7 +101,6 @@ OF_SEVERAL_MODULES = {
     "solver.features": "methods on explicit features",
     "solver.many_outputs": "thousands of outputs, from the store to the weights",
     "solver.ranks": "methods over several ranks against the same on one",
-    "solver.precondition.preconditioners": "preconditioners against dense formulas",
     "store.damage": "a store with flipped bits, through all that reads it",
     "stream.jax_batches": "the loader in a loop of JAX",
     "stream.elastic": "a cluster whose workers come and go",

@@ -11,8 +11,10 @@ from streamkern.backend import device_algebra
 from streamkern.backend.half_products import half_product
 from streamkern.solver.precondition import block as block_module
 from streamkern.solver.precondition.block import block_slices
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.joint import Joint
 from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample
 from tools.gpu_clock import Figures, Place, Spans, replaced
 from tools.gpu_fused import Fused
@@ -161,9 +163,8 @@ def setup(
     spans = Spans(bench.clock)
     noise = Noise(variance=1e-2, n_rows=1000, grows=False)
     with spans.around(places):
-        block_module.build_block(
-            op, z, S, P, block_slices(n * b, b), noise=noise, sweeps=sweeps, batch=4096
-        )
+        inputs = BlockInputs(op, Centers.of(z, backend), S, P, batch=4096)
+        block_module.build_block(inputs, block_slices(n * b, b), noise=noise, sweeps=sweeps)
     for name, figures in spans.times().items():
         flops = figures.pop("flops")
         if flops:

@@ -24,6 +24,8 @@ from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.method import Setup
 from streamkern.solver.precondition import block as block_module
 from streamkern.solver.precondition.block import block_slices
+from streamkern.solver.precondition.block_factor import BlockInputs
+from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample, SampleRows
 from streamkern.solver.precondition.step_rule import fresh_eigenvalue
 from tools.gpu_clock import Figures, guarded
@@ -183,7 +185,8 @@ def million(
     ]  # fmt: skip
     began = time.perf_counter()
     first = slice(0, min(made_blocks * b, p))
-    pre = block_module.build_block(op, z[first], *samples, block_slices(first.stop, b), batch=m)
+    inputs = BlockInputs(op, Centers.of(z[first], backend), *samples, batch=m)
+    pre = block_module.build_block(inputs, block_slices(first.stop, b))
     backend.synchronize()
     took = time.perf_counter() - began
     entry["setup"] = {
@@ -191,7 +194,7 @@ def million(
         "seconds_of_all_blocks_if_each_takes_as_long": took * n / len(pre.blocks),
     }  # fmt: skip
     factors = pre.H
-    del samples, pre
+    del samples, inputs, pre
     # The ridge for which setup makes room: it takes as many values of K(Z, Z) as a batch of K.
     for name, share in (("without a ridge", 0.0), ("with a ridge", 4 * max(1.0, m / b) / n**2)):
         backend.release()

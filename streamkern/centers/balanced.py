@@ -55,7 +55,9 @@ class Balanced(CenterSelector):
         favoured = rng.permutation(c)
         labels_of_units = read_labels(source, order, seed, 0)
         # Rows of each class in the pool. After SAMPLE_UNITS units, full classes get no more.
-        n_seen, pool, n_read = np.zeros(c, np.int64), _Pool.empty(), 0
+        n_seen = np.zeros(c, np.int64)
+        pool = _Pool.empty()
+        n_read = 0
         for i, (unit, labels) in enumerate(zip(order.tolist(), labels_of_units, strict=True)):
             rows = np.arange(edges[unit], edges[unit + 1])
             n_read += len(rows)

@@ -67,7 +67,8 @@ class KMeans(Random):
         origin = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
         one_thread = work.backend.single_threaded_blas  # bits depend on the number of threads
         with one_thread():
-            A, inverse = metric.astype(X.dtype), _inverse(metric, X.dtype)
+            A = metric.astype(X.dtype)
+            inverse = _inverse(metric, X.dtype)
 
         def multiply(rows: HostArray, factor: HostArray) -> HostArray:
             if factor.ndim == 1:

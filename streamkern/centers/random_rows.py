@@ -60,7 +60,8 @@ def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
 
 def _without_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
     """Replace rows with the origin of another row by new rows; keep some if too few are found."""
-    chosen, p = _one_of_each_origin(source, rows), len(rows)
+    chosen = _one_of_each_origin(source, rows)
+    p = len(rows)
     for draw in range(DRAW_TRIES):
         n_missing = p - len(chosen)
         if not n_missing:

@@ -124,12 +124,15 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
     diagonal = _diagonal(op, X)
     floor = MAX_ROUNDING_EPS * float(xp.finfo(op.dtype).eps) * diagonal
     F = xp.empty((p, n), op.dtype)
-    u, chosen = diagonal.copy(), np.empty(0, np.int64)
+    u = diagonal.copy()
+    chosen = np.empty(0, np.int64)
     while len(chosen) < p and u.any():
-        k, proposed = len(chosen), _propose(u, PIVOT_BLOCK, rng)
+        k = len(chosen)
+        proposed = _propose(u, PIVOT_BLOCK, rng)
         uniform = rng.random(PIVOT_BLOCK)
         # A second proposal of a row is always rejected, because the row then has no residual.
-        proposed, positions = _without_repeats(proposed)
+        positions = np.sort(np.unique(proposed, return_index=True)[1])
+        proposed = proposed[positions]
         H = _residual(op, X, F[:k], proposed)
         accepted, L = _accept(H, u[proposed], floor[proposed], uniform[positions], p - k)
         pivots = proposed[accepted]
@@ -168,14 +171,6 @@ def _propose(
     # A product that is rounded up to the sum would be beyond the last row.
     proposals: npt.NDArray[np.int64] = np.minimum(rows, np.flatnonzero(u)[-1])
     return proposals
-
-
-def _without_repeats(
-    rows: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the distinct rows in order of first occurrence, and the positions of the latter."""
-    positions = np.sort(np.unique(rows, return_index=True)[1])
-    return rows[positions], positions
 
 
 def _residual(

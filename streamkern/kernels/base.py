@@ -156,7 +156,7 @@ class Kernel:
         self.metric.flags.writeable = False
 
     def features(self, d: int) -> int:
-        """Return the coordinates of a point in the metric. ConfigError if it is not for d."""
+        """Return the number of coordinates of a point of d features, or raise ConfigError."""
         check_categorical(self.categorical, d)
         if self.metric is None:
             return d

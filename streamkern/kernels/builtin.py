@@ -384,7 +384,8 @@ def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) 
         arguments["parts"] = [_from_table(part, bandwidth) for part in tables]
     if "bandwidth" in allowed and arguments.get("bandwidth", "auto") == "auto":
         arguments["bandwidth"] = _bandwidth_for(kernel_class, bandwidth)
-    kernel, recorded_values = kernel_class(**arguments), table.get("values")
+    kernel = kernel_class(**arguments)
+    recorded_values = table.get("values")
     if recorded_values and not np.allclose(
         sample_values(kernel), recorded_values, rtol=1e-4, atol=1e-6
     ):

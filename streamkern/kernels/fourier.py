@@ -114,7 +114,9 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
             "each frequency",
             "add or subtract 1",
         )
-    rng, n, width = np.random.default_rng([seed, FREQUENCY_STAGE]), n_features // 2, d
+    rng = np.random.default_rng([seed, FREQUENCY_STAGE])
+    n = n_features // 2
+    width = d
     if kernel.metric is not None:
         width = kernel.features(d)
     if type(kernel) is LaplaceL1:
@@ -166,7 +168,7 @@ class FourierFeatures(InnerKernel):
 
 
 def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the description of a kernel; of random features, that of the kernel they approximate.
+    """Return the description of a kernel, or of the kernel that random features approximate.
 
     described : a result of `Kernel.describe`.
     """

@@ -15,7 +15,6 @@ from streamkern.backend.expression import check_expression
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.inverted_index import prepare_sparse
 from streamkern.kernels.points import (
     PADDED_HALVES,
     Grid,
@@ -29,6 +28,7 @@ from streamkern.kernels.points import (
     row_width,
     with_index,
 )
+from streamkern.kernels.sparse import prepare_sparse
 
 MAX_SNAP_DISTANCE = 2.0**-6
 """Largest distance from an integer, in steps of the grid, that counts as a rounding error. Pixels
@@ -89,7 +89,9 @@ class PointPreparation:
         out : result of `empty_points` to write to, which decides the sides; None allocates.
         """
         xp = self.backend.xp
-        X, numbers, has_out = xp.asarray(X, self.dtype), None, out is not None
+        X = xp.asarray(X, self.dtype)
+        numbers = None
+        has_out = out is not None
         if right or (out is not None and out.right is not None):
             X, numbers = self.kernel.columns(X)
         n_coordinates = self.kernel.features(X.shape[1])  # raises if the kernel is not for X

@@ -29,9 +29,9 @@ from contextlib import nullcontext
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
-from streamkern.kernels.inverted_index import SPARSE_TILE, sparse_products
 from streamkern.kernels.point_preparation import PointPreparation
 from streamkern.kernels.points import Points, with_index
+from streamkern.kernels.sparse import SPARSE_TILE, sparse_products
 from streamkern.planning.memory import n_groups
 
 PRODUCT_PIECES = 32
@@ -78,8 +78,10 @@ class KernelOperator(PointPreparation):
         and the left sides of the rows that the threads process at the same time.
         """
         is_small = len(A) <= self.backend.threads * self.backend.tile_rows
-        with self.with_left(A) if is_small else nullcontext(A) as A:
+        if not is_small:  # each thread computes the left sides of its rows
             return self._product(A, B, W, out, keep, equal_pairs)
+        with self.with_left(A) as left:
+            return self._product(left, B, W, out, keep, equal_pairs)
 
     def _product(
         self, A: Points, B: Points, W: Array | None, out: Array | None, keep: Array | None,
@@ -113,9 +115,13 @@ class KernelOperator(PointPreparation):
                     total[...] = 0
                 with self.with_left(A[rows]) as left:
                     for cols in groups[g]:
-                        right = B if self.kernel.sparse else B[cols]
-                        is_first = cols is groups[g][0]
-                        self._tile(left, right, rows, cols, W, total, keep, equal_pairs, is_first)
+                        self._tile(
+                            left, B if self.kernel.sparse else B[cols],
+                            None if W is None else W[cols], total,
+                            None if keep is None else keep[rows, cols],
+                            _pairs_in_tile(rows, cols, equal_pairs),
+                            overwrite=cols is groups[g][0],
+                        )  # fmt: skip
 
             backend.run(piece, [(rows, g) for g in range(len(groups)) for rows in slabs])
 
@@ -142,19 +148,18 @@ class KernelOperator(PointPreparation):
         return [columns[part] for part in tiles(len(columns), group_size)] or [[]]
 
     def _tile(
-        self, A: Points, B: Points, rows: slice, cols: slice, W: Array | None, total: Array | None,
-        keep: Array | None, equal_pairs: tuple[Array, Array] | None, is_first: bool,
+        self, A: Points, B: Points, W: Array | None, total: Array | None, keep: Array | None,
+        pairs: tuple[Array, Array] | None, *, overwrite: bool,
     ) -> None:  # fmt: skip
-        """Compute one tile of K: total += K @ W[cols], keep[rows, cols] <- K.
+        """Compute one tile of K: total += K @ W, keep <- K.
 
-        A, B : the points of the tile.
-        is_first : overwrite `total`, instead of adding to it.
+        A, B, W, total, keep : the parts of the arrays of `product` that belong to the tile.
+        pairs : see `_pairs_in_tile`.
+        overwrite : write to `total` instead of adding to it.
         """
         backend = self.backend
         assert A.left is not None
         assert B.right is not None
-        if keep is not None:
-            keep = keep[rows, cols]
         in_place = keep is not None and backend.kept_in_place
         norms = None if A.norms is None else (A.norms, B.norms)
         shape = len(A), len(B)
@@ -172,11 +177,10 @@ class KernelOperator(PointPreparation):
                         A.left[:, :start], B.right[:, :start],
                         [factor * weight for weight in self.categorical_weights], tile,
                     )  # fmt: skip
-            if equal_pairs is not None:
-                self._mark_equal(tile, A, rows, cols, equal_pairs)
-            W = None if W is None else W[cols]
+            if pairs is not None:
+                self._mark_equal(tile, A, *pairs)
             backend.finish_tile(
-                self.kernel, tile, norms, self.scale, W, total, keep, overwrite=is_first
+                self.kernel, tile, norms, self.scale, W, total, keep, overwrite=overwrite
             )
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
@@ -192,21 +196,14 @@ class KernelOperator(PointPreparation):
         ids = np.arange(len(A))
         return self.product(A, A, keep=out, equal_pairs=(ids, ids))
 
-    def _mark_equal(
-        self, tile: Array, A: Points, rows: slice, cols: slice, equal_pairs: tuple[Array, Array]
-    ) -> None:
-        """Overwrite the entries of a tile whose rows and columns are known to be equal.
+    def _mark_equal(self, tile: Array, A: Points, i: Array, j: Array) -> None:
+        """Overwrite the entries (i, j) of a tile, whose rows and columns are known to be equal.
 
         For distances, the value is infinite, such that the squared distance becomes negative, and
         then zero. An L1 distance becomes zero, and an inner product the squared norm.
 
         A : points of the tile's rows.
         """
-        i, j = equal_pairs
-        start, stop = np.searchsorted(i, (rows.start, rows.stop))
-        i, j = i[start:stop], j[start:stop]
-        is_inside = (j >= cols.start) & (j < cols.stop)
-        i, j = i[is_inside] - rows.start, j[is_inside] - cols.start
         value: Array = -np.inf if self.norms_in_columns else np.inf
         if self.kernel.geometry == "l1":
             value = 0.0
@@ -221,3 +218,16 @@ class KernelOperator(PointPreparation):
         elif n:
             asarray = self.backend.xp.asarray
             tile[asarray(i), asarray(j)] = value
+
+
+def _pairs_in_tile(
+    rows: slice, cols: slice, equal_pairs: tuple[Array, Array] | None
+) -> tuple[Array, Array] | None:
+    """Return the `equal_pairs` of a product that are in a tile, as indices in the tile."""
+    if equal_pairs is None:
+        return None
+    i, j = equal_pairs
+    start, stop = np.searchsorted(i, (rows.start, rows.stop))
+    i, j = i[start:stop], j[start:stop]
+    is_inside = (j >= cols.start) & (j < cols.stop)
+    return i[is_inside] - rows.start, j[is_inside] - cols.start

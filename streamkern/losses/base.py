@@ -117,7 +117,7 @@ class Loss:
         return None if names is None else tuple(names)
 
     def ordered(self, xp: Any, F: Any) -> Any:
-        """Return the predictions F (m, c), in place, with quantiles of a row in ascending order."""
+        """Return the predictions F (m, c), in place; several quantiles of a row are sorted."""
         return F
 
     def output(self, means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -253,7 +253,8 @@ class _LossCheck:
         second_points += [a + h * size * self._directions() for h in (STEP, 0.1, 1.0)]
         gradient_a = self._gradient(a)
         for b in second_points:
-            gradient_b, d = self._gradient(b), b - a
+            gradient_b = self._gradient(b)
+            d = b - a
             # The right inequalities of the module docstring, times |b - a|.
             rise = ((gradient_b - gradient_a) * d).sum(axis=1)
             bound = (L * d * d).sum(axis=1)

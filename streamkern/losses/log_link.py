@@ -5,8 +5,8 @@ use the
 
     information   the expected second derivative if mu is the mean: mu for Poisson, 1 for gamma,
 
-or a larger curvature, such that a step for the row alone changes z by at most `LONGEST_MOVE`. Over
-such a change the second derivative grows by at most a factor exp(`LONGEST_MOVE`), because the third
+or a larger curvature, such that a step for the row alone changes z by at most `MAX_ROW_MOVE`. Over
+such a change the second derivative grows by at most a factor exp(`MAX_ROW_MOVE`), because the third
 derivative is at most as large as the second (self-concordance as in Bach 2010, Electron. J. Stat.
 4, 384-414).
 """
@@ -24,7 +24,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.losses.base import Loss
 
-LONGEST_MOVE: Final = 1.0
+MAX_ROW_MOVE: Final = 1.0
 """Largest change of z by a step for one row alone."""
 LARGEST_EXPONENT: Final = {4: 60.0, 8: 700.0}
 """Bytes of a dtype -> largest |z| that is used, so that exp(z) does not overflow."""
@@ -106,9 +106,9 @@ class LogLink(Loss):
     def row_curvature(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the curvatures (m,) that steps on batches use at F: the largest over the outputs.
 
-        With them, a step for one row alone changes z by at most `LONGEST_MOVE`.
+        With them, a step for one row alone changes z by at most `MAX_ROW_MOVE`.
         """
-        least = self._least_curvatures(xp, F, Y, LONGEST_MOVE)
+        least = self._least_curvatures(xp, F, Y, MAX_ROW_MOVE)
         return xp.maximum(least, self.information(xp, F, Y), out=least).max(axis=1)
 
     def newton_curvatures(self, xp: Any, F: Any, Y: Any, longest_move: float) -> Any:

@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.losses.base import Loss
-from streamkern.losses.log_link import LARGEST_EXPONENT, LONGEST_MOVE, LogLink
+from streamkern.losses.log_link import LARGEST_EXPONENT, MAX_ROW_MOVE, LogLink
 from streamkern.losses.losses import saved_loss
 
-LARGEST_STEP: Final = 2.0
+MAX_STEP_MOVE: Final = 2.0
 """Largest change of an output z of a log link by a step, in any row that the step has measured.
 
 The step of a block measures the rows of its batch, and that of FALKON all rows.
 """
-MOST_DOUBLINGS: Final = 2
+MAX_DOUBLINGS: Final = 2
 """Number of epochs of Newton's method in which the longest move of a row, for a log link, doubles.
 
 With fewer doublings it takes more steps. With many, it may not converge from means that are much
@@ -98,7 +98,7 @@ class ScaledLoss:
             near it.
         """
         if isinstance(self.loss, LogLink):
-            longest_move = LONGEST_MOVE * 2.0 ** min(epochs, MOST_DOUBLINGS)
+            longest_move = MAX_ROW_MOVE * 2.0 ** min(epochs, MAX_DOUBLINGS)
             return self.loss.newton_curvatures(self._xp, self._predictions, Y, longest_move)
         loss = self.loss.at(self._age + epochs)
         return loss.curvatures(self._xp, errors * self._gain if self.scales_targets else errors, Y)
@@ -171,13 +171,13 @@ class ScaledLoss:
         return self._xp.abs(moves, out=moves).max()
 
     def limit(self, largest: Array) -> Array:
-        """Return the factor, at most 1, of a step, such that no z changes by over `LARGEST_STEP`.
+        """Return the factor, at most 1, of a step, such that no z changes by over `MAX_STEP_MOVE`.
 
         Beyond that, the loss of a log link may be far from its quadratic approximation.
 
         largest : result of `largest_move`, or the largest of several ranks
         """
-        return LARGEST_STEP / self._xp.maximum(largest, LARGEST_STEP)
+        return MAX_STEP_MOVE / self._xp.maximum(largest, MAX_STEP_MOVE)
 
 
 def scaled_loss(

@@ -36,10 +36,11 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import rules_from_meta
 
-CALLS, CALLS_OF_BLOCK = 10, 6
+CALLS_OF_STEP, CALLS_OF_BLOCK = 10, 6
 """Approximate overhead of a step, and of each block in it, in calls of a kernel product."""
 
 
@@ -95,7 +96,7 @@ class BlockMethod(Method[BlockSizes]):
         return problem.c + SKETCH
 
     def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
-        """Return the memory needs of the step."""
+        """Return the memory needs of the setup and of the step."""
         single_block = sizes.block_size == problem.p
         factors = 2 if problem.ridge and single_block else 1
         sweep_rows = 0 if single_block else max(problem.p, sizes.n_sample)
@@ -187,13 +188,16 @@ class BlockMethod(Method[BlockSizes]):
         )
         S = S.shard(work.ranks)
         op.backend.release()
+        inputs = BlockInputs(
+            op, work.centers, S, probe, work.center_targets,
+            half_factors=options.factor_dtype == "float16",
+            batch=m / variance_ratio if variance_ratio else math.inf, seed=work.seed,
+        )  # fmt: skip
         pre = build_block(
-            op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
-            noise=work.noise, n_effective_rows=work.n_effective_rows,
-            sweeps=n_sweeps(problem, work.sizes), damping=number_or_none(options.damping),
-            ridge=options.fixed_ridge, seed=work.seed, report=report,
-            half_factors=options.factor_dtype == "float16", center_targets=work.center_targets,
-            batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
+            inputs, block_slices(problem.p, work.sizes.block_size), noise=work.noise,
+            n_effective_rows=work.n_effective_rows, damping=number_or_none(options.damping),
+            ridge=options.fixed_ridge, max_batch=m, sweeps=n_sweeps(problem, work.sizes),
+            report=report,
         )  # fmt: skip
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)
@@ -224,7 +228,6 @@ class BlockMethod(Method[BlockSizes]):
         return BlockSolver(
             work.op, work.Z.each(partition.part), pre, seed=work.seed, ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, center_partition=partition,
-            remedy=f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth",
             **work.solver_arguments(setup),
         )  # fmt: skip
 
@@ -249,7 +252,7 @@ def training_op_counts(
     if problem.finds_ridge and b < p:
         blocks_per_step = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
         centers += OpCounts(entries=p * b * steps * blocks_per_step)
-    return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
+    return rows, centers, OpCounts(calls=steps * (CALLS_OF_STEP + CALLS_OF_BLOCK * -(-p // b)))
 
 
 def _setup_arrays(pre: BlockPreconditioner) -> dict[str, Array]:

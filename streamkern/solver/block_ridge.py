@@ -67,18 +67,14 @@ class BlockRidge:
     ) -> None:  # fmt: skip
         self.op, self.Z, self.preconditioner, self.ridge = op, Z, preconditioner, ridge
         self.partition, self.backend = partition, op.backend
-        self.stride, self.count = self._schedule(max_batch)
+        self.stride, self.count = 1, 1
+        if ridge and preconditioner.mu:
+            eta = max(rule.eta(max_batch) for rule in preconditioner.rules)
+            share = eta * ridge / preconditioner.mu
+            self.stride, self.count = ridge_schedule(len(preconditioner.blocks), share)
         self._stripes = [partition.stripe(b) for b in range(len(partition.blocks))]
         stripes = [rows for _, rows in self._stripes]
         self._values, self._alpha = PartViews(stripes), PartViews(stripes)
-
-    def _schedule(self, max_batch: int) -> tuple[int, int]:
-        """Return the `ridge_schedule` of batches of up to `max_batch` rows."""
-        pre = self.preconditioner
-        if not self.ridge or not pre.mu:
-            return 1, 1
-        share = max(rule.eta(max_batch) for rule in pre.rules) * self.ridge / pre.mu
-        return ridge_schedule(len(pre.blocks), share)
 
     def pending(self, n_outputs: int) -> dict[str, Array]:
         """Return the array of K(Z, Z) alpha, (p, n_outputs), by name; none if it is not needed."""
@@ -124,7 +120,8 @@ class BlockRidge:
 
     def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""
-        values, block = state.pending["ridge_values"], self.preconditioner.blocks[b]
+        values = state.pending["ridge_values"]
+        block = self.preconditioner.blocks[b]
         with self.partition.replace_rows(values, block) as out:
             if self.preconditioner.L is None:
                 self.partition.product(self.op, self.Z, block, state.alpha, out)
@@ -138,7 +135,8 @@ class BlockRidge:
         """
         ranks, L = self.partition.ranks, self.preconditioner.L
         rows = ranks.triangle(len(out))
-        columns, lower = slice(rows.stop), rows.start == 0
+        columns = slice(rows.stop)
+        lower = rows.start == 0
         workspace, gathered = self.backend.workspace, self.partition.lend_gathered
         if not ranks.is_single:
             out[...] = 0
@@ -157,6 +155,7 @@ class BlockRidge:
 
     def _is_due(self, b: int, step: int) -> bool:
         """Return whether this step evaluates block b, by `ridge_schedule`."""
-        n, (evaluation, remainder) = len(self.preconditioner.blocks), divmod(step, self.stride)
+        n = len(self.preconditioner.blocks)
+        evaluation, remainder = divmod(step, self.stride)
         # Evaluation i is of `count` blocks, beginning with block i count modulo n.
         return remainder == 0 and (b - evaluation * self.count) % n < self.count

@@ -54,6 +54,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -141,17 +142,17 @@ class BlockSolver(Solver):
     Parameters
     ----------
     preconditioner, seed : the result of `build_block`, and its seed.
-    average_k : see `Solver`; None: 0.5 for up to 4 blocks, else 1.
     ridge : coefficient of the kernel norm in the loss.
     keep : whether a step keeps all of K(X, Z), max_batch x p; otherwise it evaluates the columns of
         each block twice.
     cycled : see `finite_population_factor`.
     """
 
+    remedy = f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth"
+
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
-        remedy: str = Solver.remedy, average_k: float | None = None, ridge: float = 0.0,
-        keep: bool = True, cycled: int | None = None,
+        ridge: float = 0.0, keep: bool = True, cycled: int | None = None,
         center_partition: CenterPartition | None = None, **solver_arguments: Any,
     ) -> None:  # fmt: skip
         if center_partition is None:
@@ -165,10 +166,8 @@ class BlockSolver(Solver):
             op, Z, preconditioner, self.partition, ridge=ridge, max_batch=self.max_batch
         )
         xp, c = op.backend.xp, self.n_outputs
-        self.remedy = remedy
         # See "The constant theta of the running average" in docs/explanation/block-measured.md.
-        default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
-        self.average_k = default_k if average_k is None else average_k
+        self.average_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         widest = max(b.stop - b.start for b in preconditioner.blocks)
         self._Z = [Z[block] for block in self.partition.local]
         widths = [len(Z_b) for Z_b in self._Z]
@@ -276,7 +275,8 @@ class BlockSolver(Solver):
                 K_b = self._kernel_matrix(views.x, b) if views.K[b] is None else views.K[b]
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._update_residual(r, state, b, K_b, u, views, w, n)
+                    own_share = self._variance_ratio(n) * self._eta(state, b, n) / n
+                    self._update_residual(r, b, K_b, u, views, w, own_share)
             self._average(state)
         state.rows += n
         return loss
@@ -336,18 +336,18 @@ class BlockSolver(Solver):
         return finite_population_factor(self.cycled, m)
 
     def _update_residual(
-        self, r: Array, state: State, b: int, K_b: Array, u: Array, views: _Views, w: Array | None,
-        n: int,
+        self, r: Array, b: int, K_b: Array, u: Array, views: _Views, w: Array | None,
+        own_share: float,
     ) -> None:  # fmt: skip
         """Subtract w (K_b u - e) from the weighted residual r, see the module docstring.
 
         w : (m, 1) or None.
+        own_share : e_i / (ell_b(x_i) r_i).
         """
         Ku = self.partition.row_sum(self.backend.matmul(K_b, u, views.Ku))
         if self.sketch:
-            share = self._variance_ratio(n) * self._eta(state, b, n) / n
             leverage = views.leverage[b]
-            self.backend.assign(LEAVE_OWN, r=r, leverage=leverage, share=share, w=w, Ku=Ku)
+            self.backend.assign(LEAVE_OWN, r=r, leverage=leverage, share=own_share, w=w, Ku=Ku)
             return
         if w is not None:
             Ku *= w

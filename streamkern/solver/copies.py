@@ -28,7 +28,7 @@ from streamkern.solver.precondition.held_out import FOLDS
 
 COPIES = 4
 """Largest number of copies of each row that are used."""
-CENTER_SHARE = 4
+ROWS_PER_CENTER = 4
 """Number of rows per center."""
 MIN_ROWS_OF_COPIES = 64
 """Smallest number of rows for an estimate."""
@@ -49,7 +49,7 @@ def intraclass_correlation(
     """
     later_copies = iter(copies)
     X, Y, w = next(later_copies)
-    n, p, c = len(X), len(X) // CENTER_SHARE, Y.shape[1]
+    n, p, c = len(X), len(X) // ROWS_PER_CENTER, Y.shape[1]
     if n < MIN_ROWS_OF_COPIES:
         return 0.0
     solver = DirectSolver(

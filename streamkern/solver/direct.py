@@ -25,9 +25,9 @@ from streamkern.solver.equations import KERNEL_SLAB_ROWS
 from streamkern.solver.kernel_ridge import PRODUCT_COLUMNS, KernelRidgeSolver
 from streamkern.solver.left_out import INVERSE_COLUMNS, add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
-from streamkern.solver.posterior import MATRICES
+from streamkern.solver.posterior import POSTERIOR_MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
-from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, Noise
+from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT
 from streamkern.solver.ridge_curve import MAX_COLUMNS, PROBES
 
 NARROW_ROWS = 4096
@@ -44,7 +44,7 @@ REFINEMENTS = 3
 """Typical number of products with the kernel matrix that refine a solution."""
 ROUNDOFF = 2.0**-24
 """Largest relative error of a number that is rounded to float32."""
-GROUPS = 4
+RIDGE_GROUPS = 4
 """Approximate number of different ridges of many outputs."""
 
 
@@ -52,8 +52,8 @@ GROUPS = 4
 class DirectSizes(Sizes):
     """Sizes of the direct solver.
 
-    n_sums : number of sums: one over all rows, and one over each held-out part; 0 if the rows are
-        the centers, see `kernel_ridge`.
+    n_sums : number of p x p sums: one over all rows, and one over each held-out part; 0 if the rows
+        are the centers, see `kernel_ridge`; for `Newton` one for each output.
     """
 
     n_sums: int
@@ -154,7 +154,7 @@ class Direct(Method[DirectSizes]):
     def _n_factors(self, problem: ProblemShape) -> int:
         """Return the approximate number of factors; outputs with similar ridges share one."""
         several_ridges = problem.several_targets and problem.finds_ridge
-        final_factors = min(problem.c, GROUPS) if several_ridges else 1
+        final_factors = min(problem.c, RIDGE_GROUPS) if several_ridges else 1
         searches = problem.finds_ridge and self.finds_ridge(problem)
         return final_factors + DIRECT_TRIALS * n_parts(problem.p) * searches
 
@@ -258,22 +258,21 @@ class Direct(Method[DirectSizes]):
     def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
         """Add the buffers of a posterior that is being computed; its arrays are on the host."""
         if problem.posterior:
-            p = problem.p
-            buffers.add("train", "basis of the posterior, being computed", MATRICES * p, p,
-                itemsize=8)  # fmt: skip
+            rows = POSTERIOR_MATRICES * problem.p
+            name = "basis of the posterior, being computed"
+            buffers.add("train", name, rows, problem.p, itemsize=8)
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Return a setup without arrays, as there is nothing to compute before the first step."""
         meta = {"rules": [], "batch_size": work.sizes.batch_size}
         if self.takes_rows(work.sizes):  # recorded, as runs of earlier versions have other values
             meta["factor"] = self.factor_dtype(work.problem).name
-            meta["refines_ridge"] = self._refines_ridge(work.problem, work.noise)
+            # A ridge that was estimated from some rows is refined with all rows.
+            problem, noise = work.problem, work.noise
+            is_estimate = bool(noise.trials) and noise.exponent < MAX_NOISE_EXPONENT
+            has_more_rows = noise.n_rows < problem.p
+            meta["refines_ridge"] = problem.finds_ridge and is_estimate and has_more_rows
         return Setup({}, meta)
-
-    def _refines_ridge(self, problem: ProblemShape, noise: Noise) -> bool:
-        """Return whether the ridge, estimated from some rows, is refined with all rows."""
-        estimated = noise.trials and noise.exponent < MAX_NOISE_EXPONENT
-        return bool(problem.finds_ridge and estimated and noise.n_rows < problem.p)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""

@@ -66,10 +66,6 @@ class ProjectedSizes(LowRankSizes):
     projection_level: int = 0
     projection_batch: int = 0
 
-    def inner_batch(self, p: int) -> int:
-        """Return the largest batch of centers in an iterative projection onto p centers."""
-        return self.projection_batch or min(self.batch_size, p)
-
 
 class EigenPro3(LowRank[ProjectedSizes]):
     """EigenPro 3.0, which projects after every step: its settings, sizes and costs."""
@@ -80,25 +76,18 @@ class EigenPro3(LowRank[ProjectedSizes]):
     sizes = ProjectedSizes
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
-        """Raise ConfigError as `Method.check`, and if the period is out of range."""
+        """Raise ConfigError as `Method.check`, and for a period or projection out of range."""
         super().check(problem, options)
         p = problem.p
         n_nystrom = number_or_none(options.projection_nystrom) or INNER_NYSTROM
+        check_between("period", options.period, 1, n_steps(problem), "the steps of the run, ")
+        check_between("solver.projection_nystrom", options.projection_nystrom, 2, p, "n_centers=")
         largest_level = min(n_nystrom, p) - 1
-        largest_level_text = "the centers of its sample less one, "
-        for name, value, low, high, bound in (
-            ("period", options.period, 1, n_steps(problem), "the steps of the run, "),
-            ("solver.projection_nystrom", options.projection_nystrom, 2, p, "n_centers="),
-            (
-                "solver.projection_level",
-                options.projection_level,
-                1,
-                largest_level,
-                largest_level_text,
-            ),
-            ("solver.projection_batch", options.projection_batch, 1, p, "n_centers="),
-        ):
-            check_between(name, value, low, high, bound)
+        check_between(
+            "solver.projection_level", options.projection_level, 1, largest_level,
+            "the centers of its sample less one, ",
+        )  # fmt: skip
+        check_between("solver.projection_batch", options.projection_batch, 1, p, "n_centers=")
 
     def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
         return 1
@@ -106,10 +95,9 @@ class EigenPro3(LowRank[ProjectedSizes]):
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[ProjectedSizes]:
         """Return candidate sizes, best first; a projection that needs little memory comes last."""
         s, h, level = self._sample_sizes(problem, options)
-        preferred = "exact" if problem.p <= MANY_CENTERS else "resident"
-        projections = (
-            [preferred, "inexact"] if options.projection == "auto" else [options.projection]
-        )
+        projections = [options.projection]
+        if options.projection == "auto":
+            projections = ["exact" if problem.p <= MANY_CENTERS else "resident", "inexact"]
         inner = {
             "projection_epochs": options.projection_epochs,
             "projection_nystrom": number_or_none(options.projection_nystrom) or INNER_NYSTROM,
@@ -268,7 +256,7 @@ def _add_partitioned_buffers(
     if sizes.projection == "resident":
         rows = problem.rows_per_rank(p) + problem.ranks // problem.center_ranks
         add("train", "this rank's part of K(Z, Z)", rows, q, itemsize=item)
-    batch = sizes.inner_batch(p)
+    batch = sizes.projection_batch or min(sizes.batch_size, p)
     n_broadcast = min(p, max(BROADCAST_CENTERS, batch))
     add("train", "centers being broadcast", n_broadcast, problem.prepared_row_bytes)
     rows, columns = problem.rows_per_rank(batch), min(n_nystrom, q)
@@ -278,7 +266,8 @@ def _add_partitioned_buffers(
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
     """Return the centers from which a projection is computed, on all ranks. Collective call."""
-    exact, p = work.sizes.projection == "exact", len(Z)
+    exact = work.sizes.projection == "exact"
+    p = len(Z)
     n = p if exact else inner_centers(p, work.sizes.projection_nystrom)
     return Z.block(slice(0, n))
 
@@ -287,7 +276,9 @@ def _compute_projection(
     work: Work[ProjectedSizes], centers: Centers
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the arrays of the projection, and its numbers, for the setup."""
-    op, p, Z = work.op, len(centers), _centers_of_projection(work, centers)
+    op = work.op
+    p = len(centers)
+    Z = _centers_of_projection(work, centers)
     if work.sizes.projection == "exact":
         L, jitter = jittered_cholesky(op, Z)
         return {"projection.L": L}, {"jitter": jitter}
@@ -312,11 +303,11 @@ def _assemble_projection(
     if work.sizes.projection == "exact":
         return ExactProjection(arrays["projection.L"], partition)
     E, D = arrays["projection.E"], arrays["projection.D"]
-    rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
-    batch, epochs = meta["projection_batch"], work.sizes.projection_epochs
+    P = LowRankPreconditioner(Z[: len(E)], E, D, StepRule(**meta["projection_rule"]))
+    options: dict[str, Any] = {
+        "batch": meta["projection_batch"], "resident": work.sizes.projection == "resident",
+        "epochs": work.sizes.projection_epochs,
+    }  # fmt: skip
     if partition.is_replicated:
-        P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
-        return IterativeProjection(op, Z, P, batch=batch, resident=resident, epochs=epochs)
-    return PartitionedProjection(
-        op, Z, E, D, rule, partition, batch=batch, resident=resident, epochs=epochs
-    )
+        return IterativeProjection(op, Z, P, **options)
+    return PartitionedProjection(op, Z, P, partition, **options)

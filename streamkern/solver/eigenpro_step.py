@@ -127,7 +127,10 @@ class DelayedProjectionSolver(Solver):
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Take one step, and project at the end of a period; return the losses, (2, c)."""
-        op, m, n, pending = self.op, len(batch.X), batch.n_global_rows, state.pending
+        op = self.op
+        m = len(batch.X)
+        n = batch.n_global_rows
+        pending = state.pending
         self._ensure_buffers(m)
         self.partition.begin_batch(m, n)
         x = op.points(batch.X, out=self.x[:m])
@@ -177,7 +180,8 @@ class DelayedProjectionSolver(Solver):
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
             temporary, sample = slice(0, self._n_temporary(state)), self.sample_part
-            X_tmp, delta = self._temporary_points(pending)[temporary], pending["delta"][temporary]
+            X_tmp = self._temporary_points(pending)[temporary]
+            delta = pending["delta"][temporary]
             f += op.product(x, X_tmp, delta, out=self.part[:m])
             f += op.product(x, self.P.X_s[sample], pending["gamma"][sample], out=self.part[:m])
         return f

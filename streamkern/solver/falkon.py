@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,11 +19,11 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batch_candidates, check_epochs
+from streamkern.planning.sizes import Sizes, check_epochs
 from streamkern.solver.base import Solver, initial_buffer_rows
 from streamkern.solver.falkon_step import (
+    ARRAYS_WITHOUT_CENTERS,
     CAST_SLAB_ROWS,
-    OF_ALL,
     FalkonSolver,
     PreconditionedSolver,
 )
@@ -42,7 +40,7 @@ from streamkern.solver.precondition.partition import BROADCAST_CENTERS, triangle
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual; in float32 a residual reaches about 1e-6."""
-SMALL_MU = 1e-4
+MIN_MU = 1e-4
 """Smallest mu of the preconditioner, relative to the trace.
 
 With a smaller mu, rows far from all centers dominate the first iterations; a larger one takes more
@@ -72,10 +70,6 @@ class Falkon(Method[Sizes]):
         """Raise ConfigError as `Method.check`, and for too few epochs."""
         super().check(problem, options)
         check_epochs(problem, self.name)
-
-    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
-        """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sizes_for_batches(batch_candidates(problem))
 
     def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, see `precondition`, and of the training.
@@ -132,13 +126,10 @@ class Falkon(Method[Sizes]):
 
     def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver that iterates with H."""
-        ridge, partition = (
-            work.options.fixed_ridge,
-            self.center_partition(work.problem, work.sizes, work.ranks),
-        )
+        partition = self.center_partition(work.problem, work.sizes, work.ranks)
         H = triangle_rows(setup.arrays["H.0"], partition.p, work.ranks)
         return self.solver(
-            work.op, work.Z.each(partition.part), H=H, ridge=ridge,
+            work.op, work.Z.each(partition.part), H=H, ridge=work.options.fixed_ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
             center_partition=partition, **work.solver_arguments(setup),
         )  # fmt: skip
@@ -147,7 +138,7 @@ class Falkon(Method[Sizes]):
         self, name: str, n: int, partition: CenterPartition
     ) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them."""
-        return None if name in OF_ALL else partition.ids
+        return None if name in ARRAYS_WITHOUT_CENTERS else partition.ids
 
 
 def _add_partitioned_buffers(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
@@ -178,7 +169,7 @@ def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array,
     Cost 2 p^3 FLOPs; memory 3 p^2 elements besides H.
 
     Z : points of the centers.
-    ridge : mu is the ridge, but at least `SMALL_MU` times the trace.
+    ridge : mu is the ridge, but at least `MIN_MU` times the trace.
 
     Raises
     ------
@@ -192,5 +183,5 @@ def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array,
     backend.add_gram(C, norm.L, 1 / p, lower=True)
     # The trace replaces the top eigenvalue as the scale of mu, as it needs no eigensolver.
     trace = float(C.diagonal().sum())
-    H, mu = inverse_root(op, norm, C, max(ridge, SMALL_MU * trace), trace)
+    H, mu = inverse_root(op, norm, C, max(ridge, MIN_MU * trace), trace)
     return H, mu, norm.jitter

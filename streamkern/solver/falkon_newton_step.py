@@ -26,7 +26,7 @@ For a loss with a log link, the curvatures h are not bounded, so three things di
 
 - The first step is 0, as M alone does not say how long v may be.
 - An epoch also finds the largest move of a row, max |K v|. The step a v is shortened so that no
-  output z moves by more than `LARGEST_STEP`.
+  output z moves by more than `MAX_STEP_MOVE`.
 - B is a^2 (K v)^T w l'' (K v) / n times exp(largest move), plus the term of the ridge, with the
   second derivatives l'' at the start of the step. As |l'''| <= l'', the second derivative of a row
   grows by at most this factor along the step (self-concordance; Bach 2010, Electron. J. Stat. 4).
@@ -44,7 +44,7 @@ import numpy as np
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
-from streamkern.losses.scaled import LARGEST_STEP
+from streamkern.losses.scaled import MAX_STEP_MOVE
 from streamkern.solver.base import State
 from streamkern.solver.falkon_step import PreconditionedSolver, ratio
 from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, SafeguardedNewton
@@ -150,7 +150,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
             return a, 1.0
         assert self.loss is not None
         xp, moves = self.backend.xp, state.pending["move"].astype(np.float64) * abs(a)
-        return a * self.loss.limit(moves), xp.exp(xp.minimum(moves, LARGEST_STEP))
+        return a * self.loss.limit(moves), xp.exp(xp.minimum(moves, MAX_STEP_MOVE))
 
     def why_finished(self, state: State) -> str | None:
         """Return a reason if the gradient of the final loss is within the tolerance, else None."""

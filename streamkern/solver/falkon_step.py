@@ -48,7 +48,7 @@ from streamkern.solver.base import Solver, State
 
 CAST_SLAB_ROWS = 256
 """Number of rows of H that are cast to float64 at a time."""
-OF_ALL = ("squares", "least")
+ARRAYS_WITHOUT_CENTERS = ("squares", "least")
 """Names of a checkpoint's arrays that do not have a row for each center."""
 WORST_RESIDUAL = 2.0
 """Largest residual, relative to the least so far, with which weights are accepted.
@@ -256,7 +256,8 @@ class FalkonSolver(PreconditionedSolver):
         All other arrays are then equal on all ranks, bit for bit: b does not change after the first
         epoch, sums are 0, and `_accept_weights` only compares and rounds.
         """
-        for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
+        changed_names = ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b")
+        for name in changed_names:
             self.partition.column_broadcast(state.pending[name])
         self.partition.broadcast(state.pending["squares"])
 

@@ -203,19 +203,14 @@ class SGD(Method[Sizes]):
         add_probe(buffers, problem, sizes)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
-        """Compute the step rule of the kernel.
-
-        With a ridge, lambda_1' = lambda_1 + ridge replaces lambda_1, and leverage + lambda_1'
-        replaces the leverage, see `step_rule`.
-        """
+        """Compute the step rule of the kernel, and of the ridge if there is one."""
         op, options = work.op, work.options
         _, raw_probe = samples()
         probe = op.points(raw_probe.X, right=True)
         K = op.gram(probe)
         rule = rule_of_gram(op, K, None, raw_probe.root, [work.seed, PROBE_STAGE], check=True)
         if options.fixed_ridge:
-            lambda_1 = rule.lambda_1 + options.fixed_ridge
-            rule = StepRule(rule.leverage + lambda_1, lambda_1)
+            rule = rule.with_ridge(options.fixed_ridge)
         batch_size = work.sizes.batch_size
         report("plain", asdict(rule) | {"batch_size": batch_size})
         return Setup({}, {"rules": [asdict(rule)], "batch_size": batch_size})

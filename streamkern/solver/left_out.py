@@ -83,13 +83,8 @@ def add_left_out(buffers: Buffers, problem: ProblemShape) -> None:
     # The sums G and B, the factor L, and its inverse.
     add("train", "leave-one-out equations, factor and inverse", 3 * p, p + c, itemsize=8)
     # Kernel values of a slice of rows, V, temporary arrays of their size, and the points.
-    add(
-        "train",
-        "columns of rows left out at once",
-        4 * p + problem.width,
-        INVERSE_COLUMNS,
-        itemsize=8,
-    )
+    rows_at_once = 4 * p + problem.width
+    add("train", "columns of rows left out at once", rows_at_once, INVERSE_COLUMNS, itemsize=8)
     phase = problem.host_phase("train")
     add(phase, "search for equal rows and centers", 4 * (n + p), problem.width, itemsize=8)
 
@@ -157,7 +152,8 @@ def groups_with_centers(
     Z : (p, d) centers; (0, d) if no center is a row.
     Y : (n, c) targets.
     """
-    n, by_size = len(X), dict[tuple[int, int], list[tuple[Ints, Ints]]]()
+    n = len(X)
+    by_size = dict[tuple[int, int], list[tuple[Ints, Ints]]]()
     order, starts = _runs(np.concatenate((X, Z)))
     # The run of each row and of each center.
     run_of = np.empty(len(order), np.int64)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import ConfigError
@@ -81,9 +82,8 @@ def build_linear(
     norm = weight_norm(op, Z, noise_floor(op, len(Z)) if ridge else 0.0)
     damped_directions = None if S is None else _directions(op, norm, Z, S, level, tau, ridge, seed)
     rule = _measure(op, norm, Z, probe, damped_directions, seed, root)
-    if ridge:  # the ridge adds at most itself to the preconditioned Hessian, as P <= I
-        lambda_1 = rule.lambda_1 + ridge
-        rule = StepRule(rule.leverage + lambda_1, lambda_1)
+    if ridge:
+        rule = rule.with_ridge(ridge)
     H = None if norm.L is None else norm.inverse(op.backend, len(Z), op.dtype)
     return BlockPreconditioner(
         [slice(0, len(Z))], [H], [rule], 0.0, [norm.jitter], damped_directions=damped_directions
@@ -143,6 +143,16 @@ def _measure(
             Phi_E += op.backend.matmul(Phi, E[columns], xp.empty_like(Phi_E))
     op.backend.mirror_lower(G)
     return rule_of_gram(op, G, Phi_E_and_D, root, [seed, FEATURE_PROBE_STAGE], check=True)
+
+
+class LinearSolver(BlockSolver):
+    """Steps on features, with the running average of the solvers that converge slowly."""
+
+    remedy = f"{mention('solver.ridge')} or a larger bandwidth"
+
+    def __init__(self, *arguments: Any, **solver_arguments: Any) -> None:
+        super().__init__(*arguments, **solver_arguments)
+        self.average_k = Solver.average_k
 
 
 class LinearEigenPro(LowRank[LowRankSizes]):
@@ -246,9 +256,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             rules_from_meta(meta["rules"], options.step_scale), 0.0, [meta["jitter"]],
             damped_directions=(arrays["E"], arrays["D"]) if "E" in arrays else None,
         )  # fmt: skip
-        return BlockSolver(
+        return LinearSolver(
             work.op, work.Z, pre,
-            remedy=f"{mention('solver.ridge')} or a larger bandwidth", average_k=Solver.average_k,
             seed=work.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.solver_arguments(setup),
         )  # fmt: skip

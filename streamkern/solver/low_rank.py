@@ -32,7 +32,7 @@ from streamkern.solver.precondition.step_rule import StepRule, rules_from_meta
 
 MANY_CENTERS = 20_000
 """Number of centers above which the setup sample is large."""
-N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
+N_NYSTROM, LARGE_N_NYSTROM, ROWS_PER_DIRECTION = 2000, 5000, 20
 """Default number of rows in the setup sample, and in a large one; and rows per damped direction."""
 DEFAULT_PROBE = 4 * MIN_PROBE
 """Default number of rows in the probe, on which the step rule is measured."""
@@ -60,8 +60,9 @@ class LowRank(Method[_S]):
         super().check(problem, options)
 
     def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
-        """Return the rows of the sample and of the probe, and the number of damped directions."""
-        return low_rank_sizes(problem, options, default_sample_size(problem.p))
+        """Return the rows of the setup sample and of the probe, and the level of EigenPro."""
+        default = N_NYSTROM if problem.p <= MANY_CENTERS else LARGE_N_NYSTROM
+        return low_rank_sizes(problem, options, default)
 
     def _batches(self, problem: ProblemShape) -> list[int]:
         """Return candidate batch sizes, best first."""
@@ -98,7 +99,7 @@ def add_probe(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
 
 
 def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
-    """Return the bytes of the sample's rows and eigenvectors."""
+    """Return the bytes of the setup sample's rows and eigenvectors."""
     features = problem.d + sizes.level
     return sizes.n_sample * (problem.prepared_row_bytes + features * problem.itemsize)
 
@@ -108,8 +109,8 @@ def low_rank_sizes(
 ) -> tuple[int, int, int]:
     """Return the rows of the sample and of the probe, and the number of damped directions.
 
-    n_nystrom, level : default rows of the sample and damped directions; level None: a share of the
-        rows.
+    n_nystrom, level : default rows of the setup sample, and default of the damped directions; level
+        None: one for every `ROWS_PER_DIRECTION` rows.
     """
     s, h = sample_sizes(
         problem.n_rows, number_or_none(options.n_nystrom) or n_nystrom, DEFAULT_PROBE
@@ -124,17 +125,13 @@ def low_rank_sizes(
             f"{mention('n_nystrom', s)} must lie between 2 and n_rows={problem.n_rows}",
             "use more training rows",
         )
-    level = number_or_none(options.level) or max(1, min(level or s // LEVEL_SHARE, s - 1))
+    default_level = max(1, min(level or s // ROWS_PER_DIRECTION, s - 1))
+    level = number_or_none(options.level) or default_level
     if level >= s:
         raise ConfigError(
             f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}", "lower it"
         )
     return s, h, level
-
-
-def default_sample_size(p: int) -> int:
-    """Return the default number of rows of the sample, for p centers."""
-    return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 
 def compute_preconditioner(

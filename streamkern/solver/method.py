@@ -5,7 +5,6 @@ bytes and FLOPs, and constructs the solver in two parts. `compute` is the setup 
 computes factors and eigensystems, measures step sizes, and returns all of these as named arrays and
 JSON values. `assemble` makes the solver from this setup, which was either just computed or read
 from a run directory. A resumed run therefore computes no setup, and continues with the same bits.
-
 A new method is a file with a subclass of `Method`, and an entry in `methods`.
 """
 
@@ -42,7 +41,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_batch_size
+from streamkern.planning.sizes import LOADER_SIZES, Sizes, batch_candidates, check_batch_size
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -52,7 +51,7 @@ from streamkern.solver.ridge_curve import noise_rows
 Report = Callable[[str, dict[str, Any]], None]
 _S = TypeVar("_S", bound=Sizes)
 Samples = Callable[[], tuple[SampleRows, SampleRows]]
-"""Function that returns the sample and the probe.
+"""Function that returns the setup sample and the probe.
 
 It is a function so that `compute` can free the raw rows once it has prepared them. If the centers
 are the training rows, sample and probe are training rows as well.
@@ -65,7 +64,7 @@ class Setup:
 
     arrays : arrays on the device, by name.
     meta : numbers, which are also written to the log.
-    sample_rows : row numbers of the sample, if they are known.
+    sample_rows : row numbers of the setup sample, if they are known.
     """
 
     arrays: dict[str, Array]
@@ -235,8 +234,8 @@ class Method(Generic[_S]):
     # -- sizes -----------------------------------------------------------------------------
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
-        """Return candidate sizes for settings without a value, from the best to the smallest."""
-        raise NotImplementedError
+        """Return candidate sizes, from the best to the smallest; here they have no setup sample."""
+        return self._sizes_for_batches(batch_candidates(problem))
 
     def _sizes_for_batches(
         self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any
@@ -268,17 +267,20 @@ class Method(Generic[_S]):
             if buffers.peak <= budget_bytes:
                 return sizes, buffers
             peaks.append(buffers.peak)
+        remedy = "raise memory or lower n_centers or batch_size"
+        if problem.library_bytes:
+            remedy += f", or give {mention('accelerator', 'none')}"
+        if self.dense_p_by_p:
+            auto = mention("solver", "auto")
+            remedy += f", or use {auto} instead of {self.name!r}, which holds p x p matrices"
+        if budget_bytes < MiB:
+            remedy += "; a number without a unit is bytes"
         raise MemoryBudgetError(
             f"{mention(f'memory={_mib(budget_bytes)}')} is not enough for "
             f"{mention('n_centers', problem.p)}, d={problem.d}; the smallest plan needs "
-            f"{_mib(min(peaks))}; raise memory or lower n_centers or batch_size"
-            + f", or give {mention('accelerator', 'none')}" * bool(problem.library_bytes)
-            + f", or use {mention('solver', 'auto')} instead of {self.name!r}, which holds p x p "
-            f"matrices"
-            * self.dense_p_by_p
-            + "; a number without a unit is bytes" * (budget_bytes < MiB),
+            f"{_mib(min(peaks))}; {remedy}",
             needed=min(peaks),
-        )  # fmt: skip
+        )
 
     def reason(self, problem: ProblemShape, options: SolverConfig, sizes: _S) -> str | None:
         """Return the reason for the sizes, as text for the user; None if there is none."""

@@ -56,7 +56,8 @@ def choose_method(
     why_block = _why_block(problem, options)
     plans = dict[str, tuple[Method[Any], Any, Buffers]]()
     errors = []
-    for method in (BLOCK, DIRECT) if why_block is None else (BLOCK,):
+    methods: tuple[Method[Any], ...] = (BLOCK, DIRECT) if why_block is None else (BLOCK,)
+    for method in methods:
         try:
             plans[method.name] = method, *method.plan(problem, options, budget_bytes)
         except MemoryBudgetError as error:

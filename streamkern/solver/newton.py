@@ -42,7 +42,7 @@ class Newton(Method[DirectSizes]):
         check_epochs(problem, self.name)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
-        """Return candidate sizes, best first, without a sample of the stream."""
+        """Return candidate sizes, best first, with a sum for each output."""
         return self._sizes_for_batches(batch_candidates(problem), n_sums=problem.c)
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:

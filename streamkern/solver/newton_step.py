@@ -33,6 +33,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
 from streamkern.solver.precondition.held_out import rounding
+from streamkern.solver.precondition.norm import add_to_diagonal
 from streamkern.solver.safeguarded_newton import NEWTON_KEYS, NewtonArrays, SafeguardedNewton
 
 DECREMENT_TOLERANCE = 1e-8
@@ -138,7 +139,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         def fill() -> None:
             self.backend.xp.multiply(state.pending["G"][k], 1 / state.rows, out=L)
             self._add_ridge_term(L, self.ridge)
-            L.reshape(-1)[:: len(L) + 1] += self.ridge * self.norm_shift
+            add_to_diagonal(L, self.ridge * self.norm_shift)
 
         self._factor(L, state, self.ridge, fill, rounding(self.op, self.Z) ** 2)
 
@@ -159,14 +160,16 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
 
         A run that has stalled is marked, see `LineSearch.is_stalled`.
         """
-        tested_step, same_loss = self._line_search(state), self._is_same_loss(state)
+        tested_step = self._line_search(state)
+        same_loss = self._is_same_loss(state)
         entries = super().end_epoch(state)
         full_step = same_loss and entries["taken"] and tested_step.step_length == 1.0
         if full_step and self._is_last_loss(state):
             limit = STALLED_DECREMENT * tested_step.first_decrement
             next_step = self._line_search(state)
             if tested_step.decrement <= next_step.decrement <= limit:
-                self._store_line_search(state, next_step.as_stalled())
+                stalled_step = next_step._replace(decrement=-next_step.decrement)
+                self._store_line_search(state, stalled_step)
         return entries
 
     def why_finished(self, state: State) -> str | None:
@@ -175,7 +178,8 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         largest = DECREMENT_TOLERANCE * step.first_decrement
         if not self._is_last_loss(state) or step.decrement > largest:
             return None
-        decrement = f"a relative decrement of {step.relative_decrement:.1e}"
+        relative_decrement = abs(step.decrement) / (step.first_decrement or 1)
+        decrement = f"a relative decrement of {relative_decrement:.1e}"
         progress = f"{state.passes - 1} steps to {decrement}"
         if step.is_stalled:
             return f"ended after {progress}, which no longer falls"

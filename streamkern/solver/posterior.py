@@ -42,7 +42,7 @@ from streamkern.solver.precondition.norm import eps
 
 POSTERIOR_PREFIX = "posterior_"
 """Prefix of the names of a posterior's arrays in a file of a model."""
-MATRICES = 3
+POSTERIOR_MATRICES = 3
 """Number of p x p float64 matrices, besides the factor of K, while a posterior is computed."""
 
 

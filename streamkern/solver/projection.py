@@ -28,7 +28,6 @@ from streamkern.solver.precondition.partition import (
     Partition,
     overlap,
 )
-from streamkern.solver.precondition.step_rule import StepRule
 
 INNER_NYSTROM, PROBE_ROWS = 2000, 2000
 """Number of centers in the sample of an iterative projection, and of further ones in its probe."""
@@ -65,7 +64,8 @@ class ExactProjection:
 
     def _forward(self, k: int, h: Array) -> None:
         """Solve L y = h at the centers of column k; subtract L y in the columns after it."""
-        part, is_own = self.parts[k], k == self.grid.column
+        part = self.parts[k]
+        is_own = k == self.grid.column
         if is_own:
             self._solve(h)
         if k == len(self.parts) - 1:
@@ -174,7 +174,7 @@ class PartitionedProjection:
     single row and one rank has the whole sample.
 
     Z : points of this rank's centers; the centers of all ranks are in random order.
-    E, D, rule : see `LowRankPreconditioner`; its sample is the first centers.
+    P : preconditioner whose sample is the first centers; its points are not used.
     partition : the partition of the centers.
     batch : see `IterativeProjection`.
     resident : whether K(Z, Z) is kept; each rank has p^2 / W of its elements.
@@ -182,19 +182,21 @@ class PartitionedProjection:
     """
 
     def __init__(
-        self, op: KernelOperator, Z: Points, E: Array, D: Array, rule: StepRule,
-        partition: Partition, *, batch: int, resident: bool = False, epochs: int = 1,
+        self, op: KernelOperator, Z: Points, P: LowRankPreconditioner, partition: Partition, *,
+        batch: int, resident: bool = False, epochs: int = 1,
     ) -> None:  # fmt: skip
-        self.op, self.Z, self.E, self.D, self.rule = op, Z, E, D, rule
+        self.op, self.Z, self.P = op, Z, P
         self.partition, self.grid = partition, partition.grid
         self.own_centers = partition.in_block[0]
         self.backend, self.batch, self.epochs = op.backend, batch, epochs
         # This rank's centers in the sample, as indices in the sample, and their number.
-        self.sample_part, in_own = overlap(slice(0, len(E)), self.own_centers)
+        sample = slice(0, len(P.E))
+        self.sample_part, in_own = overlap(sample, self.own_centers)
         self.n_own_sample = in_own.stop
         first_column = RankGrid(0, self.grid.columns, self.grid.columns).of_column(partition.p)
-        self.one_rank_has_sample = self.grid.rows == 1 and len(E) <= first_column.stop
-        batches, n_batches = tiles(partition.p, batch), max(1, BROADCAST_CENTERS // batch)
+        self.one_rank_has_sample = self.grid.rows == 1 and sample.stop <= first_column.stop
+        batches = tiles(partition.p, batch)
+        n_batches = max(1, BROADCAST_CENTERS // batch)
         self.broadcasts = [batches[part] for part in tiles(len(batches), n_batches)]
         self.K: Array | None = None
         self.K_is_evaluated = False  # whether K has its values
@@ -259,7 +261,7 @@ class PartitionedProjection:
             if self.grid.row == 0:
                 g[in_batch] -= h[in_own]
             self.partition.sum(g)
-            g *= self.rule.eta(m) / m
+            g *= self.P.rule.eta(m) / m
             self.theta[in_own] -= g[in_batch]
             self._correct(K_sample, g[part])
 
@@ -295,11 +297,11 @@ class PartitionedProjection:
         assert self.theta is not None
         workspace, c, n = self.backend.workspace, g.shape[1], self.n_own_sample
         with (
-            workspace((len(self.E), c), g.dtype) as correction,
+            workspace((len(self.P.E), c), g.dtype) as correction,
             workspace((n, c), g.dtype) as values,
         ):
             self.backend.matmul_t(K_sample, g, values)
-            damp(self.backend, self.E, self.D, values, correction, self.sample_part)
+            damp(self.backend, self.P.E, self.P.D, values, correction, self.sample_part)
             if not self.one_rank_has_sample:
                 self.partition.sum(correction)
             self.theta[:n] += correction[self.sample_part]

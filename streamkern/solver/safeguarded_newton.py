@@ -60,15 +60,6 @@ class LineSearch(NamedTuple):
         """True if the run is marked as stalled."""
         return self.decrement < 0
 
-    @property
-    def relative_decrement(self) -> float:
-        """The decrement relative to the first one, without the mark of a stalled run."""
-        return abs(self.decrement) / (self.first_decrement or 1)
-
-    def as_stalled(self) -> LineSearch:
-        """Return the same step, marked as the step of a run that has stalled."""
-        return self._replace(decrement=-self.decrement)
-
 
 class NewtonArrays(NamedTuple):
     """The arrays of the iteration, which are views of `State.pending`.

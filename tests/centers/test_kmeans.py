@@ -64,9 +64,9 @@ def test_kmeans_centers_equal_means_in_metric(name: str) -> None:
     )
     for rows in (initial_means, *transformed):
         model.partial_fit(rows)
-    # Of float32: a few rounding errors of values up to 50.
+    # The tolerance is a few rounding errors in float32 of values up to 50.
     np.testing.assert_allclose((Z - origin) @ A, model.cluster_centers_, atol=1e-3)
-    # The way from the middle has no part that the metric does not see.
+    # The centers have no component in directions that the metric maps to 0.
     np.testing.assert_allclose(
         (Z - origin) @ A @ np.linalg.pinv(A, rcond=1e-6), Z - origin, atol=1e-3
     )

@@ -106,11 +106,6 @@ def test_invalid_centers_are_refused_before_writing(
     assert not (tmp_path / "run").exists()
 
 
-def test_n_centers_that_contradicts_centers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="n_centers=60 differs from the 3 rows in centers"):
-        train(runs.settings(), source=stream(), centers=np.zeros((3, 5)))
-
-
 # -- in a run -------------------------------------------------------------------------------------
 
 

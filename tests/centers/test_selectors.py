@@ -45,7 +45,7 @@ from tests.plans import PLAIN
 from tests.runs import array_source, arrays, finished, opened, stream
 
 Array = npt.NDArray[Any]
-CHOSEN = ("random", "balanced", "kmeans", "rpcholesky")
+METHODS = ("random", "balanced", "kmeans", "rpcholesky")
 LOW_RANK = {"n_nystrom", "n_probe", "level"}
 
 
@@ -71,7 +71,8 @@ def test_class_quotas_are_balanced(counts: list[int], p: int, seed: int) -> None
     np.testing.assert_array_equal(balanced.quotas(np.array(counts), p, favoured), shares)
 
 
-def labelled(y: Array, unit_rows: int, c: int) -> ArraySource:
+def labelled_source(y: Array, unit_rows: int, c: int) -> ArraySource:
+    """Return rows with c classes, whose only feature is the row number."""
     X = np.arange(len(y), dtype=np.float32)[:, None]
     return ArraySource(X, y, classes=[str(k) for k in range(c)], unit_rows=unit_rows)
 
@@ -88,20 +89,20 @@ def test_balanced_selector_gives_exact_counts(
     y = np.random.default_rng(seed).choice(c, n, p=weights / weights.sum())
     y = np.sort(y) if ordered else y
     p = max(1, int(share * n))
-    block, looked_at = balanced.Balanced().rows(labelled(y, unit, c), p, seed)
+    block, n_read = balanced.Balanced().rows(labelled_source(y, unit, c), p, seed)
     assert len(np.unique(block.row_ids)) == len(block.row_ids) == p
     np.testing.assert_array_equal(block.X[:, 0], block.row_ids)
     np.testing.assert_array_equal(block.y, y[block.row_ids])
     counts, available = np.bincount(block.y, minlength=c), np.bincount(y, minlength=c)
     # A class with less than another by more than one has no more to give.
     assert (counts[counts < counts.max() - 1] == available[counts < counts.max() - 1]).all()
-    assert looked_at <= n
+    assert n_read <= n
 
 
 @pytest.mark.slow
 def test_balanced_selector_draws_rows_uniformly_within_class() -> None:
     """Check the chi-square of 400 choices of 5 of 25 rows, with 24 degrees of freedom."""
-    source = labelled(np.repeat([0, 1], 25), 16, 2)
+    source = labelled_source(np.repeat([0, 1], 25), 16, 2)
     hits = np.zeros(50)
     for seed in range(400):
         hits[balanced.Balanced().rows(source, 10, seed)[0].row_ids] += 1
@@ -118,13 +119,13 @@ def test_balanced_selector_reads_units_until_classes_are_full(
     """Check that 256 of 1000 units are read in random order, and more only for the rare class."""
     y = np.arange(20_000) % 2
     y[10_000:10_003] = 2
-    source = labelled(y, 20, 3)
-    mixed, looked_at = balanced.Balanced().rows(labelled(y % 2, 20, 2), 300, 0)
-    assert looked_at == 256 * 20
+    source = labelled_source(y, 20, 3)
+    mixed, n_read = balanced.Balanced().rows(labelled_source(y % 2, 20, 2), 300, 0)
+    assert n_read == 256 * 20
     assert len(np.unique(mixed.row_ids // 20)) <= 256
-    block, looked_at = balanced.Balanced().rows(source, 303, 0)
+    block, n_read = balanced.Balanced().rows(source, 303, 0)
     assert np.bincount(block.y).tolist() == [150, 150, 3]
-    assert looked_at == 20_000
+    assert n_read == 20_000
     assert len(np.unique(block.row_ids // 20)) <= 256 + 3
 
 
@@ -153,12 +154,12 @@ def test_balanced_selector_reads_labels_of_store_only(
 
 def test_balanced_selector_uses_transformed_labels() -> None:
     @host_transform
-    def relabelled(X: Array, y: Array, rng: Any) -> tuple[Array, Array]:
+    def relabel(X: Array, y: Array, rng: Any) -> tuple[Array, Array]:
         return X, np.where(X[:, 0] < 90, 0, 1)
 
     y = np.zeros(100, int)
     X = np.arange(100, dtype=np.float32)[:, None]
-    source = ArraySource(X, y, [relabelled], classes=["a", "b"], unit_rows=7)
+    source = ArraySource(X, y, [relabel], classes=["a", "b"], unit_rows=7)
     block, _ = balanced.Balanced().rows(source, 20, 0)
     assert (block.row_ids >= 90).sum() == 10
 
@@ -176,19 +177,20 @@ def test_balanced_selector_accepts_user_source() -> None:
 # -- k-means --------------------------------------------------------------------------------------
 
 
-def clusters(n: int, k: int, d: int = 4, seed: int = 0) -> Array:
+def clustered_rows(n: int, k: int, d: int = 4, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     means = rng.standard_normal((k, d)) * 6
     return (means[rng.integers(k, size=n)] + rng.standard_normal((n, d))).astype(np.float32)
 
 
 def distortion(X: Array, Z: Array) -> float:
+    """Return the mean squared distance of a row to the nearest center."""
     return float((cdist(np.float64(X), np.float64(Z)).min(axis=1) ** 2).mean())
 
 
 def test_kmeans_moves_empty_clusters() -> None:
     """Start from one outlier and 19 copies of one row, with 5 clusters."""
-    X = clusters(20_000, 5, seed=1)
+    X = clustered_rows(20_000, 5, seed=1)
     initial_means = np.repeat(X[:1], 20, axis=0)
     initial_means[0] = 1000
     Z = kmeans(initial_means, (X[i : i + 500] for i in range(0, 20_000, 500)), 0, 1)
@@ -197,11 +199,12 @@ def test_kmeans_moves_empty_clusters() -> None:
     assert distortion(X, Z) < 4
 
 
-def chosen(run: ResolvedRun) -> tuple[choose_centers.ChosenCenters, dict[str, Any]]:
+def choose(run: ResolvedRun) -> tuple[choose_centers.ChosenCenters, dict[str, Any]]:
+    """Return the centers of a run, and the fields of its event "centers"."""
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     centers = choose_centers.choose_centers(run, dtype, lambda *event: events.append(event))
-    events = [event for event in events if event[0] != "setup"]  # what it is at
+    events = [event for event in events if event[0] != "setup"]
     assert [name for name, _ in events] == ["centers"]
     return centers, events[0][1]
 
@@ -213,7 +216,7 @@ def test_kmeans_uses_scaled_rows_without_augmentation() -> None:
     base = ArraySource(X, np.arange(200) % 2, unit_rows=50)
     scale = Scale("global", 100.0, 50.0).bind(base)
     source = AugmentedSource(base, 3, [RandomFlip(), scale, GaussianNoise(3.0)])
-    found, event = chosen(
+    found, event = choose(
         opened(source, **{"model.centers": "kmeans", "model.n_centers": 2, "data.scale": "auto"})
     )
     truth = np.stack([X[1::2].reshape(100, 6).mean(0), X[::2].reshape(100, 6).mean(0)])
@@ -230,8 +233,8 @@ def test_bandwidth_comes_from_rows_for_every_selector(method: str) -> None:
     """
     source = ArraySource(*arrays(4000), classes=runs.CLASSES)
     overrides = {"model.centers": method, "model.bandwidth": "auto", "model.n_centers": 100}
-    width = chosen(opened(source, **overrides))[0].kernel.bandwidth
-    rows = chosen(opened(source, **overrides | {"model.centers": "random"}))[0].kernel.bandwidth
+    width = choose(opened(source, **overrides))[0].kernel.bandwidth
+    rows = choose(opened(source, **overrides | {"model.centers": "random"}))[0].kernel.bandwidth
     assert width == pytest.approx(rows, rel=0.03)
 
 
@@ -254,7 +257,7 @@ def plain_rpcholesky(K: Array, p: int, seed: int) -> Array:
     return np.array(rows)
 
 
-def residual(K: Array, rows: Array) -> float:
+def trace_residual(K: Array, rows: Array) -> float:
     """Return the trace of the error of the Nystrom approximation, divided by the trace of K."""
     L = np.linalg.cholesky(K[np.ix_(rows, rows)])
     return float(1 - (np.linalg.solve(L, K[rows]) ** 2).sum() / np.trace(K))
@@ -270,13 +273,13 @@ def test_rpcholesky_with_block_of_one_equals_simple_algorithm(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamkern.centers.rpcholesky.PIVOT_BLOCK", 1)
-    X = clusters(200, 8).astype(np.float64)
+    X = clustered_rows(200, 8).astype(np.float64)
     op = KernelOperator(Laplace(4.0), backend, "float64")
     K = ref.laplace(X, X, 4.0)
     for seed in range(5):
         found = rpcholesky(op, X, 40, seed)
         np.testing.assert_array_equal(found.rows, plain_rpcholesky(K, 40, seed))
-        assert found.residual == pytest.approx(residual(K, found.rows), rel=1e-9)
+        assert found.residual == pytest.approx(trace_residual(K, found.rows), rel=1e-9)
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
@@ -287,7 +290,7 @@ def test_blocked_rpcholesky_leaves_as_little_trace_as_single_pivots(
 
     The bound is Theorem 3.1 of Chen et al.
     """
-    X = clusters(400, 10, seed=3).astype(np.float32 if precision == "exact" else np.float64)
+    X = clustered_rows(400, 10, seed=3).astype(np.float32 if precision == "exact" else np.float64)
     op = KernelOperator(Laplace(8.0), backend, precision)
     K, p = ref.laplace(np.float64(X), np.float64(X), 8.0), 40
     best = np.cumsum(np.linalg.eigvalsh(K)) / np.trace(K)  # best[-1 - r] is left by rank r
@@ -295,9 +298,9 @@ def test_blocked_rpcholesky_leaves_as_little_trace_as_single_pivots(
     allowed = min(2 * best[-1 - r] for r in range(1, p) if r - r * np.log(best[-1 - r]) <= p)
     rng = np.random.default_rng(0)
     blocked = [rpcholesky(op, X, p, seed) for seed in range(12)]
-    rounds = [residual(K, found.rows) for found in blocked]
-    single = [residual(K, plain_rpcholesky(K, p, seed)) for seed in range(12)]
-    random = [residual(K, rng.permutation(400)[:p]) for _ in range(12)]
+    rounds = [trace_residual(K, found.rows) for found in blocked]
+    single = [trace_residual(K, plain_rpcholesky(K, p, seed)) for seed in range(12)]
+    random = [trace_residual(K, rng.permutation(400)[:p]) for _ in range(12)]
     np.testing.assert_allclose([found.residual for found in blocked], rounds, rtol=1e-3)
     error = np.std(rounds) / np.sqrt(12) + np.std(single) / np.sqrt(12)
     assert abs(np.mean(rounds) - np.mean(single)) < 4 * error
@@ -307,7 +310,7 @@ def test_blocked_rpcholesky_leaves_as_little_trace_as_single_pivots(
 
 def test_rpcholesky_completes_choice_at_numerical_rank(backend: Backend) -> None:
     """Check rows that are nearly equal for the kernel, where rounding ends the draws."""
-    X = clusters(300, 3).astype(np.float32)
+    X = clustered_rows(300, 3).astype(np.float32)
     pivots = rpcholesky(KernelOperator(Laplace(1e7), backend), X, 100, 0)
     assert pivots.n_drawn < 100
     assert len(np.unique(pivots.rows)) == 100
@@ -319,17 +322,18 @@ def test_duplicate_rows_are_never_chosen_twice() -> None:
     source = ArraySource(X, np.arange(350) % 2, unit_rows=50)
     for seed in range(5):
         overrides = {"model.centers": "rpcholesky", "run.random_state": seed}
-        found, event = chosen(opened(source, **overrides))
+        found, event = choose(opened(source, **overrides))
         assert len(np.unique(found.Z, axis=0)) == runs.P == event["drawn"]
     overrides = {"model.centers": "rpcholesky", "model.n_centers": 71}
     with pytest.raises(DataError, match="70 distinct rows among the 350 candidates for n_cent"):
-        chosen(opened(source, **overrides))
+        choose(opened(source, **overrides))
 
 
 # -- in a run -------------------------------------------------------------------------------------
 
 
-def sources() -> dict[str, Any]:
+def make_sources() -> dict[str, Any]:
+    """Return sources of several kinds, by name."""
     X = np.random.default_rng(0).integers(0, 255, (150, 2, 3, 1), np.uint8)
     images = ArraySource(X, np.arange(150) % 3, unit_rows=40)
     return {
@@ -341,10 +345,10 @@ def sources() -> dict[str, Any]:
 
 
 @pytest.mark.full(all_but_every=5)
-@pytest.mark.parametrize("name", sources())
-@pytest.mark.parametrize("method", CHOSEN)
+@pytest.mark.parametrize("name", make_sources())
+@pytest.mark.parametrize("method", METHODS)
 def test_selectors_accept_any_source_and_number_of_threads(method: str, name: str) -> None:
-    source = sources()[name]
+    source = make_sources()[name]
     settings = {"model.centers": method, "model.n_centers": 30, "solver.block_size": 30}
     settings["data.scale"] = "auto"
     settings["run.precision"] = "float64" if name == "float64" else "auto"
@@ -367,15 +371,15 @@ def test_selectors_accept_any_source_and_number_of_threads(method: str, name: st
 
 
 def test_integer_precision_keeps_pivots_on_grid() -> None:
-    source = sources()["images"]
+    source = make_sources()["images"]
     for method in ("balanced", "rpcholesky", "kmeans"):
         overrides = {"model.centers": method, "run.precision": "integer", "model.n_centers": 20}
         overrides["data.scale"] = "auto"
-        steps = chosen(opened(source, **overrides))[0].Z * 60 + 120
+        steps = choose(opened(source, **overrides))[0].Z * 60 + 120
         assert (np.abs(steps - np.rint(steps)) < 1e-3).all() == (method != "kmeans")
 
 
-@pytest.mark.parametrize("method", CHOSEN)
+@pytest.mark.parametrize("method", METHODS)
 def test_resumed_run_keeps_centers_and_reports_selector(method: str, tmp_path: Path) -> None:
     config = runs.settings(tmp_path / "run", **{"model.centers": method})
     uninterrupted = finished(runs.settings(**{"model.centers": method}), source=stream())
@@ -392,7 +396,7 @@ def test_resumed_run_keeps_centers_and_reports_selector(method: str, tmp_path: P
 
 
 class Last(CenterSelector):
-    """The last rows: a way that is added."""
+    """A further selector: the last rows."""
 
     name = "last"
 
@@ -419,9 +423,9 @@ def test_plan_describes_center_selection() -> None:
         assert plan["centers"] == {"method": method, "rows": rows}
         assert plan["memory"]["phases"]["centers"] > 0
         assert f"60 centers ({method}, from {rows:,} rows)" in plan_text(plan)
-        dear = plan["flops"]["centers"] > plan["flops"]["training"]
-        assert dear == (method == "kmeans")
-        assert ("takes more than training" in plan_text(plan)) == dear
+        is_expensive = plan["flops"]["centers"] > plan["flops"]["training"]
+        assert is_expensive == (method == "kmeans")
+        assert ("takes more than training" in plan_text(plan)) == is_expensive
 
 
 @pytest.mark.parametrize(
@@ -438,8 +442,8 @@ def test_plan_describes_center_selection() -> None:
 )
 def test_plan_has_sizes_of_its_solver(solver: str, names: set[str]) -> None:
     in_place = solver in ("sgd", "eigenpro1", "eigenpro2")
-    words = runs.METHODS[solver] | {"solver.block_size": "auto"}
-    plan = plan_overview(opened(stream(solver), **words))
+    overrides = runs.METHODS[solver] | {"solver.block_size": "auto"}
+    plan = plan_overview(opened(stream(solver), **overrides))
     every = {"solver", "batch_size", "loader_block_bytes", "loader_in_flight_bytes"}
     assert set(plan["sizes"]) == names | every
     text = plan_text(plan)
@@ -451,9 +455,10 @@ def test_plan_has_sizes_of_its_solver(solver: str, names: set[str]) -> None:
 @pytest.mark.parametrize("solver", ["direct", "block"])
 @pytest.mark.parametrize("noisy", [False, True])
 def test_plan_counts_batches_that_run(solver: str, noisy: bool, tmp_path: Path) -> None:
-    words, source = {"solver.name": solver, "data.epochs": 3}, stream() if noisy else array_source()
-    plan = plan_overview(opened(source, **words))
-    finished(runs.settings(tmp_path, **words), source=source)
+    overrides = {"solver.name": solver, "data.epochs": 3}
+    source = stream() if noisy else array_source()
+    plan = plan_overview(opened(source, **overrides))
+    finished(runs.settings(tmp_path, **overrides), source=source)
     assert plan["batches"] == run_overview(tmp_path)["step"]
     once = solver == "direct" and not noisy
     assert plan["batches"] == plan["batches_per_epoch"] * (1 if once else 3)
@@ -461,8 +466,8 @@ def test_plan_counts_batches_that_run(solver: str, noisy: bool, tmp_path: Path) 
 
 
 def test_plan_of_fourier_features_has_no_centers() -> None:
-    words = {"model.features": "fourier", "model.n_features": 20, "model.n_centers": "auto"}
-    plan = plan_overview(opened(**words))
+    overrides = {"model.features": "fourier", "model.n_features": 20, "model.n_centers": "auto"}
+    plan = plan_overview(opened(**overrides))
     assert plan["centers"] == {}
     assert "20 random Fourier features, on cpu" in plan_text(plan)
 
@@ -480,17 +485,11 @@ def test_rpcholesky_candidates_depend_on_memory() -> None:
         opened(big, **overrides, **{"run.memory": "1 GiB"})
 
 
-@pytest.mark.parametrize("method", CHOSEN)
+@pytest.mark.parametrize("method", METHODS)
 def test_fewer_rows_than_centers_takes_all_rows_with_warning(method: str) -> None:
     with pytest.warns(UserWarning, match="n_centers=136 is more than the 135 training rows"):
         run = opened(**{"model.centers": method, "model.n_centers": 136})
     assert run.problem.p == run.problem.n_rows == 135
-
-
-def test_balanced_selector_refuses_regression_targets() -> None:
-    X = arrays()[0]
-    with pytest.raises(ConfigError, match="'balanced' needs targets that are classes, but"):
-        opened(ArraySource(X, X[:, 0]), **{"model.centers": "balanced"})
 
 
 @pytest.mark.parametrize("method", ["balanced", "kmeans", "rpcholesky"])

@@ -1,4 +1,4 @@
-"""Sums of gradients against differences of f in float64."""
+"""Check sums of gradient outer products against differences of f in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.solver_problems import Array, rows
 D, P, M, C = 5, 40, 60, 3
 Z, ALPHA = rows(0, P, D), rows(1, P, C)
 X = np.concatenate([Z[:10], rows(2, M - 10, D)])
-"""The first ten meet a center."""
+"""Rows, the first ten of which are equal to centers."""
 W = np.random.default_rng(3).uniform(0.2, 2, M)
 SHIFT = np.array([0.1, -0.3, 0.2, 0.0, 0.5])
 KERNELS = {
@@ -37,7 +37,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-def found(
+def agop_of(
     kernel: Kernel, precision: str = "float64", backend: Backend | None = None,
     X: Array = X, w: Array | None = W, grid: Grid | None = None,
 ) -> Array:  # fmt: skip
@@ -52,6 +52,7 @@ def found(
 
 
 def by_differences(kernel: Kernel, X: Array, w: Array) -> Array:
+    """Return the average gradient outer product, by differences of f in float64."""
     op, h = KernelOperator(kernel, Backend(1), "float64", SHIFT), 1e-5
     centers = op.points(Z, right=True)
 
@@ -65,7 +66,7 @@ def by_differences(kernel: Kernel, X: Array, w: Array) -> Array:
 @pytest.mark.parametrize("name", KERNELS)
 def test_agop_is_mean_of_gradient_outer_products(name: str) -> None:
     truth = by_differences(KERNELS[name], X, W)
-    np.testing.assert_allclose(found(KERNELS[name]), truth, atol=1e-6 * np.abs(truth).max())
+    np.testing.assert_allclose(agop_of(KERNELS[name]), truth, atol=1e-6 * np.abs(truth).max())
 
 
 @pytest.mark.full(all_but_every=5)
@@ -74,11 +75,11 @@ def test_agop_is_mean_of_gradient_outer_products(name: str) -> None:
 def test_agop_in_float32_is_accurate_at_centers(name: str, precision: str) -> None:
     """Check that the kink of a kernel at a center loses at most three digits, in one row of six."""
     kinks = name in ("laplace", "dispersal", "sum", "matrix")
-    truth = found(KERNELS[name])
+    truth = agop_of(KERNELS[name])
     for backend in (Backend(1), get_backend("cpu")):
-        got = found(KERNELS[name], precision, backend)
+        actual = agop_of(KERNELS[name], precision, backend)
         tolerance = 2e-3 if kinks else 2e-6
-        np.testing.assert_allclose(got, truth, atol=tolerance * np.abs(truth).max())
+        np.testing.assert_allclose(actual, truth, atol=tolerance * np.abs(truth).max())
 
 
 def test_agop_of_integer_features_is_scaled_by_step() -> None:
@@ -95,15 +96,15 @@ def test_agop_of_integer_features_is_scaled_by_step() -> None:
 
 def test_agop_without_weights_weights_rows_equally() -> None:
     kernel = KERNELS["matern32"]
-    np.testing.assert_allclose(found(kernel, w=None), found(kernel, w=np.ones(M)), rtol=1e-12)
+    np.testing.assert_allclose(agop_of(kernel, w=None), agop_of(kernel, w=np.ones(M)), rtol=1e-12)
 
 
 def test_agop_does_not_depend_on_output_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = found(KERNELS["laplace"])
+    truth = agop_of(KERNELS["laplace"])
     monkeypatch.setattr(agop, "MAX_DERIVATIVE_COLUMNS", 2 * (D + 1))
     # Entries are sums of terms of both signs, as large as the largest of them.
     atol = 1e-12 * float(np.abs(truth).max())
-    np.testing.assert_allclose(found(KERNELS["laplace"]), truth, rtol=0, atol=atol)
+    np.testing.assert_allclose(agop_of(KERNELS["laplace"]), truth, rtol=0, atol=atol)
 
 
 def test_agop_without_rows_is_zero() -> None:

@@ -17,7 +17,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import get_kernel
-from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import describe_metric, importances
 from streamkern.kernels.notation import kernel_text
 from streamkern.kernels.points import PRECISIONS, Grid
@@ -26,7 +26,7 @@ from streamkern.train.resolve.precision import resolve_precision
 from tests.solver_problems import Array, both, rows
 
 D, N, M = 5, 40, 60
-LEVELS = ((3, 0.8), (1, 2.5))
+CATEGORICAL = ((3, 0.8), (1, 2.5))
 SHIFT = np.array([0.1, 2.0, -0.3, 1.5, 0.0])
 METRICS = {
     "none": None, "scales": np.array([0.5, 0.3, 2.0, 0.1, 1.0]), "matrix": 0.5 * rows(4, D, 3),
@@ -47,7 +47,7 @@ def table(n: int, seed: int) -> Array:
 
 
 def squared(kernel: Kernel, A: Array, B: Array) -> Array:
-    """Return the squared distances, by definition."""
+    """Return the squared distances (n, m) by their definition, in float64."""
     A, B = A.astype(np.float64), B.astype(np.float64)
     metric = np.ones(D) if kernel.metric is None else kernel.metric
     a, b = (X * metric if metric.ndim == 1 else X @ metric for X in (A, B))
@@ -64,6 +64,7 @@ def dense(kernel: Kernel, A: Array, B: Array) -> Array:
 
 @pytest.fixture
 def backends() -> Iterator[list[Backend]]:
+    """Yield the backends of the CPU, with small tiles."""
     all_backends = [Backend(2), *([CompiledBackend(2)] if numba_problem() is None else [])]
     for backend in all_backends:
         backend.tile_rows, backend.tile_cols = 16, 24
@@ -78,7 +79,7 @@ def backends() -> Iterator[list[Backend]]:
 def test_categorical_kernel_equals_definition(
     precision: str, tolerance: float, name: str, metric: str, backends: list[Backend]
 ) -> None:
-    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(LEVELS)
+    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(CATEGORICAL)
     A, B, W = table(N, 0), table(M, 1), rows(2, M, 3)
     truth = dense(kernel, A, B)
     assert (squared(kernel, A, B) != squared(kernel.with_categorical(()), A, B)).any()
@@ -115,7 +116,7 @@ def test_categorical_values_are_compared_exactly(backends: list[Backend]) -> Non
 
 
 def test_categorical_features_equal_one_hot_code() -> None:
-    """Compare with half the squared distance of the codes of a level, times its weight."""
+    """Compare with half the squared distance of one-hot codes, times the weight."""
     A, B, weight = table(N, 0), table(M, 1), 1.7
     coded = [np.column_stack([X, np.sqrt(weight / 2) * np.eye(10)[X[:, 3].astype(int) + 5]])
              for X in (A, B)]  # fmt: skip
@@ -132,7 +133,7 @@ def test_categorical_gradients_equal_finite_differences(
     name: str, metric: str, backends: list[Backend]
 ) -> None:
     """Compare with finite differences along the features that are not categorical."""
-    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(LEVELS)
+    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(CATEGORICAL)
     X, Z, alpha, h = table(N, 0), table(M, 1).astype(np.float64), rows(2, M, 2), 1e-5
     X, w = X.astype(np.float64), np.random.default_rng(3).uniform(0.2, 2, N)
 
@@ -155,18 +156,18 @@ def test_categorical_gradients_equal_finite_differences(
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_categorical_kernel_roundtrips_through_description(name: str) -> None:
-    kernel = KERNELS[name].with_categorical(LEVELS)
+    kernel = KERNELS[name].with_categorical(CATEGORICAL)
     described = json.loads(json.dumps(kernel.describe()))
     restored = get_kernel(described)
-    assert restored.categorical == LEVELS
+    assert restored.categorical == CATEGORICAL
     assert restored.describe() == kernel.describe() != KERNELS[name].describe()
     np.testing.assert_array_equal(*(dense(k, table(9, 0), table(9, 1)) for k in (kernel, restored)))
     with_metric = kernel.with_metric(np.ones(D))
-    assert get_kernel(with_metric.describe(), metric=with_metric.metric).categorical == LEVELS
-    assert kernel.with_bandwidth(9.0).categorical == LEVELS
+    assert get_kernel(with_metric.describe(), metric=with_metric.metric).categorical == CATEGORICAL
+    assert kernel.with_bandwidth(9.0).categorical == CATEGORICAL
     assert kernel.with_categorical(()).describe() == KERNELS[name].describe()
     assert "categorical 3 (weight 0.8), 1 (weight 2.5)" in kernel_text(described)
-    assert str(LEVELS) in repr(kernel)
+    assert str(CATEGORICAL) in repr(kernel)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +204,11 @@ def test_categorical_needs_a_kernel_of_distance(kernel: Kernel) -> None:
         kernel.with_categorical([(0, 1.0)])
 
 
-def test_kernel_sum_shares_categorical_features() -> None:
-    """Check that the parts share a tile, and that operators keep categorical features."""
+def test_combined_kernels_refuse_parts_with_categorical_features() -> None:
     laplace, gauss = (k(1.0).with_categorical([(0, 1.0)]) for k in (sk.Laplace, sk.Gaussian))
     plain = sk.Gaussian(2.0)
-    sums, products = (
-        (plain + plain).with_categorical([(0, 1.0)]),
-        (plain * plain).with_categorical([(0, 1)]),
-    )
+    sums = (plain + plain).with_categorical([(0, 1.0)])
+    products = (plain * plain).with_categorical([(0, 1)])
     for make in (
         lambda: laplace + gauss, lambda: plain + gauss, lambda: 2 * laplace,
         lambda: laplace * plain, lambda: sums + plain, lambda: 3.0 * sums,
@@ -220,14 +218,8 @@ def test_kernel_sum_shares_categorical_features() -> None:
             make()
 
 
-def test_categorical_index_beyond_width_is_refused() -> None:
-    op = KernelOperator(sk.Laplace(1.0).with_categorical([(D, 1.0)]), Backend(1))
-    with pytest.raises(ConfigError, match=f"must name features from 0 to {D - 1}"):
-        op.points(table(3, 0), left=True)
-
-
 def test_categorical_refuses_precisions_that_round_features() -> None:
-    kernel = sk.Laplace(1.0).with_categorical(LEVELS)
+    kernel = sk.Laplace(1.0).with_categorical(CATEGORICAL)
     for precision in PRECISIONS:
         grid = Grid(0.0, 1.0) if precision == "integer" else None
         if precision in ("exact", "float64"):
@@ -244,20 +236,10 @@ def test_precision_auto_is_exact_for_categorical() -> None:
     backend = get_backend("cpu")
     backend.tensor_cores = True
     for dtype in (np.uint8, np.float32):
-        kernel = sk.Laplace(1.0).with_categorical(LEVELS)
+        kernel = sk.Laplace(1.0).with_categorical(CATEGORICAL)
         assert resolve_precision("auto", np.dtype(dtype), [], backend, kernel) == ("exact", None)
         kernel = kernel.with_metric(np.ones(D))
         assert resolve_precision("auto", np.dtype(dtype), [], backend, kernel) == ("exact", None)
-
-
-def test_categorical_kernel_has_no_fourier_frequencies() -> None:
-    kernel = sk.Gaussian(1.0).with_categorical([(0, 1.0)])
-    with pytest.raises(ConfigError, match="compares some features for equality"):
-        frequencies(kernel, D, 8, 0)
-    X = table(60, 0)
-    model = sk.KernelRegressor(kernel, features="fourier", n_features=20)
-    with pytest.raises(ConfigError, match="compares some features for equality"):
-        model.fit(X, X[:, 0])
 
 
 def test_importances_include_categorical_features() -> None:

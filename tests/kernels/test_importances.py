@@ -1,4 +1,4 @@
-"""Compare the facts about a metric with its explicit matrix."""
+"""Compare the summary of a metric with its explicit matrix."""
 
 from __future__ import annotations
 

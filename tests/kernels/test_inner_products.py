@@ -1,4 +1,4 @@
-"""Kernels of the inner product: against float64 in a few lines, on every backend and tile."""
+"""Check kernels of the inner product against float64, for every backend and size of tiles."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_tiled_product_equals_dense(
     kernel, truth = TRUTH[name]
     backend = kind(1)
     backend.tile_rows, backend.tile_cols = tile
-    op = KernelOperator(kernel, backend, precision, shift=rows(3, d))  # a shift is not for it
+    op = KernelOperator(kernel, backend, precision, shift=rows(3, d))  # the shift is ignored
     A, B, W = (rows(i, *s).astype(op.dtype) for i, s in enumerate([(m, d), (p, d), (p, 2)]))
     keep = None if mode == "W" else np.full((m, p), np.nan, op.dtype)
     result = op.product(
@@ -77,7 +77,7 @@ def test_tiled_product_equals_dense(
     )
     K = truth(A.astype(np.float64), B.astype(np.float64))
     eps = float(np.finfo(op.dtype).eps)
-    # Of the product of two points; a square root of it where an angle is small.
+    # The error of the product of two points, or its square root if an angle is small.
     bound = 60 * eps * truth(np.abs(A).astype(np.float64), np.abs(B).astype(np.float64))
     if "ntk" in name:
         bound = np.sqrt(60 * eps) * np.linalg.norm(A, axis=1)[:, None] * np.linalg.norm(B, axis=1)
@@ -156,14 +156,6 @@ def test_kernel_may_define_column_parameters(precision: str, kind: type[Backend]
 
 
 # --- refusals -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["high", "fast"])
-def test_distance_precisions_are_refused(precision: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"'{precision}' is for kernels of the Euclidean distance"
-    ):
-        KernelOperator(Linear(), Backend(1), precision)
 
 
 @pytest.mark.parametrize(

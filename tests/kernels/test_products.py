@@ -1,4 +1,4 @@
-"""Tiled products against dense float64 and scikit-learn, for every kernel, tile size and mode."""
+"""Check tiled products against dense float64, for every kernel, tile size and mode."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def profile(kernel: Kernel, sq: ref.Array) -> ref.Array:
 
 
 def entry_bound(op: KernelOperator, A: Array, B: Array, terms: float = 1.0) -> ref.Array:
-    """Return how far float32 may put each K(a, b) from the truth.
+    """Return bounds (m, p) of the errors of kernel values in float32.
 
     A scaled squared distance is a sum of d + 2 products whose sizes add up to at most
     2 (|a|^2 + |b|^2), and each of a, b is rounded twice when it is shifted and scaled: it is off
-    by less than 2 (d + 8) eps (|a|^2 + |b|^2). The profile falls, so its value is off by no more
-    than what it falls over that range on either side, and by its own few roundings.
+    by less than 2 (d + 8) eps (|a|^2 + |b|^2). The profile falls, so the error of its value is at
+    most its change over that range on either side, and a few rounding errors of its own.
     """
     eps, bw = EPS["exact"], op.kernel.bandwidth
     centre = np.zeros(A.shape[1]) if op.shift is None else np.asarray(op.shift, np.float64)
@@ -212,7 +212,7 @@ def test_rows_are_prepared_independently_and_in_place(threads: int, precision: s
             assert np.shares_memory(getattr(in_buffer, side), getattr(room, side))
             np.testing.assert_array_equal(getattr(in_buffer, side), getattr(new, side))
             np.testing.assert_array_equal(getattr(single, side), getattr(new[300:301], side))
-        np.testing.assert_array_equal(typed_rows, X.astype(op.dtype))  # left as it was
+        np.testing.assert_array_equal(typed_rows, X.astype(op.dtype))  # not changed
 
 
 @pytest.mark.parametrize(
@@ -258,15 +258,14 @@ def test_integer_distances_are_exact(
     x = both(op, X)
     truth = np.exp(-ref.distances(pixels * 1.0, pixels * 1.0) * (step / bandwidth))
     K = op.matrix(x, x)
-    np.testing.assert_array_equal(K.diagonal(), 1.0)  # although nobody said they are the same
+    np.testing.assert_array_equal(K.diagonal(), 1.0)  # without equal pairs
     assert K[3, 7] == K[7, 3] == 1.0
     np.testing.assert_allclose(K, truth, rtol=3e-6, atol=0)
 
 
-def test_integer_precision_requires_a_grid() -> None:
-    for precision, grid in (("integer", None), ("exact", Grid(0.0, 1.0))):
-        with pytest.raises(ConfigError, match="needs the grid of the features"):
-            KernelOperator(get_kernel("laplace", 1.0), Backend(1), precision, grid=grid)
+def test_grid_requires_integer_precision() -> None:
+    with pytest.raises(ConfigError, match="needs the grid of the features"):
+        KernelOperator(get_kernel("laplace", 1.0), Backend(1), "exact", grid=Grid(0.0, 1.0))
 
 
 # --- the order of the additions -----------------------------------------------------------------
@@ -310,10 +309,3 @@ def test_nan_row_affects_only_its_own_values() -> None:
 def test_bandwidth_must_be_a_positive_number(bandwidth: float) -> None:
     with pytest.raises(ConfigError, match=r"bandwidth=.* must be a finite number above 0"):
         get_kernel("laplace", bandwidth)
-
-
-def test_unknown_kernel_and_precision_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kernel='gauss' is not known; use one of laplace, "):
-        get_kernel("gauss")
-    with pytest.raises(ConfigError, match="precision='tf32' is not known"):
-        operator(precision="tf32")

@@ -16,7 +16,7 @@ from tests.losses.own_losses import Distance, LogCosh, Renamed
 
 
 class Squares(Loss):
-    """e^2 / 2, which the wrong ones change."""
+    """e^2 / 2; the invalid losses change one of its members."""
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         return errors
@@ -48,24 +48,26 @@ def changed(base: type[Loss] = Squares, **members: Any) -> Loss:
     return changed_loss
 
 
-def raising(self: Any, *arguments: Any) -> Any:
+def raise_error(self: Any, *arguments: Any) -> Any:
     raise ZeroDivisionError("of mine")
 
 
 def with_attribute(name: str, value: Any) -> Loss:
+    """Return a loss with another attribute, which is taken for a parameter."""
+
     def init(self: Any) -> None:
         setattr(self, name, value)
 
     return changed(__init__=init)
 
 
-WRONG: dict[str, tuple[Loss, str]] = {
+INVALID: dict[str, tuple[Loss, str]] = {
     "no gradient": (changed(Loss, values=Squares.values), "its class has no gradient"),
     "no values": (changed(Loss, gradient=Squares.gradient), "its class has no values"),
     "classes": (changed(for_classes=True), "must be its predictions, which are values"),
     "link": (changed(predict=lambda self, xp, z: xp.exp(z)), "must be its predictions"),
     "figure": (changed(figure="mse"), "figure 'mse' must be an identifier that no other"),
-    "raises": (changed(gradient=raising), "gradient raises ZeroDivisionError: of mine"),
+    "raises": (changed(gradient=raise_error), "gradient raises ZeroDivisionError: of mine"),
     "needs Y": (
         changed(gradient=lambda self, xp, errors, Y: errors / Y),
         "gradient raises TypeError",
@@ -167,9 +169,9 @@ WRONG: dict[str, tuple[Loss, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", INVALID)
 def test_each_broken_rule_is_reported(case: str) -> None:
-    loss, message = WRONG[case]
+    loss, message = INVALID[case]
     with pytest.raises(ConfigError, match=message) as raised:
         check_user_loss(loss, 2)
     assert "\n" not in str(raised.value)

@@ -13,7 +13,7 @@ from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import DataError
 from streamkern.losses.log_link import Gamma, LogLink, Poisson
-from streamkern.losses.scaled import LARGEST_STEP, ScaledLoss
+from streamkern.losses.scaled import MAX_STEP_MOVE, ScaledLoss
 
 LOSSES: dict[str, tuple[type[LogLink], Any]] = {
     "poisson": (Poisson, mean_poisson_deviance),
@@ -63,8 +63,7 @@ def test_single_row_step_is_bounded_and_reduces_loss(
 ) -> None:
     loss, z, Y = random_case(name, seed, m, c, scale)
     F = loss.predict(np, z.copy())
-    h = loss.row_curvature(np, F, Y)[:, None]
-    move = loss.slope(np, F.copy(), Y) / h
+    move = loss.slope(np, F.copy(), Y) / loss.row_curvature(np, F, Y)[:, None]
     assert (np.abs(move) <= 1 + 1e-12).all()
     assert (half_deviance(loss, z - move, Y) <= half_deviance(loss, z, Y) + 1e-9).all()
 
@@ -111,7 +110,7 @@ def test_gradient_is_weights_times_residuals(name: str) -> None:
         assert w is not None
         slope = loss.slope(np, F / unit, Y / unit)
         np.testing.assert_allclose(w[:, None] * r, slope / gain)
-        for move, limit in ((0.1, 1.0), (-3.0, LARGEST_STEP / (4 * 3))):
+        for move, limit in ((0.1, 1.0), (-3.0, MAX_STEP_MOVE / (4 * 3))):
             largest = scaled.largest_move(np.full((6, 2), move))
             assert largest == pytest.approx(4 * abs(move))
             assert scaled.limit(largest) == pytest.approx(limit)

@@ -1,4 +1,4 @@
-"""Every loss against differences of its values, its bound of curvature, and scikit-learn."""
+"""Check every loss against differences of its values, its bounds of curvature and scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,52 +13,54 @@ from sklearn.metrics import mean_absolute_error, mean_pinball_loss
 from streamkern.losses.base import Loss
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES, make_loss, saved_loss
 
-FACTORS = {"squared_hinge": 8.0, "absolute_error": 2.0}
-"""Derivative of `values` over `gradient`, where they are of different size."""
-OF_OUTPUTS = sorted(set(LOSS_CLASSES) - {"log_loss", "poisson", "gamma"})
+GRADIENT_FACTORS = {"squared_hinge": 8.0, "absolute_error": 2.0}
+"""Loss -> factor by which the derivative of `values` exceeds `gradient`, if it is not 1."""
+LOSSES_OF_ERRORS = sorted(set(LOSS_CLASSES) - {"log_loss", "poisson", "gamma"})
 """Losses of the error in each output; for the others see `test_log_loss` and `test_log_link`."""
 
 
-def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.ndarray, np.ndarray]:
-    """Return a loss with its parameters, outputs (m, c) of this size, and targets."""
+def random_case(
+    name: str, seed: int, m: int, c: int, size: float
+) -> tuple[Loss, np.ndarray, np.ndarray]:
+    """Return a fitted loss, outputs (m, c) of this size, and targets."""
     rng = np.random.default_rng(seed)
-    kind: Any = LOSS_CLASSES[name]
-    several = tuple(np.linspace(0.1, 0.8, c).tolist()) if seed % 2 and c > 1 else 0.8
-    loss = kind(quantile=several) if kind.takes_quantile else kind()
+    loss_class: Any = LOSS_CLASSES[name]
+    quantile = tuple(np.linspace(0.1, 0.8, c).tolist()) if seed % 2 and c > 1 else 0.8
+    loss = loss_class(quantile=quantile) if loss_class.takes_quantile else loss_class()
     z, Y = size * rng.standard_normal((m, c)), rng.standard_normal((m, c))
-    if kind.log_link:
+    if loss_class.log_link:
         z, Y = np.abs(z), np.abs(Y)
-    if kind.for_classes:
+    if loss_class.for_classes:
         Y = np.eye(c)[rng.integers(c, size=m)]
     return loss.fitted(rng.standard_normal((50, c)), np.ones(c)), z, Y
 
 
-CASES = given(
-    st.sampled_from(OF_OUTPUTS), st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3),
-    st.floats(0.01, 30.0),
+for_random_cases = given(
+    st.sampled_from(LOSSES_OF_ERRORS), st.integers(0, 2**32 - 1), st.integers(1, 4),
+    st.integers(1, 3), st.floats(0.01, 30.0),
 )  # fmt: skip
 
 
-@CASES
+@for_random_cases
 def test_gradient_equals_finite_differences(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
-    loss, z, Y = drawn(name, seed, m, c, size)
+    loss, z, Y = random_case(name, seed, m, c, size)
     gradient, h = loss.gradient(np, z - Y, Y), 1e-6
-    smooth = np.abs(z - Y) > getattr(loss, "width", None) if hasattr(loss, "width") else z == z
+    is_smooth = np.abs(z - Y) > getattr(loss, "width", -1.0)  # not in the ramp of a quantile
     for k in range(c):
         move = h * np.eye(c)[k]
         rise = (loss.values(np, z + move, Y) - loss.values(np, z - move, Y)) / (2 * h)
-        expected = FACTORS.get(name, 1.0) * gradient[:, k]
-        off = np.abs(rise - expected)[smooth[:, k]]
-        assert (off <= 1e-5 * (1 + size)).all()
+        expected = GRADIENT_FACTORS.get(name, 1.0) * gradient[:, k]
+        error = np.abs(rise - expected)[is_smooth[:, k]]
+        assert (error <= 1e-5 * (1 + size)).all()
 
 
-@CASES
+@for_random_cases
 def test_curvature_bound_holds_for_every_output(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
-    loss, z, Y = drawn(name, seed, m, c, size)
+    loss, z, Y = random_case(name, seed, m, c, size)
     z_after = z + np.random.default_rng(seed + 1).standard_normal(z.shape)
     rise = loss.gradient(np, z_after - Y, Y) - loss.gradient(np, z - Y, Y)
     slope = rise / (z_after - z)
@@ -67,7 +69,7 @@ def test_curvature_bound_holds_for_every_output(
 
 
 def test_quantile_ramp_narrows_with_age() -> None:
-    loss, _, _ = drawn("quantile", 0, 1, 1, 1.0)
+    loss, _, _ = random_case("quantile", 0, 1, 1, 1.0)
     late = loss.at(np.inf)
     assert late.curvature == pytest.approx(10 * loss.at(0).curvature)
     for ramp in (loss, late):
@@ -102,16 +104,16 @@ def test_loss_roundtrips_through_its_record(name: str) -> None:
         assert make_loss(name) is None
         assert saved_loss({}) is None
         return
-    loss, z, Y = drawn(name, 3, 4, 3, 1.0)
+    loss, z, Y = random_case(name, 3, 4, 3, 1.0)
     restored = saved_loss({"loss": name, "setup": {"loss": loss.parameters()}})
     assert restored is not None
     np.testing.assert_array_equal(restored.gradient(np, z - Y, Y), loss.gradient(np, z - Y, Y))
     np.testing.assert_array_equal(restored.values(np, z, Y), loss.values(np, z, Y))
 
 
-@CASES
+@for_random_cases
 def test_curvatures_bound_the_loss(name: str, seed: int, m: int, c: int, size: float) -> None:
-    loss, z, Y = drawn(name, seed, m, c, size)
+    loss, z, Y = random_case(name, seed, m, c, size)
     L = np.asarray(loss.curvature)
     h = loss.curvatures(np, z - Y, Y)
     assert (h >= 0).all()

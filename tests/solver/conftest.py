@@ -1,4 +1,4 @@
-"""A limit of BLAS threads that the tests of solvers set once."""
+"""Limit BLAS threads in the tests of solvers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from streamkern.backend.base import Backend
 
 @pytest.fixture(autouse=True)
 def one_thread_for_a_test() -> Iterator[None]:
-    """Set the limit of one BLAS thread around a test, and not for each of thousands of steps.
+    """Limit BLAS to one thread for a whole test.
 
-    It is that of every backend, and nested in it their own costs nothing. Each test begins and ends
-    without it.
+    Solvers set the same limit in each of thousands of steps; within this one, that costs nothing.
     """
     with Backend(threads=1) as backend, backend.single_threaded_blas():
         yield

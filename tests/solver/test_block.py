@@ -1,4 +1,4 @@
-"""The block solver step by step against the reference, and where it converges to."""
+"""Check the steps of the block solver against the reference, and its limits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_steps_equal_the_reference(name: str, average: bool, tile: tuple[int, in
     truth, state = block_reference(case, solver), solver.init()
     truth.average_k = solver.average_k
     assert not solver.weights(state).any()
-    truth.counted = state.averaged
+    truth.averaged = state.averaged
     assert state.averaged == (len(case.X_s) // 4 // len(case.batch(0)) if average else 0)
     n_rows = 0
     for t in range(16):
@@ -99,7 +99,7 @@ def test_steps_equal_the_reference(name: str, average: bool, tile: tuple[int, in
             close(state.average, truth.average, 1e-10)
     assert solver.weights(state) is (state.average if average else state.alpha)
     assert n_rows > 192
-    assert state.averaged == (truth.counted + 16 if average else 0)
+    assert state.averaged == (truth.averaged + 16 if average else 0)
 
 
 def test_step_sizes_equal_the_rule() -> None:
@@ -121,6 +121,7 @@ def test_step_sizes_equal_the_rule() -> None:
                 1 / max(case.m, case.m * lam + ell.mean()) for lam in ref.held_out_lambda_1(phi)
             ]
             weighed = [phi / np.sqrt(1 + LEVERAGE_FRACTION * eta * ell)[:, None] for eta in steps]
+            # lambda_1 is between the bounds of `held_out_lambda_1`, so the step has bounds as well.
             low, high = (ref.held_out_lambda_1(w)[i] for i, w in enumerate(weighed))
             for variance_ratio in (1.0, 0.25, 0.0):
                 etas = [min(1, 1 / (lam + variance_ratio * mean / m)) for lam in (high, low)]
@@ -512,7 +513,7 @@ def test_centers_without_rows_stay_at_ridge_solution() -> None:
     With too long rounds, the error at these centers would reach 80 after 400 steps.
     """
     rng, p, n, ridge = np.random.default_rng(0), 160, 300, 3e-2
-    X, noise, Z = (rng.standard_normal((rows, 1)) for rows in (n, n, p))
+    X, noise, Z = (rng.standard_normal((size, 1)) for size in (n, n, p))
     Y = np.sin(2 * X) + 0.1 * noise
     Z[rng.permutation(p)[: p // 2]] += 4
     config = sk.RunConfig.from_tables(

@@ -25,7 +25,9 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
 
 
-def share(own_noise: float, common_noise: float, n: int = 600, weights: bool = False) -> float:
+def estimate_correlation(
+    own_noise: float, common_noise: float, n: int = 600, weights: bool = False
+) -> float:
     """Return the correlation of copies whose targets have noise of these variances."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, 4)).astype(np.float32)
@@ -43,13 +45,13 @@ def share(own_noise: float, common_noise: float, n: int = 600, weights: bool = F
 
 @pytest.mark.parametrize("weights", [False, True])
 def test_intraclass_correlation_reflects_shared_noise(weights: bool) -> None:
-    assert share(0.0, 0.5, weights=weights) > 0.7
-    assert share(1.0, 0.0, weights=weights) < 0.2
-    assert 0.1 < share(0.5, 0.5, weights=weights) < 0.9
+    assert estimate_correlation(0.0, 0.5, weights=weights) > 0.7
+    assert estimate_correlation(1.0, 0.0, weights=weights) < 0.2
+    assert 0.1 < estimate_correlation(0.5, 0.5, weights=weights) < 0.9
 
 
 def test_too_few_rows_have_zero_correlation() -> None:
-    assert share(0.0, 0.5, n=MIN_ROWS_OF_COPIES - 1) == 0
+    assert estimate_correlation(0.0, 0.5, n=MIN_ROWS_OF_COPIES - 1) == 0
 
 
 def test_unreached_rows_have_zero_correlation() -> None:
@@ -74,7 +76,7 @@ def test_copies_of_noisy_targets_keep_ridge_of_rows(kind: str, tmp_path: Path) -
     y = np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=600)
     T = rng.normal(size=(2000, 4)).astype(np.float32)
 
-    def fitted(source: ArraySource | AugmentedSource | str, epochs: int) -> tuple[float, float]:
+    def fit(source: ArraySource | AugmentedSource | str, epochs: int) -> tuple[float, float]:
         model = KernelRegressor(
             solver="block", kernel="laplace", bandwidth=2.5, epochs=epochs, n_centers=300,
             random_state=0,
@@ -86,8 +88,8 @@ def test_copies_of_noisy_targets_keep_ridge_of_rows(kind: str, tmp_path: Path) -
     source = AugmentedSource(ArraySource(X, y), copies, [GaussianNoise(0.02)])
     if kind == "store":
         materialise(source, tmp_path / "copies.zarr")
-    error, ridge = fitted(str(tmp_path / "copies.zarr") if kind == "store" else source, epochs)
-    plain_error, plain_ridge = fitted(ArraySource(X, y), 20)
+    error, ridge = fit(str(tmp_path / "copies.zarr") if kind == "store" else source, epochs)
+    plain_error, plain_ridge = fit(ArraySource(X, y), 20)
     assert plain_ridge / 3 < ridge < 3 * plain_ridge
     assert error < 1.1 * plain_error
 

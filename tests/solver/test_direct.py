@@ -1,4 +1,4 @@
-"""The direct solver against least squares of the whole matrix in float64."""
+"""Check the direct solver against least squares of the kernel matrix in float64."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from streamkern.solver.methods import resolve
 from streamkern.solver.precondition.held_out import FOLDS, held_out_parts
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.stream.sources.user import GeneratorSource
@@ -113,7 +114,7 @@ def test_mid_pass_weights_fit_rows_so_far() -> None:
     assert np.isfinite(weights).all()
 
 
-# --- a ridge found on rows held out -------------------------------------------------------------
+# --- the ridge, found on held-out rows ----------------------------------------------------------
 
 
 def folds(case: Case) -> list[npt.NDArray[np.int64]]:
@@ -139,7 +140,7 @@ def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
     facts = solver.end_epoch(state)
     K, K_zz, root = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z), np.sqrt(w)[:, None]
 
-    def left(ridge: float) -> float:
+    def held_out_error(ridge: float) -> float:
         errors, n = 0.0, 0
         for out in folds(case):
             fit = np.setdiff1d(np.arange(240), out)
@@ -152,8 +153,8 @@ def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
     trials = dict(facts["tried"])
     assert len(trials) >= 4
     for ridge, error in trials.items():
-        if ridge >= 1e-9:  # below, the equations themselves are at the end of float64
-            assert error == pytest.approx(left(ridge), rel=1e-5)
+        if ridge >= 1e-9:  # with less, rounding in float64 dominates the equations
+            assert error == pytest.approx(held_out_error(ridge), rel=1e-5)
     best = min(trials, key=lambda ridge: trials[ridge])
     assert best / 10 < state.ridge / 0.8 < best * 10
     truth = ref.ridge(root * K, root * case.Y, K_zz, state.ridge)
@@ -183,16 +184,21 @@ def test_copies_of_a_row_stay_on_one_side_of_split() -> None:
 
 
 def test_rows_that_are_all_centers_use_noise_ridge(tmp_path: Path) -> None:
-    """Check rows of which fewer than a fifth are not centers."""
     result = finished(
         settings(tmp_path, **DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
         source=array_source(),
     )
     [noise] = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "noise"]
     assert noise["ridge"] == result.ridge
+
+
+def test_ridge_is_searched_if_a_fifth_of_rows_are_not_centers() -> None:
     problem = problem_of(rows(0, 80, 3), 1, cycled=100)
     assert Direct().finds_ridge(problem)
     assert not Direct().finds_ridge(replace(problem, p=81))
+
+
+def test_rows_that_all_equal_centers_use_first_ridge() -> None:
     X, y = arrays(30)
     twice = ArraySource(np.tile(X, (2, 1)), np.tile(y, 2), classes=CLASSES)
     config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": "auto"})
@@ -218,7 +224,7 @@ def test_solvers_without_ridge_find_none(solver: str, tmp_path: Path) -> None:
     assert "noise" not in {e["event"] for e in read_log(tmp_path / "log.jsonl")}
 
 
-# --- centers that are the same ------------------------------------------------------------------
+# --- equal centers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,12 +249,11 @@ def test_equal_and_nearly_equal_centers_are_solved(precision: str, offset: float
 
 
 def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
-    """Compare with least squares on the centers without them, up to the rounding of the kernel.
+    """Compare with least squares on the centers without duplicates, up to rounding of the kernel.
 
-    Squared distances are off by eps (|x|^2 + |z|^2) / bandwidth^2, 3e-4 here, and a kernel with a
-    kink by the root of that where centers and rows coincide. Weights that fitted this noise were
-    at 5e5, and other rows off by 1900 times the targets. The truth itself is a tenth away from
-    the targets of rows that are centers: others are near.
+    Squared distances have errors of eps (|x|^2 + |z|^2) / bandwidth^2, here 3e-4. Where centers and
+    rows coincide, a kernel with a kink has the square root of this error. Weights that fitted these
+    errors would be 5e5, and predictions of other rows 1900 times the targets.
     """
     X, fresh = rows(0, 240, 3), rows(9, 100, 3)
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12]])
@@ -260,13 +265,13 @@ def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
     exact = ref.exact_least_squares(kernel(X, X[:12]), case.Y)
     norms = [(np.float32(A) ** 2).sum(axis=1) / 0.05**2 for A in (X, Z)]
     noise = np.sqrt(np.finfo(np.float32).eps * (norms[0].max() + norms[1].max()))
-    group_sums = np.abs(alpha).reshape(3, 12, 2).sum(axis=0).max()  # of centers that coincide
+    group_sums = np.abs(alpha).reshape(3, 12, 2).sum(axis=0).max()  # sums over equal centers
     assert noise < 0.03
     assert group_sums < 5 * np.abs(exact).max()
     for rows_ in (X, fresh):
         x = op.points(rows_.astype(np.float32), left=True)
         truth = kernel(rows_, X[:12]) @ exact
-        # What the fit could not absorb is of second order, unless the kernel is another.
+        # With the kernel of the fit, the remaining error is of second order.
         for K, limit in ((op.matrix(x, solver.Z), noise**2), (kernel(rows_, Z), noise)):
             error = np.abs(K @ np.float64(alpha) - truth).max()
             assert error < limit * group_sums
@@ -275,7 +280,7 @@ def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
 SINGULAR = "of solver 'direct' for 16 {} are singular .* give solver.ridge"
 
 
-def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
+def doubled_centers_run(**overrides: Any) -> tuple[RunConfig, Array]:
     """Return a run of two different passes, with 8 centers that occur twice."""
     config = settings(**DIRECT, **{"model.n_centers": "auto", "solver.ridge": 0.0} | overrides)
     return config, np.repeat(arrays(8, 1)[0], 2, axis=0)
@@ -288,14 +293,14 @@ def test_run_without_ridge_warns_of_singular_equations(
 ) -> None:
     """Check that there is one warning, although two passes find them, and that the log has both."""
     names = {"run.precision": precision, "model.features": features, "run.run_dir": str(tmp_path)}
-    config, centers = doubled(**names)
-    with warnings.catch_warnings(record=True) as message:
+    config, centers = doubled_centers_run(**names)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         finished(config, source=stream(), centers=centers)
-    [one] = message
-    assert re.search(SINGULAR.format("centers"), str(one.message))
+    [warning] = caught
+    assert re.search(SINGULAR.format("centers"), str(warning.message))
     passes = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "pass"]
-    assert [e["note"] for e in passes] == [str(one.message)] * 2
+    assert [e["note"] for e in passes] == [str(warning.message)] * 2
 
 
 def test_run_with_fewer_rows_than_features_warns() -> None:
@@ -310,13 +315,13 @@ def test_regular_equations_give_no_warning(precision: str, tmp_path: Path) -> No
     """Check that there is no warning, and no note in the log."""
     for ridge, every in ((1e-4, 1), (0.0, 2)):
         path = tmp_path / str(every)
-        config, centers = doubled(
+        config, centers = doubled_centers_run(
             **{"run.precision": precision, "solver.ridge": ridge, "run.run_dir": str(path)}
         )
-        with warnings.catch_warnings(record=True) as message:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             finished(config, source=stream(), centers=centers[::every])
-        assert not message
+        assert not caught
         passes = [e for e in read_log(path / "log.jsonl") if e["event"] == "pass"]
         assert [e.get("note") for e in passes] == [None, None]
 
@@ -336,7 +341,7 @@ def test_increased_jitter_is_always_reported(
     assert "note" not in one_pass(case, solver, solver.init())
 
 
-# --- what it refuses ----------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("quantity", "value"), [("X", np.nan), ("Y", np.inf), ("X", 1e9)])
@@ -389,31 +394,40 @@ def test_mid_pass_checkpoint_contains_model(tmp_path: Path) -> None:
 
 
 def test_repeated_rows_are_read_once(tmp_path: Path) -> None:
-    """Check scaled rows and several sources; the rows of a generator are read again."""
-    X, y = arrays()
+    """Check that further epochs and a resume change nothing."""
     source = array_source()
     one_epoch = finished(settings(**DIRECT, **{"data.epochs": 1}), source=source)
-    three_epochs = finished(settings(tmp_path, **DIRECT), source=source)
-    assert (one_epoch.ended, three_epochs.samples) == (None, 135)
-    assert three_epochs.ended == (
+    two_epochs = finished(settings(tmp_path, **DIRECT), source=source)
+    assert (one_epoch.ended, two_epochs.samples) == (None, 135)
+    assert two_epochs.ended == (
         "all 135 rows are in the equations; another epoch would change nothing"
     )
-    np.testing.assert_array_equal(three_epochs.model.weights, one_epoch.model.weights)
+    np.testing.assert_array_equal(two_epochs.model.weights, one_epoch.model.weights)
     resumed = finished(settings(tmp_path, **DIRECT), source=source)
     np.testing.assert_array_equal(resumed.model.weights, one_epoch.model.weights)
 
-    scaled = AugmentedSource(source, 1, [Scale("feature").bind(source)])
+
+def make_sources() -> dict[str, tuple[BaseSource, int]]:
+    """Return sources and the number of rows that a run of two epochs reads of each."""
+    X, y = arrays()
+    base, other_rows = array_source(), array_source(20, 3)
     generator = GeneratorSource(
         lambda seed, epoch, start, stop: (X[start:stop], y[start:stop]), 135, (5,), np.float32, 3,
         classes=CLASSES,
     )  # fmt: skip
-    for rows_, samples in (
-        (scaled, 135),
-        (MixtureSource([source, array_source(20, 3)]), 155),
-        (generator, 270),
-        (MixtureSource([generator, source]), 540),
-        (AugmentedSource(source, 2), 540),
-        (MixtureSource([source, array_source(20, 3)], weights=[1, 1], n_rows=64), 128),
-    ):  # a ridge, because a mixture may give a center twice
-        config = settings(**DIRECT, **{"solver.ridge": 1e-4, "data.scale": "auto"})
-        assert finished(config, source=rows_).samples == samples
+    return {
+        "scaled": (AugmentedSource(base, 1, [Scale("feature").bind(base)]), 135),
+        "mixture": (MixtureSource([base, other_rows]), 155),
+        "generator": (generator, 270),
+        "mixture with generator": (MixtureSource([generator, base]), 540),
+        "copies": (AugmentedSource(base, 2), 540),
+        "weighted": (MixtureSource([base, other_rows], weights=[1, 1], n_rows=64), 128),
+    }
+
+
+@pytest.mark.parametrize("name", make_sources())
+def test_only_sources_with_new_rows_are_read_twice(name: str) -> None:
+    """Check runs with a ridge, as a mixture may give a center twice."""
+    source, n_read = make_sources()[name]
+    config = settings(**DIRECT, **{"solver.ridge": 1e-4, "data.scale": "auto"})
+    assert finished(config, source=source).samples == n_read

@@ -1,4 +1,4 @@
-"""EigenPro 3, 4 and 2 against the reference, and what a checkpoint of any solver has to hold."""
+"""Check EigenPro 2, 3 and 4 against the reference, and checkpoints and bits of every solver."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 
 
 def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:
+    """Return the reference for the centers and the sample of a case."""
     return ref.EigenProReference(
         KERNEL, case.Z, case.X_s, case.setup.meta["level"], 1.0, n_outputs=2, **options
     )
@@ -53,7 +54,7 @@ def test_steps_equal_the_reference(period: int, tile: tuple[int, int]) -> None:
         batch = case.batch(t)
         truth.eta = solver.rules()[0].eta(len(batch))
         assert truth.eta == pytest.approx(
-            0.9 * ref.step_size(len(batch), ref.Spectrum(*measured(case)))
+            0.9 * ref.step_size(len(batch), ref.Spectrum(*measured_rule(case)))
         )
         loss = case.step(solver, state, t)
         g = truth.step(case.X[batch], case.Y[batch])
@@ -81,7 +82,8 @@ def test_steps_equal_the_reference(period: int, tile: tuple[int, int]) -> None:
     np.testing.assert_array_equal(state.alpha, alpha_before)
 
 
-def measured(case: Case) -> tuple[float, float]:
+def measured_rule(case: Case) -> tuple[float, float]:
+    """Return the leverage and lambda_1 that the setup measured."""
     [rule] = case.setup.meta["rules"]
     return rule["leverage"], rule["lambda_1"]
 
@@ -90,7 +92,7 @@ def test_step_size_is_measured_on_fresh_rows() -> None:
     case = make_case(operator(), "eigenpro3")
     eigen = ref.eigensystem(KERNEL(case.X_s, case.X_s), 12)
     truth = ref.eigenpro_spectrum(KERNEL, case.probe, case.X_s, eigen)
-    leverage, lambda_1 = measured(case)
+    leverage, lambda_1 = measured_rule(case)
     assert leverage == pytest.approx(truth.leverage)
     assert truth.lambda_1 * (1 - 1e-10) <= lambda_1 <= 1.01 * truth.lambda_1
     assert case.m == int(min(20, leverage / lambda_1 + 1))
@@ -98,7 +100,7 @@ def test_step_size_is_measured_on_fresh_rows() -> None:
 
 def test_setup_lowers_batch_to_critical_and_lengthens_period() -> None:
     case = make_case(operator(), "eigenpro4", batch_size=200)
-    leverage, lambda_1 = measured(case)
+    leverage, lambda_1 = measured_rule(case)
     assert case.m == int(leverage / lambda_1 + 1) < 200
     assert case.setup.meta["period"] == round(3 * 200 / case.m)
     assert case.solver().rules()[0].eta(case.m) < case.m / leverage
@@ -137,8 +139,8 @@ def test_eigenpro2_equals_the_reference(tile: tuple[int, int]) -> None:
 # --- threads, precision, checkpoints: every solver ----------------------------------------------
 
 
-def run(case: Case, solver: Solver, state: State, start: int, stop: int) -> State:
-    """Take steps, four to a pass."""
+def take_steps(case: Case, solver: Solver, state: State, start: int, stop: int) -> State:
+    """Take the steps from `start` to `stop`, four in each epoch; return the state."""
     for t in range(start, stop):
         case.step(solver, state, t)
         if t % 4 == 3:
@@ -158,21 +160,22 @@ def test_float32_stays_near_float64(name: str) -> None:
         case.setup.meta["batch_size"] = 8  # rounding may put the critical batch on either side
         case.setup.meta["projection_batch"] = 8
         solver = case.solver()
-        state = run(case, solver, solver.init(), 0, 10)
+        state = take_steps(case, solver, solver.init(), 0, 10)
         solver.finish(state)
         assert state.alpha.dtype == case.op.dtype
         predictions.append(case.columns(case.X) @ solver.weights(state).astype(np.float64))
     close(predictions[1], predictions[0], 2e-3)
 
 
-def saved(solver: Solver, state: State) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return what goes into a checkpoint, as it comes out of one."""
+def checkpoint_of(solver: Solver, state: State) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return copies of the arrays and numbers of a checkpoint, as they are read from a file."""
     arrays = {name: np.array(a) for name, a in solver.arrays(state).items()}
     scalars: dict[str, Any] = json.loads(json.dumps(solver.scalars(state)))
     return arrays, scalars
 
 
-def same_bits(a: State, b: State) -> None:
+def assert_same_state(a: State, b: State) -> None:
+    """Assert that two states have the same bits."""
     for name in ("averaged", "scale", "n_pending", "rows", "passes"):
         assert getattr(a, name) == getattr(b, name)
     np.testing.assert_array_equal(a.alpha, b.alpha)
@@ -190,20 +193,20 @@ def same_bits(a: State, b: State) -> None:
 def test_restored_solver_continues_with_same_bits(name: str, ridge: float, precision: str) -> None:
     """Restore a solver from host copies of the setup on a new backend, as after a kill.
 
-    Begins behind a back-off, which is part of the state too.
+    The first checkpoint follows a back-off, whose factor is a part of the state.
     """
     options, n_steps = solver_settings(ridge=ridge), 8
     case = make_case(operator(precision=precision), name, options=options)
     arrays = {key: np.array(a) for key, a in case.setup.arrays.items()}
     meta = json.loads(json.dumps(case.setup.meta))
     solver = case.solver()
-    state = run(case, solver, solver.init(), 100, 104)
+    state = take_steps(case, solver, solver.init(), 100, 104)
     if name not in STEPLESS:
         solver.back_off(state, state.alpha.copy(), 0.5)
-    checkpoints = [saved(solver, state)]
+    checkpoints = [checkpoint_of(solver, state)]
     for t in range(n_steps):
-        run(case, solver, state, t, t + 1)
-        checkpoints.append(saved(solver, state))
+        take_steps(case, solver, state, t, t + 1)
+        checkpoints.append(checkpoint_of(solver, state))
     solver.finish(state)
     assert state.scale == (1.0 if name in STEPLESS else 0.5)
     assert np.isfinite(state.alpha).all()
@@ -213,9 +216,9 @@ def test_restored_solver_continues_with_same_bits(name: str, ridge: float, preci
             Setup({key: a.copy() for key, a in arrays.items()}, meta),
             operator(precision=precision),
         )
-        resumed = run(case, restored, restored.restore(saved_arrays, scalars), step, n_steps)
+        resumed = take_steps(case, restored, restored.restore(saved_arrays, scalars), step, n_steps)
         restored.finish(resumed)
-        same_bits(resumed, state)
+        assert_same_state(resumed, state)
 
 
 @pytest.mark.parametrize("name", STEPLESS)
@@ -233,16 +236,16 @@ def test_back_off_discards_pending_state(name: str) -> None:
         operator(), name, options=solver_settings(ridge=0.1 if "b" in name[:1] else 0.0)
     )
     solver = case.solver()
-    state = run(case, solver, solver.init(), 0, 5)
+    state = take_steps(case, solver, solver.init(), 0, 5)
     for a in state.pending.values():
-        a[...] = np.nan  # as a diverging run leaves it
+        a[...] = np.nan  # as a diverging take_steps leaves it
     state.average[...] = np.nan
     good_weights = rows(5, *state.alpha.shape)
     solver.back_off(state, good_weights, 0.5)
     solver.back_off(state, good_weights, 0.5)
     np.testing.assert_array_equal(solver.weights(state), good_weights)
     assert (state.scale, state.averaged, state.n_pending) == (0.25, 0, 0)
-    run(case, solver, state, 5, 12)
+    take_steps(case, solver, state, 5, 12)
     solver.finish(state)
     assert np.isfinite(solver.weights(state)).all()
 
@@ -250,13 +253,13 @@ def test_back_off_discards_pending_state(name: str) -> None:
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_tile_shape_changes_only_rounding(name: str) -> None:
-    """Check also the number of parts of the centers, whose tiles are summed."""
+    """Check tiles of one and of several groups of centers, whose products are summed."""
     alphas = []
     for tile in ((512, 1024), (5, 24), (3, 7)):
         options = solver_settings(ridge=0.1 if name in RIDGED else 0.0)
         case = make_case(operator(tile=tile), name, options=options)
         solver = case.solver()
-        state = run(case, solver, solver.init(), 0, 9)
+        state = take_steps(case, solver, solver.init(), 0, 9)
         solver.finish(state)
         alphas.append(state.alpha)
     for alpha in alphas[1:]:
@@ -275,7 +278,7 @@ def test_bits_do_not_depend_on_threads(name: str) -> None:
             op = operator(precision="exact", backend=backend, tile=(8, 8))
             case = make_case(op, name, options=options)
             solver = case.solver()
-            weights.append(saved(solver, run(case, solver, solver.init(), 0, 6))[0])
+            weights.append(checkpoint_of(solver, take_steps(case, solver, solver.init(), 0, 6))[0])
     assert weights[0].keys() == weights[1].keys()
     for key, a in weights[0].items():
         np.testing.assert_array_equal(weights[1][key], a, err_msg=key)

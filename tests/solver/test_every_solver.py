@@ -1,7 +1,6 @@
-"""Check every solver: results do not depend on threads, tiles or chunks, float32 and nearly equal
-centers do little harm, and wrong settings are refused in one sentence.
+"""Check every solver: bits, chunks, float32 with near copies of centers, and invalid settings.
 
-That each can be killed in the middle of a pass and resumed is in `test_resume`.
+`test_resume` kills and resumes runs of every solver.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def test_chunks_and_batches_change_only_rounding(method: str) -> None:
 BANDWIDTH, RIDGE, NOISE = 0.2, 1e-3, 0.1
 
 
-class Hard(NamedTuple):
+class HardProblem(NamedTuple):
     """Rows along a closed curve, their noisy targets, centers, and rows with targets to test on."""
 
     X: Array
@@ -81,10 +80,10 @@ def curve(t: Array) -> Array:
     return np.stack([np.cos(t), np.sin(t), 0.3 * np.sin(3 * t)], axis=1)
 
 
-def crowded(points: Array, rng: np.random.Generator) -> Array:
-    """Return the points, and each again: at its place, or 1e-4, 1e-5, 1e-6 bandwidths from it.
+def with_near_copies(points: Array, rng: np.random.Generator) -> Array:
+    """Return the points and, for each, a copy at a distance of 0, 1e-4, 1e-5 or 1e-6 bandwidths.
 
-    In float32 most of the last come to lie where they started, or one number from it.
+    In float32 most copies at 1e-6 are equal to their point, or differ in the last bit.
     """
     offsets = rng.normal(size=points.shape)
     offsets /= np.linalg.norm(offsets, axis=1, keepdims=True)
@@ -93,15 +92,16 @@ def crowded(points: Array, rng: np.random.Generator) -> Array:
 
 
 @cache
-def hard_problem() -> Hard:
+def hard_problem() -> HardProblem:
     """Return crowded rows and centers, rounded to float32 so that all solvers have the same."""
     rng = np.random.default_rng(0)
     t, test = np.tile(rng.uniform(0, 2 * np.pi, 400), 2), rng.uniform(0, 2 * np.pi, 400)
-    X, Z = crowded(curve(t[:400]), rng), crowded(curve(rng.uniform(0, 2 * np.pi, 80)), rng)
+    X = with_near_copies(curve(t[:400]), rng)
+    Z = with_near_copies(curve(rng.uniform(0, 2 * np.pi, 80)), rng)
     Y = targets(t) + NOISE * rng.normal(size=(800, 2))
     order = rng.permutation(800)
     X, Y, Z, T = (np.float64(np.float32(a)) for a in (X[order], Y[order], Z, curve(test)))
-    return Hard(X, Y, Z, T, targets(test))
+    return HardProblem(X, Y, Z, T, targets(test))
 
 
 def targets(t: Array) -> Array:
@@ -110,15 +110,15 @@ def targets(t: Array) -> Array:
 
 
 def relative_error(values: Array) -> float:
-    """Return the mean squared error on the test rows, over that of predicting zero."""
+    """Return the mean squared error on the test rows, divided by the error of f = 0."""
     truth = hard_problem().truth
     return float(((values - truth) ** 2).sum() / (truth**2).sum())
 
 
-def exact(phi: Array, phi_test: Array, gram: Array, ridge: float) -> float:
+def exact_error(phi: Array, phi_test: Array, gram: Array, ridge: float) -> float:
     """Return the test error of regularised least squares, by its normal equations in float64.
 
-    1e-13 keeps them definite where centers coincide: of the size of their own rounding.
+    1e-13, the size of their rounding errors, keeps them definite if centers coincide.
     """
     n, p = phi.shape
     A = phi.T @ phi / n + ridge * gram + 1e-13 * np.eye(p)
@@ -126,15 +126,15 @@ def exact(phi: Array, phi_test: Array, gram: Array, ridge: float) -> float:
 
 
 @cache
-def exact_on(centers: str, ridge: float) -> float:
-    """Return `exact` with the centers, or with the rows in their place."""
+def exact_error_on(centers: str, ridge: float) -> float:
+    """Return `exact_error` with the centers, or with the rows in their place."""
     problem = hard_problem()
     Z = problem.Z if centers == "centers" else problem.X
     kernel = ref.make_kernel("laplace", BANDWIDTH)
     if centers == "rows":  # kernel ridge regression, whose normal equations have K twice
         weights = np.linalg.solve(kernel(Z, Z) + len(Z) * ridge * np.eye(len(Z)), problem.Y)
         return relative_error(kernel(problem.test, Z) @ weights)
-    return exact(kernel(problem.X, Z), kernel(problem.test, Z), kernel(Z, Z), ridge)
+    return exact_error(kernel(problem.X, Z), kernel(problem.test, Z), kernel(Z, Z), ridge)
 
 
 RIDGED: dict[str, dict[str, Any]] = {
@@ -169,13 +169,13 @@ PLAIN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def on_rows(options: dict[str, Any]) -> bool:
+def takes_rows(options: dict[str, Any]) -> bool:
     """Return whether the rows are the centers."""
     in_place = options["solver.name"] in ("sgd", "eigenpro1", "eigenpro2")
     return in_place and "model.features" not in options
 
 
-def trained(
+def train_hard(
     options: dict[str, Any], precision: str, epochs: int = 10
 ) -> tuple[float, Array, Array]:
     """Return the test error of a run, its Z and its weights."""
@@ -189,19 +189,19 @@ def trained(
     )
     if fourier:
         config = config.with_overrides({"model.n_features": 400})
-    centers = None if on_rows(options) or fourier else Z
+    centers = None if takes_rows(options) or fourier else Z
     result = finished(config, source=ArraySource(X, Y, unit_rows=100), centers=centers)
     assert np.isfinite(result.model.weights).all()
     return relative_error(result.model.values(test)), result.Z, result.model.weights
 
 
 def fourier_reference(Z: Array) -> float:
-    """Return `exact` on the same random features."""
+    """Return `exact_error` on the same random features."""
     problem, Z = hard_problem(), np.float64(Z)
     phi, phi_test = (
         np.sqrt(2 / len(Z)) * np.cos(X @ Z[:, :-1].T + Z[:, -1]) for X in (problem.X, problem.test)
     )
-    return exact(phi, phi_test, np.eye(len(Z)), RIDGE)
+    return exact_error(phi, phi_test, np.eye(len(Z)), RIDGE)
 
 
 @pytest.mark.full(all_but_every=4)
@@ -214,11 +214,11 @@ def test_float32_reaches_ridge_solution_on_crowded_centers(name: str) -> None:
     """
     # Leverages of few rows are large here, and the noise of steps falls with them.
     epochs = 200 if name == "block, fourier" else 10
-    error, Z, weights = trained(RIDGED[name] | {"solver.ridge": RIDGE}, "exact", epochs)
+    error, Z, weights = train_hard(RIDGED[name] | {"solver.ridge": RIDGE}, "exact", epochs)
     if "fourier" in name:
         truth = fourier_reference(Z)
     else:
-        truth = exact_on("rows" if on_rows(RIDGED[name]) else "centers", RIDGE)
+        truth = exact_error_on("rows" if takes_rows(RIDGED[name]) else "centers", RIDGE)
     assert error < 1.05 * truth
     assert np.abs(weights).max() < 100  # no pair of them fits rounding
 
@@ -228,14 +228,15 @@ def test_float32_reaches_ridge_solution_on_crowded_centers(name: str) -> None:
 def test_float32_without_ridge_is_harmless_on_crowded_centers(name: str) -> None:
     """Check the error against float64, within a twentieth, and against the exact solution.
 
-    That solution has the best of four ridges: without one it is 5e4 times worse, as it fits the
-    noise with differences of centers that nearly coincide. What stops early does not. Twice,
-    because it is not told how early, and EigenPro 3 and 4 do not end at least squares.
+    The exact solution has the best of four ridges. Without a ridge its error is 5e4 times as large,
+    because differences of centers that nearly coincide fit the noise; solvers that stop early do
+    not fit it. The factor is 2, because the best number of epochs is not known, and because
+    EigenPro 3 and 4 do not converge to least squares.
     """
-    single, double = (trained(PLAIN[name], precision)[0] for precision in ("exact", "float64"))
-    centers = "rows" if on_rows(PLAIN[name]) else "centers"
+    single, double = (train_hard(PLAIN[name], precision)[0] for precision in ("exact", "float64"))
+    centers = "rows" if takes_rows(PLAIN[name]) else "centers"
     assert single < 1.05 * double
-    assert single < 2 * min(exact_on(centers, ridge) for ridge in (1e-5, 1e-4, 1e-3, 1e-2))
+    assert single < 2 * min(exact_error_on(centers, ridge) for ridge in (1e-5, 1e-4, 1e-3, 1e-2))
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
@@ -243,20 +244,20 @@ def test_float32_without_ridge_is_harmless_on_crowded_centers(name: str) -> None
 def test_direct_without_ridge_warns_on_crowded_centers(name: str, precision: str) -> None:
     """Check that it warns and does not stop early, although predicting zero is better."""
     with pytest.warns(UserWarning, match=r"160 centers are singular .* give solver.ridge"):
-        error = trained(RIDGED[name] | {"solver.ridge": 0.0}, precision)[0]
+        error = train_hard(RIDGED[name] | {"solver.ridge": 0.0}, precision)[0]
     assert error > 1
 
 
 # -- settings that make no sense ------------------------------------------------------------------
 
 NUMBER = 'must be "auto" or a whole number, at least 1'
-OF_ALL = [
+INVALID_FOR_ALL = [
     ("data.batch_size", 0, NUMBER),
     ("data.batch_size", 136, "must lie between 1 and n_rows=135"),
     ("data.epochs", 0, NUMBER),
 ]
 # name: (a value that would do, [(one that does not, what the message says)])
-OF_ONE: dict[str, tuple[Any, list[tuple[Any, str]]]] = {
+SETTINGS_OF_SOLVERS: dict[str, tuple[Any, list[tuple[Any, str]]]] = {
     "block_size": (7, [(0, NUMBER), (61, "must lie between 1 and n_centers=60")]),
     "n_nystrom": (50, [(0, NUMBER), *((n, "between 2 and n_rows=135") for n in (1, 136))]),
     "level": (7, [(0, NUMBER), (135, "must lie between 1 and .*n_nystrom - 1 = [0-9]+")]),
@@ -274,10 +275,10 @@ OF_ONE: dict[str, tuple[Any, list[tuple[Any, str]]]] = {
 }
 
 
-def mistakes(solver: str) -> list[tuple[str, Any, str]]:
+def invalid_settings(solver: str) -> list[tuple[str, Any, str]]:
     """Return setting, value and what the message must say of the range."""
-    cases = list(OF_ALL)
-    for name, (valid_values, invalid_values) in OF_ONE.items():
+    cases = list(INVALID_FOR_ALL)
+    for name, (valid_values, invalid_values) in SETTINGS_OF_SOLVERS.items():
         if name not in solver_options(solver):
             message = f"not defined for solver '{solver}'; leave it "
             cases.append((f"solver.{name}", valid_values, message))
@@ -295,7 +296,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
 
 @pytest.mark.parametrize(
     ("solver", "name", "value", "words"),
-    [(solver, *mistake) for solver in BY_NAME for mistake in mistakes(solver)],
+    [(solver, *mistake) for solver in BY_NAME for mistake in invalid_settings(solver)],
 )
 def test_setting_out_of_range_is_refused_with_range(
     solver: str, name: str, value: Any, words: str

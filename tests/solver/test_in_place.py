@@ -1,4 +1,4 @@
-"""SGD and EigenPro 1 on the rows of the training set: the papers' iterations in a few lines."""
+"""Check SGD and EigenPro 1 on all training rows against the papers' iterations in a few lines."""
 
 from __future__ import annotations
 

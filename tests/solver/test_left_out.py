@@ -1,4 +1,4 @@
-"""Rows left out of a fit to centers, against fits to all other rows in float64."""
+"""Check leave-one-out predictions against fits to all other rows in float64."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def left_out(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, Z: np.ndarray, ridge: float,
     features: str = "kernel",
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Return the result of `DirectSolver.leave_one_out` for a fit to all rows."""
     op = solver_problems.featured(solver_problems.operator(precision="float64"), features, len(Z))
     points = op.points(Z, left=True, right=True)
     solver = DirectSolver(op, points, ridge=ridge, n_outputs=Y.shape[1], max_batch=len(X))
@@ -75,7 +76,7 @@ def test_copies_and_equal_centers_are_left_out_together() -> None:
     Z = np.concatenate((X[:5], X[10:13], X[20:23], X[30:35]))
     F, _, _, origins = left_out(X, Y, None, Z, 1e-3)
     K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
-    norm[np.diag_indices(len(Z))] *= 1 + 1e-12  # of equal centers
+    norm[np.diag_indices(len(Z))] *= 1 + 1e-12  # because equal centers make it singular
     for rows, centers in (
         ([0, 10], [0, 5]), ([3, 13], [3]), ([8, 18], []), ([20], []), ([22], []),
         ([30], [11]), ([40], []),

@@ -1,4 +1,4 @@
-"""Many outputs: in panels as at once, and nothing of their number but what has to be."""
+"""Check many outputs: they are solved in panels, and limit the sizes of units and batches."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_panels_of_outputs_do_not_change_results(p: int, monkeypatch: pytest.Mon
     model.fit(X, Y)
     assert len(set(report["ridges"])) > 2
     np.testing.assert_allclose(model.report_["ridges"], report["ridges"])
-    close = 1e-7 * np.abs(weights).max()  # of normal equations
-    np.testing.assert_allclose(model.dual_coef_, weights, atol=close)
+    atol = 1e-7 * np.abs(weights).max()  # normal equations amplify rounding errors
+    np.testing.assert_allclose(model.dual_coef_, weights, atol=atol)
     for name, values in report["posterior"].items():
         np.testing.assert_allclose(model.report_["posterior"][name], values, rtol=1e-6)
 
@@ -76,7 +76,7 @@ def test_wide_targets_limit_unit_size(tmp_path: Path) -> None:
     assert store.spec.chunk_rows == (1 << 20) // 80_000
     source = AugmentedSource(ZarrSource(store), 1)
     assert source.n_units == -(-60 // store.spec.chunk_rows)
-    assert ArraySource(X[:60], y).n_units == 2  # of 4 MiB
+    assert ArraySource(X[:60], y).n_units == 2  # a unit has at most 4 MiB
     assert [rows_at_once(c) for c in (1, MAX_PANEL_OUTPUTS, 2 * MAX_PANEL_OUTPUTS, 10**9)] == [
         EVALUATED_ROWS, EVALUATED_ROWS, EVALUATED_ROWS // 2, 16,
     ]  # fmt: skip

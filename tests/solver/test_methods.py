@@ -44,7 +44,7 @@ def test_auto_with_ridge_chooses_faster_solver(
     direct_time = int(n * (double * p * p + p * (400 + 2 * d + 2 * double * c)) + double * p**3 / 3)
     assert sizes.solver == ("direct" if direct_time <= one else "block")
     assert f"{max(one / direct_time, direct_time / one):.3g} times as soon as" in reason
-    assert "FLOPs" not in reason  # which `plan` shows of what is computed, not of its time
+    assert "FLOPs" not in reason  # `plan` shows FLOPs as work, not as time
 
 
 @given(

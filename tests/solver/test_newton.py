@@ -1,4 +1,4 @@
-"""The memory and the operations that the plan of Newton's method counts, against its steps."""
+"""Check the memory and the operations in the plan of Newton's method against its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import ConfigError
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import Gamma
 from streamkern.losses.log_loss import LogLoss
@@ -19,7 +18,7 @@ from streamkern.planning.problem import ProblemShape
 from streamkern.solver.direct import DirectSizes
 from streamkern.solver.newton import Newton
 from streamkern.solver.newton_step import NewtonSolver
-from tests.plans import PLAIN, solver_settings
+from tests.plans import PLAIN
 from tests.solver_problems import both, operator, rows
 from tests.traced_memory import traced_memory
 
@@ -76,15 +75,6 @@ def test_planned_buffers_equal_those_of_a_pass(
     assert 0.77 * planned < peak <= planned
 
 
-@pytest.mark.parametrize(
-    ("ridge", "epochs", "refused"), [(0.0, 5, r"solver\.ridge=0"), (1e-3, 1, r"epochs=1 must be")]
-)
-def test_newton_requires_ridge_and_two_passes(ridge: float, epochs: int, refused: str) -> None:
-    with pytest.raises(ConfigError, match=refused):
-        Newton().check(problem(60, 3, 100, epochs=epochs)[0], solver_settings(ridge=ridge))
-    Newton().check(problem(60, 3, 100, epochs=2)[0], solver_settings(ridge=1e-3))
-
-
 def test_op_counts_equal_those_of_steps() -> None:
     """Check the FLOPs of `newton_step`: a row takes c p^2 + 2 p (d + 3 c), and a pass c p^3 / 3."""
     p, c, m, epochs = 60, 7, 100, 5
@@ -94,5 +84,5 @@ def test_op_counts_equal_those_of_steps() -> None:
     row = c * p**2 + 2 * p * (D + 3 * c)
     assert steps.flops(shape) == epochs * (3 * m * row + c * p**3 // 3)
     assert steps.wide_factors == epochs * c * p**3 / 3
-    # In float64: the Hessians, of which one half is computed, and the gradient.
+    # The Hessians, with one half computed, and the gradient are in float64.
     assert steps.wide_products == epochs * 3 * m * (c * p**2 + 2 * p * c)

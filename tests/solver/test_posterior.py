@@ -1,4 +1,4 @@
-"""Standard deviations of values against scikit-learn's Gaussian processes and dense float64."""
+"""Check standard deviations against scikit-learn's Gaussian processes and dense float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.transforms import GaussianNoise
 from tests.plans import solver_settings
 from tests.runs import finished, settings, stopped
 from tests.solver_problems import problem_of, rows
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 X, FRESH = rows(0, 120, 3), 1.5 * rows(1, 50, 3)
 Y = np.stack((50 * np.sin(X[:, 0]) + 300, X[:, 1] - 2e-3 * X[:, 2]), axis=1)
 Y += (5, 0.3) * rows(2, 120, 2)
-# As float32, which weights are kept in, holds them.
+# Weights that float32, in which they are kept, represents exactly.
 WEIGHTS = np.float32(np.random.default_rng(3).uniform(0.3, 2, 120)).astype(np.float64)
 PLAIN: dict[str, Any] = {
     "kernel": "gaussian", "bandwidth": 1.5, "scale": "none", "ridge": 1e-3, "posterior": True,
@@ -38,6 +37,7 @@ PLAIN: dict[str, Any] = {
 
 
 def logged_value(model: KernelRegressor, name: str) -> np.ndarray:
+    """Return "noise" or "prior" of each output, as the report has it."""
     return np.array(model.report_["posterior"][name])
 
 
@@ -132,7 +132,7 @@ def test_standard_deviations_in_float32_and_of_nonstationary_kernels(kernel: str
     assert (off < 3e-6 * logged_value(single, "prior") ** 2 * largest_variance).all()
 
 
-# -- kept, written, read -------------------------------------------------------------------------
+# -- saved models and files ----------------------------------------------------------------------
 
 
 def test_posterior_is_saved_and_written_to_files(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_posterior_memory_is_planned() -> None:
     assert buffers.peak - without_posterior.peak == (3 + 1) * 8 * 500**2
 
 
-# -- what it refuses -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,7 @@ def test_posterior_memory_is_planned() -> None:
     [
         ({"ridge": 0}, "needs a ridge"),
         ({"features": "nystrom", "n_centers": 20}, "nystrom features"),
-        ({"transforms": [GaussianNoise(0.1)]}, "every row as one more observation"),
         ({"solver": "block"}, "posterior=true is not defined for solver 'block'"),
-        ({"block_size": 10}, "has no setting block_size"),
-        ({"early_stopping": True}, "early_stopping"),
     ],
 )
 def test_incompatible_settings_are_refused(changes: dict[str, Any], why: str) -> None:

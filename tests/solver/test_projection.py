@@ -1,4 +1,4 @@
-"""h -> theta: exact against a dense solve, iterative step by step against EigenPro 2.0."""
+"""Check exact projections against a dense solve, and iterative ones against EigenPro 2.0."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 GRIDS = [(1, 2), (1, 5), (2, 2), (3, 2), (2, 4)]
 
 
-def exact(op: KernelOperator, Z: ref.Array) -> ExactProjection:
+def exact_projection(op: KernelOperator, Z: ref.Array) -> ExactProjection:
+    """Return the projection of one process."""
     L, _ = jittered_cholesky(op, both(op, Z))
     return ExactProjection(L, partition_of(SINGLE, 1, len(Z)))
 
 
-def built(
+def iterative_from_setup(
     op: KernelOperator, Z: Points, *, resident: bool = False, **sizes: int
 ) -> IterativeProjection:
-    """Return the projection of a measured step, as of a setup."""
+    """Return an iterative projection, with the step rule and batch that a setup measures."""
     P, batch = inner_rule(op, Z[: inner_centers(len(Z), sizes["n_nystrom"])], len(Z), **sizes)
     return IterativeProjection(op, Z, P, batch=batch, resident=resident)
 
 
 def partition_of(ranks: Communicator, columns: int, p: int) -> Partition:
+    """Return the partition of p centers over this many columns of ranks."""
     grid = RankGrid(ranks.rank, ranks.size, columns)
     return Partition([slice(0, p)], grid, ranks, Backend(threads=1))
 
@@ -58,7 +60,7 @@ def partition_of(ranks: Communicator, columns: int, p: int) -> Partition:
 def test_exact_projection_equals_dense_solve(c: int) -> None:
     Z, h = rows(0, 50, 3), rows(1, 50, c)
     op = operator(tile=(16, 16))
-    theta = exact(op, Z).solve(h.copy())
+    theta = exact_projection(op, Z).solve(h.copy())
     _, jitter = jittered_cholesky(op, both(op, Z))
     truth = np.linalg.solve(KERNEL(Z, Z) + jitter * np.eye(50), h)
     np.testing.assert_allclose(theta, truth, rtol=0, atol=1e-10 * np.abs(truth).max())
@@ -69,7 +71,7 @@ def test_exact_projection_of_duplicate_centers_keeps_values(precision: str) -> N
     """Check the values at the centers, because theta is not unique."""
     Z = np.concatenate([rows(0, 20, 3), rows(0, 20, 3)])
     op = operator(precision=precision)
-    projection, (_, jitter) = exact(op, Z), jittered_cholesky(op, both(op, Z))
+    projection, (_, jitter) = exact_projection(op, Z), jittered_cholesky(op, both(op, Z))
     assert 0 < jitter < 1e-3
     h = KERNEL(Z, Z) @ np.concatenate([rows(1, 20, 2), np.zeros((20, 2))])
     theta = projection.solve(h.astype(op.dtype)).astype(np.float64)
@@ -146,7 +148,7 @@ def test_projection_passes_continue_on_the_residual(resident: bool) -> None:
     np.testing.assert_allclose(three_epochs.solve(h), theta, rtol=0, atol=tolerance)
 
 
-def trained(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
+def train(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
     """Return predictions of a run of EigenPro 3, and its recorded sizes."""
     X = rows(0, 100, 3).astype(np.float32)
     config = sk.RunConfig.from_tables(
@@ -164,22 +166,20 @@ def trained(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
 
 
 def test_projection_settings_are_used_and_recorded_if_set() -> None:
-    exact_one, _ = trained(projection="exact")
+    exact, _ = train(projection="exact")
     gaps = []
     for epochs in (1, 4, 64):
-        predicted, sizes = trained(projection="inexact", projection_epochs=epochs)
-        gaps.append(float(np.abs(predicted - exact_one).max()))
+        predicted, sizes = train(projection="inexact", projection_epochs=epochs)
+        gaps.append(float(np.abs(predicted - exact).max()))
         assert sizes.get("projection_epochs", 1) == epochs
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 0.02 * gaps[0]
     for batch in (1, 9, 24):  # 24 are all centers, more than a batch of the steps
-        predicted, sizes = trained(
-            projection="inexact", projection_epochs=64, projection_batch=batch
-        )
-        assert np.abs(predicted - exact_one).max() < (0.02 if batch < 24 else 0.3) * gaps[0]
+        predicted, sizes = train(projection="inexact", projection_epochs=64, projection_batch=batch)
+        assert np.abs(predicted - exact).max() < (0.02 if batch < 24 else 0.3) * gaps[0]
         assert sizes["projection_batch"] == batch
-    assert not [name for name in trained()[1] if name.startswith("projection_")]
-    _, sizes = trained(projection="resident", projection_nystrom=12, projection_level=5)
+    assert not [name for name in train()[1] if name.startswith("projection_")]
+    _, sizes = train(projection="resident", projection_nystrom=12, projection_level=5)
     assert (sizes["projection_nystrom"], sizes["projection_level"]) == (12, 5)
 
 
@@ -201,7 +201,7 @@ def test_projection_settings_out_of_range_are_refused(
     options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        trained(projection="inexact", **options)
+        train(projection="inexact", **options)
 
 
 def test_projection_passes_are_counted_as_operations() -> None:
@@ -233,7 +233,7 @@ def test_projection_batch_is_counted_in_bytes() -> None:
 
 def test_projection_step_is_measured_on_all_of_few_centers() -> None:
     op, Z = operator(), rows(0, 60, 3)
-    projection = built(op, both(op, Z), level=10, n_nystrom=40, max_batch=1000)
+    projection = iterative_from_setup(op, both(op, Z), level=10, n_nystrom=40, max_batch=1000)
     spectrum = ref.eigenpro_spectrum(KERNEL, Z, Z[:40], ref.eigensystem(KERNEL(Z[:40], Z[:40]), 10))
     rule = projection.P.rule
     assert rule.leverage == pytest.approx(spectrum.leverage)
@@ -244,32 +244,34 @@ def test_projection_step_is_measured_on_all_of_few_centers() -> None:
 
 def test_too_high_level_is_lowered_and_single_center_refused() -> None:
     op = operator()
-    projection = built(op, both(op, rows(0, 9, 3)), level=50, n_nystrom=50, max_batch=4)
+    projection = iterative_from_setup(
+        op, both(op, rows(0, 9, 3)), level=50, n_nystrom=50, max_batch=4
+    )
     assert projection.P.E.shape == (9, 8)
     assert projection.batch <= 4
     with pytest.raises(ConfigError, match="level=0"):
-        built(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
+        iterative_from_setup(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
 
 
-@pytest.mark.parametrize("p", [3, 50])  # of which some columns have none
+@pytest.mark.parametrize("p", [3, 50])  # with 3 centers, some columns have none
 @pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
 def test_exact_projection_over_ranks_equals_one_process(
     rows_of_grid: int, columns: int, p: int
 ) -> None:
     """Check the projection by rows of the factor, in place."""
     Z, h = rows(0, p, 3), rows(1, p, 2)
-    one = exact(operator(), Z)
-    theta = one.solve(h.copy())
+    single = exact_projection(operator(), Z)
+    theta = single.solve(h.copy())
 
-    def solve_in_epochs(ranks: Communicator) -> Any:
+    def solve_on_rank(ranks: Communicator) -> Any:
         part = partition_of(ranks, columns, p)
         own_centers = part.in_block[0]
-        projection = ExactProjection(one.L, part)
+        projection = ExactProjection(single.L, part)
         theta_part = h[own_centers].copy()
         assert projection.solve(theta_part) is theta_part
         return theta_part, own_centers
 
-    for theta_part, own_centers in on_threads(rows_of_grid * columns, solve_in_epochs):
+    for theta_part, own_centers in on_threads(rows_of_grid * columns, solve_on_rank):
         tolerance = 1e-12 * np.abs(theta).max()
         np.testing.assert_allclose(theta_part, theta[own_centers], rtol=0, atol=tolerance)
 
@@ -295,21 +297,20 @@ def test_iterative_projection_over_ranks_equals_one_process(
     P = build_low_rank(op, z[:s], z, level=6)
     theta = IterativeProjection(op, z, P, batch=batch, epochs=epochs).solve(h)
 
-    def solve_in_epochs(ranks: Communicator) -> Any:
+    def solve_on_rank(ranks: Communicator) -> Any:
         part = partition_of(ranks, columns, 50)
         own_op, own_centers = operator(backend=part.backend), part.in_block[0]
-        one = PartitionedProjection(
-            own_op, both(own_op, Z)[own_centers], P.E, P.D, P.rule, part, batch=batch,
-            resident=resident,
-            epochs=epochs,
+        projection = PartitionedProjection(
+            own_op, both(own_op, Z)[own_centers], P, part, batch=batch,
+            resident=resident, epochs=epochs,
         )  # fmt: skip
         h_part = h[own_centers].copy()
-        thetas = [one.solve(h_part).copy() for _ in range(2)]
+        thetas = [projection.solve(h_part).copy() for _ in range(2)]
         np.testing.assert_array_equal(*thetas)
         np.testing.assert_array_equal(h_part, h[own_centers])
-        return thetas[0], own_centers, 0 if one.K is None else one.K.size
+        return thetas[0], own_centers, 0 if projection.K is None else projection.K.size
 
-    results = on_threads(rows_of_grid * columns, solve_in_epochs)
+    results = on_threads(rows_of_grid * columns, solve_on_rank)
     for thetas, own_centers, n_kept in results:
         tolerance = 1e-12 * np.abs(theta).max()
         np.testing.assert_allclose(thetas, theta[own_centers], rtol=0, atol=tolerance)

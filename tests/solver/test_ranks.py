@@ -1,4 +1,4 @@
-"""A step over several ranks is the step of one, whoever has which rows."""
+"""Check that ranks which share rows and centers take the steps of a single process."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_ranks_take_the_steps_of_one_process(name: str, ridge: float, size: int)
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         _, expected, losses = train(case, SINGLE, lambda ids: 0 * ids, w)
         on_ranks = on_threads(size, lambda r: train(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
-        for _, state, message in on_ranks:
+        for _, state, rank_losses in on_ranks:
             # Solutions of equations have the rounding of their sums times a condition of 1e5.
-            digits = 1e-9 if name.startswith("direct") else 1e-12
-            np.testing.assert_allclose(state.alpha, expected.alpha, rtol=0, atol=digits)
-            np.testing.assert_allclose(state.average, expected.average, rtol=0, atol=digits)
-            np.testing.assert_allclose(message, losses, rtol=digits)
+            tolerance = 1e-9 if name.startswith("direct") else 1e-12
+            np.testing.assert_allclose(state.alpha, expected.alpha, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(state.average, expected.average, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(rank_losses, losses, rtol=tolerance)
             assert state.rows == expected.rows
         solver, gathered, _ = on_ranks[0]
         for key in solver.sums_of_rows(gathered):
@@ -75,7 +75,7 @@ def test_ranks_take_the_steps_of_one_process(name: str, ridge: float, size: int)
             np.testing.assert_allclose(
                 array, total, rtol=1e-9, atol=1e-11 * abs(total).max(initial=0)
             )
-        # Not a bit apart, or replicas would drift.
+        # Equal bits, because replicas that differ would drift apart.
         assert all((s.alpha == on_ranks[0][1].alpha).all() for _, s, _ in on_ranks)
 
 
@@ -98,10 +98,10 @@ def test_float32_loss_equals_that_of_one_rank(columns: int) -> None:
     case = make_case(operator(precision="exact"), "blocks", options=solver_settings(ridge=1e-3))
     _, _, losses = train(case, SINGLE, lambda ids: 0 * ids)
     rows = 4 // columns
-    for _, _, message in on_threads(
+    for _, _, rank_losses in on_threads(
         4, lambda r: train(case, r, lambda ids: ids % rows, columns=columns)
     ):
-        np.testing.assert_allclose(message, losses, rtol=1e-4)
+        np.testing.assert_allclose(rank_losses, losses, rtol=1e-4)
 
 
 GRIDS = [(rows, columns) for rows in range(1, 5) for columns in range(2, 8 // rows + 1)]
@@ -152,7 +152,7 @@ def test_rank_grid_takes_the_steps_of_one_process(
 ) -> None:
     """Check weighted rows, short batches, and fewer rows or centers of a block than ranks."""
     case = make_case(operator(), name, options=solver_settings(ridge=ridge), **changes)
-    size, steps, at = rows * columns, 7 if name == "falkon" else 4, {}
+    size, steps, centers = rows * columns, 7 if name == "falkon" else 4, {}
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         one, expected, losses = train(case, SINGLE, lambda ids: 0 * ids, w, steps)
         on_ranks = on_threads(
@@ -160,26 +160,27 @@ def test_rank_grid_takes_the_steps_of_one_process(
             lambda r: train(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
         )
         assert_temporary_centers_equal(one, expected, on_ranks)
-        for solver, state, message in on_ranks:
+        for solver, state, rank_losses in on_ranks:
             own_centers = solver.partition.ids
-            at[solver.partition.grid.column] = own_centers
+            centers[solver.partition.grid.column] = own_centers
             for a, full in ((state.alpha, expected.alpha), (state.average, expected.average)):
                 np.testing.assert_allclose(a, full[own_centers], rtol=0, atol=1e-12)
             for key, a in solver.arrays(state).items():
-                apart = key in solver.sums_of_rows(state) and solver.partition.grid.row
-                if (
-                    key not in solver.temporary_center_arrays and not apart
-                ):  # else in the order of the ranks
-                    row_ids = case.method.rows_of(key, 24, solver.partition)
-                    full = expected.pending.get(key, getattr(expected, key, None))
-                    part = full if row_ids is None else full[row_ids]
-                    np.testing.assert_allclose(a, part, rtol=0, atol=1e-11)
-            np.testing.assert_allclose(message, losses, rtol=1e-12)
+                if key in solver.sums_of_rows(state) and solver.partition.grid.row:
+                    continue  # the ranks of row 0 have the sums
+                if key in solver.temporary_center_arrays:
+                    continue  # in the order of the ranks
+                row_ids = case.method.rows_of(key, 24, solver.partition)
+                full = expected.pending.get(key, getattr(expected, key, None))
+                part = full if row_ids is None else full[row_ids]
+                np.testing.assert_allclose(a, part, rtol=0, atol=1e-11)
+            np.testing.assert_allclose(rank_losses, losses, rtol=1e-12)
             assert (state.rows, state.n_pending) == (expected.rows, expected.n_pending)
-        for solver, state, _ in on_ranks:  # not a bit apart, or replicas would drift
+        # Equal bits, because replicas that differ would drift apart.
+        for solver, state, _ in on_ranks:
             _, column_state, _ = on_ranks[solver.partition.grid.column]
             np.testing.assert_array_equal(state.alpha, column_state.alpha)
-        assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
+        assert sorted(np.concatenate(list(centers.values())).tolist()) == list(range(24))
 
 
 @pytest.mark.parametrize("precision", ["float64", "exact"])
@@ -238,7 +239,7 @@ def test_centers_are_broadcast_bit_by_bit() -> None:
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-3))
     Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
 
-    def travelled(ranks: Communicator) -> Array:
+    def gather_block(ranks: Communicator) -> Array:
         solver: Any = case.solver(ranks=ranks, center_ranks=2)
         total, kinds = ranks._total, set[Any]()
 
@@ -252,7 +253,7 @@ def test_centers_are_broadcast_bit_by_bit() -> None:
             assert kinds == {np.dtype(np.uint8)}
             return np.array(full)
 
-    for full in on_threads(4, travelled):
+    for full in on_threads(4, gather_block):
         np.testing.assert_array_equal(full, Z[6:12])
 
 
@@ -274,12 +275,12 @@ def test_back_off_is_equal_on_all_ranks() -> None:
     """Check that all ranks restore the same state, and evaluate the ridge term together."""
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-2))
 
-    def back(ranks: Communicator, size: int) -> tuple[Array, Array]:
+    def back_off(ranks: Communicator, size: int) -> tuple[Array, Array]:
         solver, state, _ = train(case, ranks, lambda ids: ids % size)
         solver.back_off(state, state.average.copy(), 0.5)
         return state.alpha, state.pending["ridge_values"]
 
-    alpha, values = back(SINGLE, 1)
-    for a, v in on_threads(3, lambda ranks: back(ranks, 3)):
+    alpha, values = back_off(SINGLE, 1)
+    for a, v in on_threads(3, lambda ranks: back_off(ranks, 3)):
         np.testing.assert_allclose(a, alpha, rtol=0, atol=1e-12)
         np.testing.assert_allclose(v, values, rtol=0, atol=1e-12)

@@ -23,8 +23,9 @@ from streamkern.ingest.ingest import ingest
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
 from streamkern.solver.in_place import SGDSolver
-from streamkern.solver.precondition.block import Sample, build_block
+from streamkern.solver.precondition.block import build_block
 from streamkern.solver.precondition.low_rank import build_low_rank
+from streamkern.solver.precondition.samples import Sample
 from streamkern.store.sample_weights import as_weights, weight_factors
 from streamkern.store.store import open_store
 from streamkern.stream.batch_reader import BatchReader
@@ -236,23 +237,25 @@ def test_step_rules_equal_those_of_weighted_stream() -> None:
     op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
     root, sample = np.sqrt(w), solver_problems.rows(9, 300, 3)
     ones = np.ones(300)
-    Z, S, P = (solver_problems.both(op, A) for A in (CENTERS, sample, KERNEL_ROWS))
+    S, P = (solver_problems.both(op, A) for A in (sample, KERNEL_ROWS))
     first, second = Sample(S, np.ones((300, 2)), ones), Sample(P, TARGETS, root)
-    block = build_block(op, Z, first, second, [slice(0, 10)], damping=1e-4)
+    inputs = solver_problems.block_inputs(op, CENTERS, first, second)
+    block = build_block(inputs, [slice(0, 10)], damping=1e-4)
     phi = ref.laplace(KERNEL_ROWS, CENTERS, 2.0) @ block.H[0].T * root[:, None]
     np.testing.assert_allclose(block.rules[0].leverage, (phi**2).sum(1).max(), rtol=1e-9)
     low, high = ref.held_out_lambda_1(phi)
     assert low * (1 - 1e-9) <= block.rules[0].lambda_1 <= high * (1 + 1e-9)
     # Where the probe is all rows, there are no others.
-    full = build_block(op, Z, first, replace(second, first_fresh=100), [slice(0, 10)], damping=1e-4)
+    inputs = replace(inputs, probe=replace(second, first_fresh=100))
+    full = build_block(inputs, [slice(0, 10)], damping=1e-4)
     np.testing.assert_allclose(full.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6)
 
 
 def test_start_equals_weighted_sample_solution() -> None:
     op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
-    Z, S = solver_problems.both(op, CENTERS), solver_problems.both(op, KERNEL_ROWS)
-    sample = Sample(S, TARGETS, np.sqrt(w))
-    block = build_block(op, Z, sample, sample, [slice(0, 10)], damping=1e-3)
+    sample = Sample(solver_problems.both(op, KERNEL_ROWS), TARGETS, np.sqrt(w))
+    inputs = solver_problems.block_inputs(op, CENTERS, sample, sample)
+    block = build_block(inputs, [slice(0, 10)], damping=1e-3)
     K = ref.laplace(KERNEL_ROWS, CENTERS, 2.0)
     covariance = K.T @ (w[:, None] * K) / 240 + block.mu * ref.laplace(CENTERS, CENTERS, 2.0)
     truth = np.linalg.solve(covariance, K.T @ (w[:, None] * TARGETS) / 240)

@@ -122,7 +122,7 @@ def test_step_limit_is_shared_by_all_ranks(
     train(settings(stores[name], tmp_path / "old", name, 1, 1))
     monkeypatch.setattr(ScaledLoss, "limit", limit)
     if name == "poisson":  # its curvature already shortens these steps to a move of 1.5
-        monkeypatch.setattr("streamkern.losses.scaled.LARGEST_STEP", 0.5)
+        monkeypatch.setattr("streamkern.losses.scaled.MAX_STEP_MOVE", 0.5)
     train(settings(large, tmp_path / "one", name, 1, 1), continues=tmp_path / "old")
     n_steps, n_limited = len(factors), sum(factor < 1 for factor in factors)
     assert n_limited >= 3

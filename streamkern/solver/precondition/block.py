@@ -3,8 +3,8 @@
 `block_factor` computes the factors of one block, `step_rule` the step size that they allow.
 
 If rows have sample weights w, the vectors sqrt(w) phi(x) are whitened: their covariance is the
-Hessian of the weighted loss, and the leverage of a row is w |phi|^2. So the rows of the sample and
-of the probe are scaled by sqrt(w) in their kernel matrices, and nothing else changes.
+Hessian of the weighted loss, and the leverage of a row is w |phi|^2. So the rows of the setup
+sample and of the probe are scaled by sqrt(w) in their kernel matrices; nothing else changes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from streamkern.backend.base import Array, Backend
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.points import Points
-from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import (
     BlockFactor,
-    DampedFactor,
+    BlockInputs,
     noise_on_fresh_rows,
 )
 from streamkern.solver.precondition.joint import Joint, fit_to_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import check_overlap, noise_floor
-from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
-from streamkern.solver.precondition.samples import CenterTargets, Sample, effective_rows
+from streamkern.solver.precondition.partition import apply_root, triangle_rows
+from streamkern.solver.precondition.samples import effective_rows
 from streamkern.solver.precondition.step_rule import StepRule, blocks_due
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage."""
+SKETCH_STAGE = 6
+"""Number of the stage in the seeds of the sketches."""
 JOINT_FACTOR = 2.0
-"""Factor on the penalty if several blocks learn from the sample together.
+"""Factor on the penalty if several blocks learn from the setup sample together.
 
 Too large a penalty costs no more than too small a one, and in directions that the sample barely
 covers the start is all noise. Measured in docs/explanation/block-measured.md, "The penalty".
@@ -56,7 +56,7 @@ MIN_PENALTY = 1e-5
 class BlockPreconditioner:
     """One inverse square root of a covariance per block of centers.
 
-    For block b and a sample S of s rows of the stream (ours):
+    For block b and the setup sample S, s rows of the stream (ours):
 
         K(Z_b, Z_b) + jitter = L L^T                     (RKHS metric of the block)
         W = L^-1 K(Z_b, S),   A A^T = W W^T / s + mu I   (covariance of the stream in this metric)
@@ -156,123 +156,105 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 
 
 def build_block(
-    op: KernelOperator, Z: Points | Centers, S: Sample, probe: Sample, blocks: list[slice], *,
-    noise: Noise = NO_NOISE, n_effective_rows: float | None = None, half_factors: bool = False,
-    damping: float | None = None, ridge: float = 0.0, max_batch: float = math.inf, seed: int = 0,
-    center_targets: CenterTargets | None = None, batch: float = math.inf, sweeps: int = 0,
+    inputs: BlockInputs, blocks: list[slice], *, noise: Noise = NO_NOISE,
+    n_effective_rows: float | None = None, damping: float | None = None, ridge: float = 0.0,
+    max_batch: float = math.inf, sweeps: int = 0,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:  # fmt: skip
-    """Factor every block and measure its step on `probe`.
+    """Factor every block, fit the start to the setup sample, and measure the step on the probe.
+
+    Rows of the probe that are centers are left out, unless all of them are.
 
     Parameters
     ----------
-    Z : points of the p centers, in random order; or `Centers`, which may be partitioned.
-    S : sample of the stream; S.Y is overwritten. A rank has its rows of it (`Sample.shard`).
-    probe : sample without a row of S, or all rows of the stream, which makes the step rule exact.
-        Its rows that are centers are left out. Every rank has all of it.
     blocks : slices of the centers.
     noise : noise of the targets, which determines the penalty for the sample, and a lower bound of
         mu; if it is not an estimate, the first block may estimate it (`noise_on_fresh_rows`).
     n_effective_rows : effective number of rows of the run; None unless the noise sets the ridge.
-    half_factors : whether the factors are rounded to float16, see `half_factor`.
     damping : mu relative to the top eigenvalue of the first block's covariance; None: by the noise.
     ridge : coefficient of the kernel norm in the loss; with `n_effective_rows`, 0 or an estimate.
     max_batch : number of rows of a step. mu is large enough that the ridge of several blocks needs
         no more kernel values than such a step.
-    center_targets : targets of the rows that are centers, if there are any.
-    batch : m / `finite_population_factor` for steps of m rows; infinite for a full batch.
     sweeps : largest number of further sweeps over several blocks on the sample; up to a third more
         if `Joint.learn` undoes some.
     report : function that writes an event to the log: "block" after each block, "fresh noise" and
         "sweeps" if there are any; with the seconds of their parts.
 
-    Each rank keeps its rows of the factors and, if Z is partitioned, of arrays with one row per
-    center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`); for
-    the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; with `half_factors`
-    b^3 / 3 more. Memory besides H the larger of 2 b^2 + 2 h b and 3 b^2 elements (b^2 of them for
-    L), (3 b + 2 h) c for c outputs, and on the CPU buffers of products (`planning.memory`).
+    Each rank keeps its rows of the factors and, if the centers are partitioned, of arrays with one
+    row per center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs
+    (`setup_flops`); for the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; with
+    `half_factors` b^3 / 3 more. Memory besides H the larger of 2 b^2 + 2 h b and 3 b^2 elements
+    (b^2 of them for L), (3 b + 2 h) c for c outputs, and on the CPU buffers of products
+    (`planning.memory`).
 
     Raises
     ------
     ConfigError
         The kernel between the centers and the rows is zero or not finite.
     """
-    results, n_rows = _BlockResults(), effective_rows(S, center_targets)
-    probe, ranks = probe.without_centers(op.backend), S.ranks
-    Z = Z if isinstance(Z, Centers) else Centers.of(Z, op.backend, ranks)
-    leverage = op.backend.xp.zeros(len(probe), op.dtype)
+    inputs = replace(inputs, probe=inputs.probe.without_centers(inputs.op.backend))
+    op, Z, S, ranks = inputs.op, inputs.centers, inputs.S, inputs.S.ranks
+    n_sample_rows = effective_rows(S, inputs.center_targets)
     start = Z.zeros(S.Y)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
-    mu, increase, L, top = math.inf, 0.0, None, None
+    leverage = op.backend.xp.zeros(len(inputs.probe), op.dtype)
+    # Of each block: this rank's rows of the factor, its scale, its sketch and its measurements.
+    H, scales = list[Array | None](), list[float]()
+    sketches, measured = list[Array](), list[dict[str, float]]()
+    mu, increase = math.inf, 0.0
+    L: Array | None = None
+    top: float | None = None
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
-        min_jitter = noise_floor(op, len(Z)) if ridge else 0.0
-        factor = BlockFactor(
-            op, Z, block, S, values, center_targets, seed, batch, min_jitter, top, half_factors
-        )
+        factor = BlockFactor(inputs, block, values, noise_floor(op, len(Z)) if ridge else 0.0, top)
         top = factor.top
         clock.stop("covariance")
         if i == 0:
-            noise = _refine_noise(factor, probe, noise, n_rows, n_effective_rows, report)
+            noise = _refine_noise(factor, noise, n_sample_rows, n_effective_rows, report)
             ridge = ridge if n_effective_rows is None else noise.penalty(n_effective_rows)
-            mu = max(noise.penalty(n_rows), MIN_PENALTY * top) if damping is None else damping * top
+            noise_penalty = noise.penalty(n_sample_rows)
+            mu = max(noise_penalty, MIN_PENALTY * top) if damping is None else damping * top
             clock.stop("noise")
-        _fit_block(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
+        factor.fit(max(mu, ridge), start, subtract=len(blocks) > 1)
         clock.stop("fit")
         # The values of the ridge are up to n_round steps old, see "A ridge" in `step_rule`. With
         # explicit features, every step computes them for all blocks.
         n_round = 1 if factor.norm.L is None else len(blocks)
         if i == 0:
-            increase = _damping_increase(factor, probe, mu, ridge, n_round, max_batch)
-        damped_factor = factor.damped_factor(probe, mu + increase, ridge, n_round)
+            increase = _damping_increase(factor, mu, ridge, n_round, max_batch)
+        damped_factor = factor.damped_factor(mu + increase, ridge, n_round)
         leverage += damped_factor.leverage
         # If rounding required a larger mu, it grows for all later blocks.
         mu = damped_factor.mu - n_round * ridge - increase
-        measurements = damped_factor.measurements(factor.norm.jitter)
+        measured.append(damped_factor.measurements(factor.norm.jitter))
         clock.stop("factor")
-        report("block", {"block": i, "blocks": len(blocks)} | measurements | clock.seconds)
+        report("block", {"block": i, "blocks": len(blocks)} | measured[i] | clock.seconds)
         if ridge and len(blocks) == 1:
             L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        results.add(damped_factor, measurements, _sketch(op, damped_factor.H, seed, i, Z), ranks)
+        scales.append(damped_factor.scale)
+        sketches.append(_sketch(inputs, damped_factor.H, i))
+        H.append(triangle_rows(damped_factor.stored_H, len(damped_factor.H), ranks))
         del damped_factor
-    H, scales, jitters = results.H, results.scales, results.column("jitter")
+    jitters, mus, lambdas = (
+        [block[name] for block in measured] for name in ("jitter", "mu", "lambda_1")
+    )
     if len(blocks) > 1:
-        penalty, noise_penalty = (max(JOINT_FACTOR * x, ridge) for x in (mu, noise.penalty(n_rows)))
-        joint = Joint(op, Z, S, center_targets, blocks, H, start, values, penalty, jitters, scales)
-        _sweep_and_report(joint, sweeps, seed, noise_penalty, probe, report)
-    _rescale_start(op, Z, start, values, probe)
-    rules = _step_rules(op, leverage, results.column("lambda_1"), center_targets, ranks)
+        penalty, smaller_penalty = (max(JOINT_FACTOR * x, ridge) for x in (mu, noise_penalty))
+        joint = Joint(inputs, blocks, H, start, values, penalty, jitters, scales)
+        _sweep_and_report(joint, sweeps, smaller_penalty, report)
+    rescaling, _ = fit_to_fresh_rows(inputs, start)
+    start *= rescaling
+    if values is not None:
+        values *= rescaling
     needs_values = values is not None and ridge and len(blocks) > 1
     return BlockPreconditioner(
-        blocks, H, rules, min(results.column("mu")), jitters, Z.values_at_points(start), S.n_rows,
-        results.sketches, Z.values_at_points(values) if needs_values else None, L, ridge,
-        ranks=ranks, scales=scales if half_factors else None,
+        blocks, H, _step_rules(inputs, leverage, lambdas), min(mus), jitters,
+        Z.values_at_points(start), S.n_rows, sketches,
+        Z.values_at_points(values) if needs_values else None, L, ridge,
+        ranks=ranks, scales=scales if inputs.half_factors else None,
     )  # fmt: skip
-
-
-class _BlockResults:
-    """Lists with an entry per block, see `BlockPreconditioner` and `DampedFactor.measurements`."""
-
-    def __init__(self) -> None:
-        self.H: list[Array | None] = []
-        self.scales, self.sketches = list[float](), list[Array]()
-        self.measurements = list[dict[str, float]]()
-
-    def add(
-        self, factor: DampedFactor, measurements: dict[str, float], sketch: Array,
-        ranks: Communicator,
-    ) -> None:  # fmt: skip
-        """Add the results of a block, of whose factor a rank keeps its rows."""
-        self.H.append(triangle_rows(factor.stored_H, len(factor.H), ranks))
-        self.scales.append(factor.scale)
-        self.sketches.append(sketch)
-        self.measurements.append(measurements)
-
-    def column(self, name: str) -> list[float]:
-        """Return the measurement of this name of each block."""
-        return [measurements[name] for measurements in self.measurements]
 
 
 class _Clock:
@@ -296,46 +278,35 @@ class _Clock:
 
 
 def _damping_increase(
-    factor: BlockFactor, probe: Sample, mu: float, ridge: float, n: int, max_batch: float
+    factor: BlockFactor, mu: float, ridge: float, n_round: int, max_batch: float
 ) -> float:
     """Return the increase of mu with which the ridge takes no more kernel values than a batch.
 
-    A step evaluates `blocks_due` of the n blocks against all centers, and a batch takes as many
-    values as max_batch / b blocks. All blocks are assumed to have the leverage of this block.
+    A step evaluates `blocks_due` of the `n_round` blocks against all centers, and a batch takes as
+    many values as max_batch / b blocks. All blocks are assumed to have the leverage of this block.
     """
     max_blocks, increase = max(1.0, max_batch / len(factor.Z)), 0.0
-    if n == 1 or not ridge or blocks_due(n, ridge / (mu + n * ridge)) <= max_blocks:
+    if n_round == 1 or not ridge:
+        return increase
+    if blocks_due(n_round, ridge / (mu + n_round * ridge)) <= max_blocks:
         return increase  # even a step size of 1, the largest one, needs no larger mu
-    while True:
-        damped_factor = factor.damped_factor(probe, mu + increase, ridge, n)
+    while True:  # it ends, as mu grows in each round, and `blocks_due` falls like 1 / mu
+        damped_factor = factor.damped_factor(mu + increase, ridge, n_round)
         leverage = damped_factor.leverage
-        (mean,) = factor.ranks.broadcast_scalars([n * float(leverage.sum()) / len(leverage)])
-        eta = StepRule(mean, damped_factor.lambda_1, 1.0, True, mean).eta(max_batch)
-        excess = blocks_due(n, eta * ridge / damped_factor.ridge_mu) / max_blocks
+        mean_leverage = n_round * float(leverage.sum()) / len(leverage)
+        (mean_leverage,) = factor.ranks.broadcast_scalars([mean_leverage])
+        rule = StepRule(mean_leverage, damped_factor.lambda_1, 1.0, True, mean_leverage)
+        share = rule.eta(max_batch) * ridge / damped_factor.ridge_mu
+        excess = blocks_due(n_round, share) / max_blocks
         if excess <= 1:
             return increase
-        increase = MU_MARGIN * excess * damped_factor.mu - mu - n * ridge
+        increase = MU_MARGIN * excess * damped_factor.mu - mu - n_round * ridge
         del damped_factor
 
 
-def _fit_block(
-    factor: BlockFactor, penalty: float, S: Sample, start: Array, *, several: bool
-) -> None:
-    """Fit the block to the sample, and write its weights to `start`.
-
-    With several blocks, the fit is subtracted from the targets of the sample.
-    """
-    weights = factor.learn(penalty)
-    in_block, in_stripe = overlap(factor.block, factor.centers.stripe_slice)
-    start[in_stripe] = weights[in_block]
-    if several:
-        factor.subtract_fit(S, weights)
-
-
 def _sweep_and_report(
-    joint: Joint, sweeps: int, seed: int, smaller_penalty: float, probe: Sample,
-    report: Callable[[str, dict[str, Any]], None],
-) -> None:  # fmt: skip
+    joint: Joint, sweeps: int, smaller_penalty: float, report: Callable[[str, dict[str, Any]], None]
+) -> None:
     """Make the sweeps of `Joint.learn`, and report their number and time.
 
     smaller_penalty : the penalty of the noise and the ridge. `JOINT_FACTOR` does not apply
@@ -343,53 +314,43 @@ def _sweep_and_report(
         based on mu, whose lower bound may be far above that of the noise. 0: no second penalty.
     """
     clock = _Clock(joint.op.backend)
-    joint.learn(sweeps, seed, smaller_penalty or math.inf, probe)
+    joint.learn(sweeps, smaller_penalty or math.inf)
     if joint.n_sweeps:
         clock.stop("sweeps")
         report("sweeps", {"sweeps": joint.n_sweeps, "penalty": joint.penalty} | clock.seconds)
 
 
 def _refine_noise(
-    factor: BlockFactor, probe: Sample, noise: Noise, n_rows: float,
-    n_effective_rows: float | None, report: Callable[[str, dict[str, Any]], None],
+    factor: BlockFactor, noise: Noise, n_sample_rows: float, n_effective_rows: float | None,
+    report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """Return the result of `noise_on_fresh_rows` for the first block, and report a new noise."""
-    fresh = noise_on_fresh_rows(factor, probe, noise, n_rows)
+    fresh = noise_on_fresh_rows(factor, noise, n_sample_rows)
     if fresh is not noise:
-        entry = {"variance": fresh.variance, "tried": fresh.trials, "fresh": probe.n_fresh}
+        n_fresh = factor.inputs.probe.n_fresh
+        entry = {"variance": fresh.variance, "tried": fresh.trials, "fresh": n_fresh}
         ridge = {} if n_effective_rows is None else {"ridge": fresh.penalty(n_effective_rows)}
         report("fresh noise", entry | ridge)
     return fresh
 
 
-def _step_rules(
-    op: KernelOperator, leverage: Array, lambdas: list[float], center_targets: CenterTargets | None,
-    ranks: Communicator,
-) -> list[StepRule]:  # fmt: skip
+def _step_rules(inputs: BlockInputs, leverage: Array, lambdas: list[float]) -> list[StepRule]:
     """Return the step rule of each block. leverage : (h,) of the probe's rows in all blocks."""
     mean = float(leverage.sum()) / len(leverage)
+    ranks = inputs.S.ranks
     largest, mean = ranks.broadcast_scalars([float(leverage.max()), mean]).tolist()
-    if center_targets is None:  # otherwise rows that are centers have a leverage above 0
-        check_overlap(op, largest, "leverage")
+    if inputs.center_targets is None:  # otherwise rows that are centers have a leverage above 0
+        check_overlap(inputs.op, largest, "leverage")
     return [StepRule(largest, lambda_1, 1.0, True, mean) for lambda_1 in lambdas]
 
 
-def _rescale_start(
-    op: KernelOperator, Z: Centers, start: Array, values: Array | None, probe: Sample
-) -> None:
-    """Multiply the start by the factor with the least error on fresh rows (`fit_to_fresh_rows`)."""
-    factor, _ = fit_to_fresh_rows(op, Z, start, probe)
-    start *= factor
-    if values is not None:
-        values *= factor
-
-
-def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
-    """Return the sketch G of a block, (b, SKETCH), or this rank's stripe if Z is partitioned.
+def _sketch(inputs: BlockInputs, H: Array, block: int) -> Array:
+    """Return the sketch G of a block, (b, SKETCH), or this rank's stripe of partitioned centers.
 
     Rank 0 broadcasts its result, as ranks may differ by rounding errors.
     """
-    rng = np.random.default_rng([seed, 6, block])
+    op, Z = inputs.op, inputs.centers
+    rng = np.random.default_rng([inputs.seed, SKETCH_STAGE, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
     Z.stripes.broadcast(G)

@@ -20,7 +20,6 @@ Measured in docs/explanation/block-measured.md, "The factor in float16".
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,19 +35,6 @@ ROUND = Assignments(
 FEED_BACK = Assignments("feed_back", "x = x + e * row")
 
 
-class RoundedFactor(NamedTuple):
-    """A factor H that was rounded to float16.
-
-    values : (b, b) float32, the rounded entries.
-    halves : (b, b) float16, scale * values.
-    growth : bound of the factor by which squared norms of preconditioned features grow.
-    """
-
-    values: Array
-    halves: Array
-    growth: float
-
-
 def half_scale(H: Array) -> float:
     """Return a power of two that brings the largest entry of H near 2^14, a quarter of the range.
 
@@ -58,10 +44,12 @@ def half_scale(H: Array) -> float:
     return math.ldexp(1.0, 14 - exponent)
 
 
-def round_factor(backend: Backend, H: Array, scale: float) -> RoundedFactor:
+def round_factor(backend: Backend, H: Array, scale: float) -> tuple[Array, Array, float]:
     """Round a lower triangular H (b, b) in float32 as in the module docstring.
 
-    Takes b^3 / 3 FLOPs, and the memory of the result.
+    Return H' (b, b) in float32, scale * H' in float16, and the bound `growth` of the factor by
+    which squared norms of preconditioned features grow. Takes b^3 / 3 FLOPs, and the memory of the
+    result.
 
     scale : power of two, see `half_scale`.
     """
@@ -80,4 +68,4 @@ def round_factor(backend: Backend, H: Array, scale: float) -> RoundedFactor:
         values[below, cols], halves[below, cols] = panel.T, half_panel.T
         backend.accumulate(values[below, left], errors.T, H[cols, left])
         squares += float((errors * errors).sum())
-    return RoundedFactor(values, halves, (1 + math.sqrt(squares)) ** 2)
+    return values, halves, (1 + math.sqrt(squares)) ** 2

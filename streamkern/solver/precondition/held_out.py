@@ -23,7 +23,7 @@ from streamkern.solver.precondition.norm import eps
 
 FOLDS = 5
 """Number of folds with few centers."""
-SMALL = 1024
+MAX_CENTERS_OF_FOLDS = 1024
 """Largest number of centers for which all rows are held out in turn, in `FOLDS` folds.
 
 With so few centers the sums of every fold are cheap, and there may be too few rows to measure the
@@ -41,7 +41,7 @@ BITS_SLAB = 256
 
 def n_parts(p: int) -> int:
     """Return the number of parts that are held out, one after the other, for p centers."""
-    return FOLDS if p <= SMALL else 1
+    return FOLDS if p <= MAX_CENTERS_OF_FOLDS else 1
 
 
 def hash_rows(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:

@@ -23,10 +23,10 @@ import numpy as np
 
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
-from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.partition import Centers, apply_root, overlap
-from streamkern.solver.precondition.samples import CenterTargets, Sample
+from streamkern.solver.precondition.partition import apply_root, overlap
+from streamkern.solver.precondition.samples import CenterTargets
 
 SWEEP_TOLERANCE = 1e-3
 """Relative decrease of the objective; the sweeps end if no output decreases by more."""
@@ -57,35 +57,34 @@ class Joint:
     The norm includes the jitter of each block. Without it, rounding makes the squared norm negative
     in some directions if centers nearly coincide, and the start grows without bound.
 
-    Z : the centers.
-    S : this rank's rows of the sample, with the residuals of the targets in S.Y.
-    center_targets : targets of the rows that are centers, or None.
+    inputs : S.Y has the residuals of the targets on this rank's rows of the sample.
     blocks : slices of the centers.
     H : this rank's rows of the factor of each block.
     start : (q, c) weights of the centers of this rank's stripe, changed in place.
     values : (q, c) K(Z, Z) start at these centers, changed in place; None for explicit features.
     penalty : multiple of |f|^2 in the objective.
     jitters : jitter of each block.
-    n_sweeps : number of sweeps so far, including those that were undone.
     scales : see `BlockPreconditioner.scales`.
+    n_sweeps : number of sweeps so far, including those that were undone.
     """
 
     def __init__(
-        self, op: KernelOperator, Z: Centers, S: Sample, center_targets: CenterTargets | None,
-        blocks: list[slice], H: list[Array | None], start: Array, values: Array | None,
-        penalty: float, jitters: list[float], scales: list[float] | None = None,
+        self, inputs: BlockInputs, blocks: list[slice], H: list[Array | None], start: Array,
+        values: Array | None, penalty: float, jitters: list[float],
+        scales: list[float] | None = None,
     ) -> None:  # fmt: skip
-        widths = [block.stop - block.start for block in blocks]
-        self.ranks, self.stripe_slice = S.ranks, Z.stripe_slice
-        self.jitters, self.n_sweeps = jitters, 0
+        op, Z, S, center_targets = inputs.op, inputs.centers, inputs.S, inputs.center_targets
+        self.inputs, self.op, self.Z, self.S, self.ranks = inputs, op, Z, S, S.ranks
+        self.blocks, self.H, self.start, self.values = blocks, H, start, values
+        self.penalty, self.jitters, self.n_sweeps = penalty, jitters, 0
         self.scales = scales or [1.0] * len(blocks)
+        self.stripe_slice = Z.stripe_slice
+        widths = [block.stop - block.start for block in blocks]
         jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
         self.jitter = jitter[self.stripe_slice, None]
-        self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
         self.center_targets = (
             None if center_targets is None else center_targets.part(self.stripe_slice)
         )
-        self.H, self.start, self.penalty, self.values = H, start, penalty, values
         all_centers = slice(0, len(Z))
         share = 0.0 if center_targets is None else center_targets.share(all_centers)
         # Weights of the sample's rows in the objective: 0 for centers, which `center_targets` has.
@@ -93,7 +92,7 @@ class Joint:
         weights *= (1 - share) / max(1, S.n_outside(all_centers))
         self.weights = (weights if S.root is None else weights * S.root**2)[:, None]
 
-    def learn(self, n: int, seed: int, smaller_penalty: float, probe: Sample) -> None:
+    def learn(self, n: int, smaller_penalty: float) -> None:
         """Sweep n times, two thirds of them with `smaller_penalty` if it is clearly smaller.
 
         A third of the sweeps use the present penalty, the others `smaller_penalty`. If the latter
@@ -101,19 +100,21 @@ class Joint:
         the present penalty. Without fresh rows all n sweeps use the present penalty.
         """
         n_third, penalty = n - 2 * n // 3, self.penalty
-        if smaller_penalty > CLEAR_GAIN * penalty or n_third == n or not probe.n_fresh:
-            self.sweeps(n, seed)
+        is_clearly_smaller = smaller_penalty <= CLEAR_GAIN * penalty
+        if not is_clearly_smaller or n_third == n or not self.inputs.probe.n_fresh:
+            self.sweeps(n)
             return
-        self.sweeps(n_third, seed)
-        state, error = self._state(), self._fresh_error(probe)
+        self.sweeps(n_third)
+        state = self._state()
+        _, error = fit_to_fresh_rows(self.inputs, self.start)
         self.penalty = smaller_penalty
-        self.sweeps(n - n_third, seed, start_number=n_third)
-        if not self._fresh_error(probe) < error:
+        self.sweeps(n - n_third, start_number=n_third)
+        if not fit_to_fresh_rows(self.inputs, self.start)[1] < error:
             self._restore(state)
             self.penalty = penalty
-            self.sweeps(n_third, seed, start_number=n)
+            self.sweeps(n_third, start_number=n)
 
-    def sweeps(self, n: int, seed: int, start_number: int = 0) -> None:
+    def sweeps(self, n: int, start_number: int = 0) -> None:
         """Make up to n sweeps with conjugate directions.
 
         start_number : number of the first sweep, for the random order of the blocks.
@@ -122,7 +123,7 @@ class Joint:
         energy = self._energy()
         for number in range(start_number, start_number + n):
             state = self._state()
-            self.sweep(np.random.default_rng([seed, SWEEP_STAGE, number]))
+            self.sweep(np.random.default_rng([self.inputs.seed, SWEEP_STAGE, number]))
             self.n_sweeps += 1
             previous = self._conjugate(state, previous, energy)
             energy_before, energy = energy, self._energy()
@@ -151,10 +152,12 @@ class Joint:
             g[in_block] -= self.penalty * self.jitters[b] * self.start[in_stripe]
         self._sum(g)
         # The step, and the curvature of the objective along it, by the same terms.
-        H, u = self.H[b], xp.empty(g.shape, op.dtype)
+        H = self.H[b]
+        u = xp.empty(g.shape, op.dtype)
         assert H is not None
         self._sum(apply_root(H, g, u, self.ranks, op.backend, scale=self.scales[b]))
-        u_stripe, Ku_sample = u[in_block], op.product(S.X, Z, u)
+        u_stripe = u[in_block]
+        Ku_sample = op.product(S.X, Z, u)
         curvature = (self.weights * Ku_sample**2).sum(axis=0)
         if values is None:  # explicit features: the norm of f is the norm of its weights
             curvature += self.penalty * (u_stripe * u_stripe).sum(axis=0)
@@ -182,10 +185,6 @@ class Joint:
         """Return a copy of the weights, of the residuals on the sample and of the values."""
         values = None if self.values is None else self.values.copy()
         return Change(self.start.copy(), self.S.Y.copy(), values)
-
-    def _fresh_error(self, probe: Sample) -> float:
-        """Return the error of the present weights on fresh rows, see `fit_to_fresh_rows`."""
-        return fit_to_fresh_rows(self.op, self.Z, self.start, probe)[1]
 
     def _restore(self, state: Change) -> None:
         """Return to a result of `_state`."""
@@ -275,9 +274,7 @@ class Joint:
         return g
 
 
-def fit_to_fresh_rows(
-    op: KernelOperator, Z: Centers, start: Array, probe: Sample
-) -> tuple[float, float]:
+def fit_to_fresh_rows(inputs: BlockInputs, start: Array) -> tuple[float, float]:
     """Return the factor, from 0 to 1, with which a start fits fresh rows best, and its error.
 
     The factor is below 1 if the sample does not represent other rows well. The error is the sum of
@@ -287,10 +284,11 @@ def fit_to_fresh_rows(
 
     start : (q, c) weights of the centers of this rank's stripe.
     """
+    probe, Z = inputs.probe, inputs.centers
     if not probe.n_fresh:
         return 1.0, math.nan
     fresh = slice(probe.first_fresh, len(probe))
-    f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
+    f, Y = inputs.op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
     Z.stripes.sum(f)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     f_dot_Y, f_dot_f = float((w * f * Y).sum()), float((w * f * f).sum())

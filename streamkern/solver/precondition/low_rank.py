@@ -1,9 +1,9 @@
-"""EigenPro's preconditioner, which damps the top eigendirections of a sample.
+"""EigenPro's preconditioner, which damps the top eigendirections of the setup sample.
 
 `step_rule` gives the step size that it allows.
 
 If rows have sample weights w, the features phi(x) are replaced by sqrt(w) phi(x), as for the block
-preconditioner: the rows of the sample and of the probe are scaled by sqrt(w) in their kernel
+preconditioner: the rows of the setup sample and of the probe are scaled by sqrt(w) in their kernel
 matrices, and nothing else changes.
 """
 
@@ -22,7 +22,12 @@ from streamkern.basics.optional import on_demand
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import NO_OVERLAP, check_overlap, eps, weigh_gram
-from streamkern.solver.precondition.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
+from streamkern.solver.precondition.step_rule import (
+    EIGENVALUE_STEPS,
+    StepRule,
+    random_start,
+    top_eigenvalue,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def build_low_rank(
     op: KernelOperator, X_s: Points, probe: Points, *, level: int, seed: int = 0,
     sample_root: Array | None = None, root: Array | None = None,
 ) -> LowRankPreconditioner:  # fmt: skip
-    """Return the preconditioner of a sample, with its step rule, measured on `probe`.
+    """Return the preconditioner of a setup sample, with its step rule, measured on `probe`.
 
     With weights, the kernel is sqrt(w_i w_j) k(x_i, x_j); the factors sqrt(w) are applied to E.
     Public codes use lam_{q+1} for lambda_1, which can be considerably smaller than the top
@@ -103,14 +108,14 @@ def build_low_rank(
     return _with_rule(op, X_s, E, D, probe, seed, root)
 
 
-FLOOR, EXTENDED_FLOOR = 100, 1000
+MIN_DAMPED_EPS, MIN_EXTENDED_EPS = 100, 1000
 """Smallest eigenvalue that is damped, in units of eps times the largest one: for EigenPro 2 to 4,
 and for eigenfunctions that are extended to all rows, which amplifies rounding errors. Measured in
 docs/explanation/solver-measured.md."""
 
 
 def sample_eigenpairs(
-    op: KernelOperator, K: Array, level: int, seed: int, floor: int = FLOOR
+    op: KernelOperator, K: Array, level: int, seed: int, floor: int = MIN_DAMPED_EPS
 ) -> tuple[Array, Array]:
     """Return the top level + 1 eigenpairs of K (s, s) that are not dominated by rounding errors.
 
@@ -178,7 +183,7 @@ def rule_of_gram(
     leverage = float(K.diagonal().max())
     if check:
         check_overlap(op, leverage, "leverage")
-    start = op.backend.asarray(np.random.default_rng(seed).standard_normal(h), op.dtype)
+    start = random_start(op.backend, seed, h, op.dtype)
     lambda_1 = top_eigenvalue(op.backend, lambda v: K @ v / h, start, EIGENVALUE_STEPS)
     return StepRule(leverage, lambda_1)
 
@@ -219,7 +224,7 @@ def build_extended_low_rank(
     xp, n, s = op.backend.xp, len(Z), len(X_s)
     K = op.gram(X_s)
     K *= 1 / s
-    lam, e = sample_eigenpairs(op, K, level, seed, EXTENDED_FLOOR)
+    lam, e = sample_eigenpairs(op, K, level, seed, MIN_EXTENDED_EPS)
     del K
     A = op.product(Z, X_s, xp.ascontiguousarray(e * (lam**-1.5 / (n * s**0.5))))
     ids = np.arange(n)

@@ -49,7 +49,7 @@ from streamkern.solver.precondition.held_out import (
     geometric_search,
     parabola_minimum,
 )
-from streamkern.solver.precondition.norm import eps, weigh_gram
+from streamkern.solver.precondition.norm import add_to_diagonal, eps, weigh_gram
 from streamkern.solver.precondition.samples import SampleRows, compress_outputs
 
 NOISE_ROWS = 1024
@@ -57,7 +57,7 @@ NOISE_ROWS = 1024
 float64. If the run has many centers, `ridge_curve` then refines the noise with more rows."""
 MIN_ROWS_OF_NOISE = 4
 """Smallest number of rows for an estimate; with fewer, the noise is the first one of a search."""
-EXACT = 1e-9
+ERROR_FLOOR = 1e-9
 """Constant that is added to all errors, relative to the mean square of the targets. Without it,
 noise-free targets would give the smallest noise, with which FALKON may not converge."""
 MAX_PREDICTIVE_ERROR_RATIO = 0.9
@@ -140,8 +140,7 @@ def find_noise(
         rows = rows._replace(Y=compress_outputs(op.backend, rows.Y))
     if len(rows.X if rows.repeats is None else rows.repeats.group) < MIN_ROWS_OF_NOISE:
         return Noise(10.0**FIRST_NOISE_EXPONENT)
-    K = weighted_gram(op, Z, rows.X, rows.root)
-    return _search(_LeftOut(op, K, rows, per_output), initial, min_penalty)
+    return _search(_LeftOut(op, Z, rows, per_output), initial, min_penalty)
 
 
 def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise) -> Noise:
@@ -178,7 +177,7 @@ def row_errors(
     of least error.
     """
     with op.backend.single_threaded_blas():
-        left_out = _LeftOut(op, weighted_gram(op, Z, rows.X, rows.root), rows)
+        left_out = _LeftOut(op, Z, rows)
         return *left_out.row_errors(noise.kappa_of_least_error), left_out.scale
 
 
@@ -190,7 +189,7 @@ def left_out_values(
     Equal rows, which are merged in `rows`, are left out together.
     """
     with op.backend.single_threaded_blas():
-        left_out = _LeftOut(op, weighted_gram(op, Z, rows.X, rows.root), rows)
+        left_out = _LeftOut(op, Z, rows)
         return left_out.values(noise.kappa_of_least_error)
 
 
@@ -204,18 +203,17 @@ class _LeftOut:
     where f is the fit to all rows. With their mean target m_g and A = K + diag(kappa / n_g),
     m_g - f(x_g) = kappa / n_g (A^-1 m)_g and h_g = 1 - kappa / n_g (A^-1)_gg.
 
-    K : (n, n) see `weighted_gram`.
-    rows : see `find_noise`.
+    Z, rows : see `find_noise`.
     per_output : whether errors are returned for each output.
     n : number of rows before equal ones were merged, N.
     scale : mean k(x, x).
     """
 
     def __init__(
-        self, op: KernelOperator, K: Array, rows: SampleRows, per_output: bool = False
+        self, op: KernelOperator, Z: Points | None, rows: SampleRows, per_output: bool = False
     ) -> None:
-        self.op, self.backend, self.K = op, op.backend, K
-        self.rows, self.per_output = rows, per_output
+        self.op, self.backend, self.rows, self.per_output = op, op.backend, rows, per_output
+        self.K = K = weighted_gram(op, Z, rows.X, rows.root)
         self.n = len(rows.X) if rows.repeats is None else len(rows.repeats.group)
         self.scale = float(K.diagonal().sum()) / self.n
         self.n_outputs = rows.Y.shape[1]
@@ -262,7 +260,7 @@ class _LeftOut:
     def _inverse(self, relative: float) -> Array | None:
         """Return the inverse of the lower Cholesky factor of A; None if A has none."""
         A = self.K.copy()
-        A.reshape(-1)[:: len(A) + 1] += relative * self.scale
+        add_to_diagonal(A, relative * self.scale)
         if not self.backend.cholesky(A):
             return None
         return self.backend.inverse_lower(A)
@@ -280,8 +278,8 @@ class _LeftOut:
         targets = self._weighted_targets(cols)
         alpha_squares, squares = self._squares(inverse, kappa, cols, targets)
         rounding = (eps(self.op.dtype) * self.scale) ** 2 * to_host(alpha_squares.sum(axis=axis))
-        exact = EXACT * to_host((targets**2).sum(axis=axis)) / self.n
-        return np.atleast_1d(to_host(squares.sum(axis=axis)) / self.n + rounding + exact)
+        floor = ERROR_FLOOR * to_host((targets**2).sum(axis=axis)) / self.n
+        return np.atleast_1d(to_host(squares.sum(axis=axis)) / self.n + rounding + floor)
 
     def _squares(
         self, inverse: Array, kappa: float, cols: slice, targets: Array
@@ -319,7 +317,9 @@ def _search(errors: _LeftOut, initial: Noise | None, min_penalty: float) -> Nois
     """Return the noise with the least error, and the noise of each output if it is requested."""
     if not (math.isfinite(errors.scale) and errors.scale > 0):
         return NO_NOISE  # the factorisation of K(Z, Z) will raise an error
-    cached_errors, n, limit = cache(errors.errors), errors.n, _noise_limit(errors.rows)
+    cached_errors = cache(errors.errors)
+    n = errors.n
+    limit = _noise_limit(errors.rows)
     lowest = MIN_NOISE_EXPONENT
     if min_penalty:
         lowest = max(lowest, min(round(math.log10(n * min_penalty)), MAX_NOISE_EXPONENT))

@@ -98,20 +98,20 @@ def inverse_root(
     mu : penalty to start from.
     top : approximate top eigenvalue of C; mu is not below its rounding.
     """
-    xp, backend, b = op.backend.xp, op.backend, len(C)
-    diagonal = xp.arange(b)
+    backend = op.backend
     mu = max(mu, eps(op.dtype) * top / 100)
-    trace, A = float(C.diagonal().sum()), C.copy()
+    trace = float(C.diagonal().sum())
+    A = C.copy()
     check_overlap(op, trace, "covariance")
     while True:
-        A[diagonal, diagonal] += mu
+        add_to_diagonal(A, mu)
         if agree(backend.cholesky(A)):
             break
         if not mu <= trace:  # true also for NaN; rounding never requires so large a mu
             raise ConfigError(NO_OVERLAP.format(op.kernel, f"covariance of trace {trace:g}"))
         mu *= 10
         A[...] = C
-    H = norm.inverse(backend, b, op.dtype)
+    H = norm.inverse(backend, len(C), op.dtype)
     return backend.solve_lower_triangular(A, H), mu
 
 
@@ -146,17 +146,15 @@ def jittered_cholesky(
     ConfigError
         The kernel is not positive definite, or its values are zero or not finite.
     """
-    xp = op.backend.xp
-    diagonal = xp.arange(len(Z))
     relative_jitter = max(10 * eps(op.dtype), min_jitter)
-    K = xp.empty((len(Z), len(Z)), op.dtype)
+    K = op.backend.xp.empty((len(Z), len(Z)), op.dtype)
     while True:
         op.gram(Z, out=K)
         largest = float(abs(K.diagonal()).max())
         if not largest:
             check_overlap(op, largest, "largest k(z, z)")
         jitter = relative_jitter * largest
-        K[diagonal, diagonal] += jitter
+        add_to_diagonal(K, jitter)
         if agree(op.backend.cholesky(K)):
             return K, jitter
         if relative_jitter > 1:
@@ -169,8 +167,13 @@ def jittered_cholesky(
         relative_jitter *= 10
 
 
+def add_to_diagonal(A: Array, value: float) -> None:
+    """Add a number to the diagonal of A (n, n), in place. A is contiguous."""
+    A.reshape(-1)[:: len(A) + 1] += value
+
+
 def eps(dtype: Any) -> float:
-    """Return the relative_jitter spacing of the numbers of a floating dtype."""
+    """Return the relative spacing of the numbers of a floating dtype."""
     return float(np.finfo(dtype).eps)
 
 

@@ -44,7 +44,8 @@ class Repeats(NamedTuple):
 
     def may_be_copies(self) -> bool:
         """Return whether nearly all equal rows have equal targets, and the groups are small."""
-        n, heads = len(self.group), np.unique(self.group, return_index=True)[1]
+        n = len(self.group)
+        heads = np.unique(self.group, return_index=True)[1]
         if n >= MIN_REPEATS_PER_ROW * len(heads):
             return False
         # The first row of a group equals itself, and is not counted.
@@ -170,7 +171,7 @@ class Sample:
     root : (n,) square roots of the sample weights, or None.
     first_fresh : index of the first fresh row; rows before it are also in the other sample.
     center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
-    ranks : ranks that share the rows of the sample; SINGLE: this rank has all of them.
+    ranks : ranks that share these rows; SINGLE: this rank has all of them.
     """
 
     X: Points
@@ -276,7 +277,7 @@ def merge_center_targets(
 
 
 def effective_rows(S: Sample, center_targets: CenterTargets | None) -> float:
-    """Return the effective number of rows of the sample and the centers.
+    """Return the effective number of rows of the setup sample and the centers.
 
     The mean over as many equally weighted rows has the same variance as the estimate of
     `BlockFactor`: q of n rows are centers, whose targets are known, and the sample represents the

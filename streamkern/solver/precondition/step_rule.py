@@ -131,6 +131,15 @@ class StepRule:
             return self.scale / max(1.0, self.lambda_1 + variance_ratio * self.mean / m)
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
+    def with_ridge(self, ridge: float) -> StepRule:
+        """Return the rule of a step without row weights whose penalty is `ridge` times |f|^2.
+
+        As the preconditioner is at most the identity, the ridge adds at most itself to the Hessian:
+        lambda_1' = lambda_1 + ridge, and leverage + lambda_1' replaces the leverage.
+        """
+        lambda_1 = self.lambda_1 + ridge
+        return replace(self, leverage=self.leverage + lambda_1, lambda_1=lambda_1)
+
     @property
     def critical_batch(self) -> float:
         """Critical batch: beyond it the step no longer grows in proportion to the batch.
@@ -150,6 +159,11 @@ def rules_from_meta(rules: list[dict[str, Any]], scale: float) -> list[StepRule]
 def max_over_blocks(rules: list[dict[str, float]]) -> dict[str, float]:
     """Return the largest leverage and lambda_1 of recorded rules; empty if there are none."""
     return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
+
+
+def random_start(backend: Backend, seed: list[int], n: int, dtype: Any) -> Array:
+    """Return a standard normal start vector (n,) of a Krylov space, on the device."""
+    return backend.asarray(np.random.default_rng(seed).standard_normal(n), dtype)
 
 
 def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) -> float:
@@ -211,9 +225,10 @@ def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tup
     alphas: list[float] = []
     betas: list[float] = []
     for k in range(len(basis)):
-        w, previous = apply(basis[k]), basis[: k + 1]
+        w = apply(basis[k])
+        previous = basis[: k + 1]
         alphas.append(float((w * basis[k]).sum()))
-        for _twice in range(2):
+        for _ in range(2):
             w = w - (previous @ w) @ previous
         beta = _norm(w)
         betas.append(beta)

@@ -1,8 +1,8 @@
-"""The noise that a block tells on fresh rows: against fits with each penalty, and draws of which it
-is known."""
+"""Check the noise that fresh rows show against fits with each penalty, and draws of known noise."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,50 +16,47 @@ from streamkern.solver.precondition.block_factor import (
     noise_on_fresh_rows,
 )
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample
 from tests import reference as ref
-from tests.solver_problems import Array, both, operator, rows
+from tests.solver_problems import Array, block_inputs, operator, rows
 
 N, H, P, D = 600, 800, 200, 6
 LOW = Noise(1e-6, 1024, grows=False)
-"""What a thousand rows say that do not tell it."""
+"""Noise of a thousand rows that do not determine it."""
 
 
 def truth(X: Array) -> Array:
+    """Return two smooth functions of the rows, (n, 2)."""
     return np.stack([np.sin(X[:, 0] + X[:, 1]), np.cos(X[:, 2])], axis=1)
 
 
 class Case:
-    """A block of centers, a sample, and a probe, with that deviation of noise in their targets."""
+    """A block of centers, a sample and a probe whose targets have noise of this deviation."""
 
     def __init__(self, noise: float, weighted: bool = False, block: int = P) -> None:
         self.X, self.Z = rows(0, N + H, D), rows(1, P, D)
         self.Y = truth(self.X) + noise * rows(2, N + H, 2)
         self.w = np.random.default_rng(3).uniform(0.2, 3, N + H) if weighted else np.ones(N + H)
         self.op = operator(bandwidth=4.0)
-        centers = Centers.of(both(self.op, self.Z), self.op.backend)
         root = np.sqrt(self.w) if weighted else None
-        self.S, self.probe = (
+        S, probe = (
             Sample(self.op.points(self.X[at], left=True), self.Y[at].copy(), part, 0)
             for at, part in (
                 (at, None if root is None else root[at]) for at in (slice(N), slice(N, N + H))
             )
         )
-        self.factor = BlockFactor(
-            self.op, centers, slice(0, block), self.S, None, None, 0, np.inf, 0.0, None
-        )
+        self.inputs = block_inputs(self.op, self.Z, S, probe)
+        self.factor = BlockFactor(self.inputs, slice(0, block), None, 0.0, None)
 
-    def found(self, noise: Noise = LOW) -> Noise:
-        return noise_on_fresh_rows(self.factor, self.probe, noise, N)
+    def estimate(self, noise: Noise = LOW) -> Noise:
+        """Return the noise that fresh rows show, or `noise`."""
+        return noise_on_fresh_rows(self.factor, noise, N)
 
-    def found_for(self, Y: Array) -> Noise:
-        """Return the factor that is found for other targets."""
-        S, op = Sample(self.S.X, Y[:N].copy()), self.op
-        factor = BlockFactor(
-            op, self.factor.centers, slice(0, P), S, None, None, 0, np.inf, 0.0, None
-        )
-        return noise_on_fresh_rows(factor, Sample(self.probe.X, Y[N:]), LOW, N)
+    def estimate_for(self, Y: Array) -> Noise:
+        """Return the noise of other targets Y (N + H, 2), or `LOW`."""
+        S, probe = Sample(self.inputs.S.X, Y[:N].copy()), Sample(self.inputs.probe.X, Y[N:])
+        inputs = replace(self.inputs, S=S, probe=probe)
+        return noise_on_fresh_rows(BlockFactor(inputs, slice(0, P), None, 0.0, None), LOW, N)
 
     def error(self, penalty: float) -> float:
         """Return the error on the probe of dense least squares on the sample, in float64."""
@@ -75,7 +72,7 @@ class Case:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tried_errors_equal_penalised_least_squares(weighted: bool) -> None:
     case = Case(0.5, weighted)
-    noise = case.found()
+    noise = case.estimate()
     assert len(noise.trials) >= 4
     for kappa, error in noise.trials:
         assert error == pytest.approx(case.error(kappa / N), rel=1e-6)
@@ -93,7 +90,7 @@ def test_noise_of_gaussian_process_is_estimated(noise: float) -> None:
     K = ref.laplace(case.X, case.Z, 4.0)
     weights = np.linalg.solve(np.linalg.cholesky(K_zz).T, rng.standard_normal((P, 2)))
     Y = K @ weights + np.sqrt(noise) * rng.standard_normal((N + H, 2))
-    estimate = case.found_for(Y)
+    estimate = case.estimate_for(Y)
     assert noise / 3 < estimate.variance < 3 * noise
 
 
@@ -101,33 +98,34 @@ def test_noise_free_targets_keep_noise() -> None:
     """Check a function in the span of the centers, which the sample determines."""
     case = Case(0.0)
     Y = ref.laplace(case.X, case.Z, 4.0) @ rows(5, P, 2)
-    assert case.found_for(Y) is LOW
+    assert case.estimate_for(Y) is LOW
 
 
 @pytest.mark.parametrize(
     "noise",
     [Noise(1e-6, 1024), NO_NOISE, Noise(0.0, 1024, grows=False)],
-    ids=["told", "nothing looked at", "none"],
+    ids=["grows", "no estimate", "zero"],
 )
 def test_given_noise_is_kept(noise: Noise) -> None:
-    assert Case(0.5).found(noise) is noise
+    assert Case(0.5).estimate(noise) is noise
 
 
 def test_few_centers_or_learned_rows_keep_noise() -> None:
     few = Case(3.0, block=int(MIN_CENTER_SHARE * P) - 1)
-    assert few.found() is LOW
+    assert few.estimate() is LOW
     case = Case(3.0, block=int(MIN_CENTER_SHARE * P))
-    assert case.found() is not LOW
-    case.probe = Sample(case.probe.X, case.probe.Y, first_fresh=H)
-    assert case.found() is LOW
+    assert case.estimate() is not LOW
+    inputs = replace(case.inputs, probe=replace(case.inputs.probe, first_fresh=H))
+    case.factor = BlockFactor(inputs, case.factor.block, None, 0.0, None)
+    assert case.estimate() is LOW
 
 
 @pytest.mark.parametrize("block", [P, P // 4])
 def test_preconditioner_reports_ridge_of_run(block: int) -> None:
     case, events = Case(3.0), list[dict[str, Any]]()
     pre = build_block(
-        case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe,
-        block_slices(P, block), noise=LOW, n_effective_rows=1e5, ridge=LOW.penalty(1e5),
+        case.inputs, block_slices(P, block), noise=LOW, n_effective_rows=1e5,
+        ridge=LOW.penalty(1e5),
         report=lambda event, fields: events.append({"event": event, **fields}),
     )  # fmt: skip
     noise = [e for e in events if e["event"] == "fresh noise"]
@@ -138,12 +136,7 @@ def test_preconditioner_reports_ridge_of_run(block: int) -> None:
 
 
 def test_given_ridge_is_kept() -> None:
-    case = Case(0.5)
-    pre = build_block(
-        case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe, [slice(0, P)],
-        noise=LOW, ridge=1e-4,
-    )  # fmt: skip
-    assert pre.ridge == 1e-4
+    assert build_block(Case(0.5).inputs, [slice(0, P)], noise=LOW, ridge=1e-4).ridge == 1e-4
 
 
 @pytest.mark.slow

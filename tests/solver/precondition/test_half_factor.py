@@ -1,4 +1,4 @@
-"""Factors that are rounded to float16: their errors, what is measured on them, and runs."""
+"""Check factors that are rounded to float16: their errors, measurements on them, and runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests import reference as ref
 from tests.plans import PLAIN
 from tests.rank_threads import on_threads
 from tests.runs import METHODS, array_source, assert_resume_gives_same_bits, finished, settings
-from tests.solver_problems import Array, both, operator, rows
+from tests.solver_problems import Array, block_inputs, both, operator, rows
 
 P, MU, JITTER = PANEL + 60, 1e-6, 1e-6
 ROUNDING = 3e-6
@@ -30,7 +30,7 @@ ROUNDING = 3e-6
 HALVES = METHODS["blocks, ridge"] | {"solver.factor_dtype": "float16"}
 
 
-def make_ill_conditioned() -> tuple[Array, Array]:
+def make_ill_conditioned_factor() -> tuple[Array, Array]:
     """Return a factor in float32 and kernel values (n, P) of other rows, with a large mean."""
     Z, X = rows(1, P, 3), rows(2, 2000, 3)
     kernel = ref.make_kernel("laplace", 20.0)
@@ -40,22 +40,22 @@ def make_ill_conditioned() -> tuple[Array, Array]:
 
 def test_errors_are_small_multiples_of_rows() -> None:
     """Check H' = (I + P) H with the norm of P that is returned, and values of float16."""
-    H, K = make_ill_conditioned()
+    H, K = make_ill_conditioned_factor()
     scale = half_scale(H)
     assert 2.0**13 < scale * np.abs(H).max() <= 2.0**14
-    factor = round_factor(Backend(1), H, scale)
-    assert factor.halves.dtype == np.float16
-    np.testing.assert_array_equal(factor.halves.astype(np.float32), scale * factor.values)
-    assert not np.triu(factor.values, 1).any()
-    error = np.linalg.solve(np.float64(H).T, np.float64(factor.values).T).T - np.eye(P)
-    assert factor.growth == pytest.approx((1 + np.linalg.norm(error)) ** 2, rel=1e-3)
-    assert factor.growth < 1.5
+    values, halves, growth = round_factor(Backend(1), H, scale)
+    assert halves.dtype == np.float16
+    np.testing.assert_array_equal(halves.astype(np.float32), scale * values)
+    assert not np.triu(values, 1).any()
+    error = np.linalg.solve(np.float64(H).T, np.float64(values).T).T - np.eye(P)
+    assert growth == pytest.approx((1 + np.linalg.norm(error)) ** 2, rel=1e-3)
+    assert growth < 1.5
     # Rounding each entry by itself changes features far more.
     by_entry = (H * scale).astype(np.float16) / np.float32(scale)
     features = K @ np.float64(H).T
     size = np.linalg.norm(features, 2)
-    changes = [np.linalg.norm(K @ np.float64(H - A).T, 2) for A in (factor.values, by_entry)]
-    assert changes[0] < (factor.growth**0.5 - 1) * size
+    changes = [np.linalg.norm(K @ np.float64(H - A).T, 2) for A in (values, by_entry)]
+    assert changes[0] < (growth**0.5 - 1) * size
     assert changes[1] > 10 * changes[0], changes
 
 
@@ -66,14 +66,16 @@ def build_preconditioner(
     op = operator(bandwidth=20.0, precision="exact")
     X, probe = rows(1, 900, 3), rows(2, 300, 3)
     Y = np.sin(X[:, :1]).astype(np.float32)
-    return build_block(
-        op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y).shard(ranks),
-        Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)), block_slices(80, 40),
-        noise=Noise(1e-4, 900), ridge=1e-4, sweeps=4, half_factors=half_factors,
+    inputs = block_inputs(
+        op, rows(0, 80, 3), Sample(op.points(X, left=True), Y).shard(ranks),
+        Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)),
+        half_factors=half_factors,
     )  # fmt: skip
+    noise = Noise(1e-4, 900)
+    return build_block(inputs, block_slices(80, 40), noise=noise, ridge=1e-4, sweeps=4)
 
 
-def test_the_step_is_that_of_the_rounded_factor() -> None:
+def test_step_uses_the_rounded_factor() -> None:
     """Check leverages, the bound of the ridge and the step against dense matrices in float64."""
     pre, Z, probe = build_preconditioner(), rows(0, 80, 3), rows(2, 300, 3)
     kernel, leverage = ref.make_kernel("laplace", 20.0), np.zeros(300)
@@ -111,7 +113,7 @@ def test_ranks_have_rows_of_the_rounded_factor(size: int) -> None:
         assert (np.abs(sum(terms) - H.T @ (H @ g)) <= bound).all()
 
 
-def test_a_stop_leaves_no_trace(tmp_path: Path) -> None:
+def test_resumed_run_has_same_bits(tmp_path: Path) -> None:
     """Check also that weights are nearly those of a run with factors in float32."""
     result = assert_resume_gives_same_bits(tmp_path, [1, 7], HALVES, array_source())
     plain = finished(settings(**METHODS["blocks, ridge"]), source=array_source())
@@ -120,8 +122,8 @@ def test_a_stop_leaves_no_trace(tmp_path: Path) -> None:
     assert not np.array_equal(*weights)
 
 
-def test_factors_travel_between_ranks_and_runs(tmp_path: Path) -> None:
-    """Check that ranks save the factors that they share, and go on with them."""
+def test_ranks_save_and_resume_shared_factors(tmp_path: Path) -> None:
+    """Check that two ranks reach nearly the weights of one rank."""
     store = rank_runs.write_store(tmp_path)
     changes = rank_runs.SMALL | {"solver.factor_dtype": "float16", "run.precision": "exact"}
     for name, size in (("one", 1), ("many", 2)):
@@ -139,11 +141,12 @@ def test_inaccurate_factor_warns() -> None:
         Y = np.sin(X[:, :1]).astype(np.float32)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            build_block(
-                op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y),
+            inputs = block_inputs(
+                op, rows(0, 80, 3), Sample(op.points(X, left=True), Y),
                 Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)),
-                block_slices(80, 80), damping=damping, half_factors=True,
+                half_factors=True,
             )  # fmt: skip
+            build_block(inputs, block_slices(80, 80), damping=damping)
         messages = [str(w.message) for w in caught]
         warnings_of_factor = [m for m in messages if "is too inaccurate for this kernel" in m]
         assert len(warnings_of_factor) == n_warnings, damping

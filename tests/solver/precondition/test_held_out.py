@@ -13,7 +13,7 @@ from streamkern.backend.base import Backend
 from streamkern.solver.precondition.held_out import (
     FOLDS,
     HELD_OUT_PARTS,
-    SMALL,
+    MAX_CENTERS_OF_FOLDS,
     geometric_search,
     hash_rows,
     held_out_parts,
@@ -42,7 +42,7 @@ def test_folds_have_expected_sizes_for_any_stride(stride: int) -> None:
 
 
 def test_few_centers_use_several_folds() -> None:
-    assert (n_parts(SMALL), n_parts(SMALL + 1)) == (FOLDS, 1)
+    assert (n_parts(MAX_CENTERS_OF_FOLDS), n_parts(MAX_CENTERS_OF_FOLDS + 1)) == (FOLDS, 1)
 
 
 @given(at=st.floats(-12.9, 1.9), depth=st.floats(0.05, 3))

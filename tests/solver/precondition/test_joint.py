@@ -1,4 +1,4 @@
-"""The joint start against the quadratic it minimises, written out."""
+"""Check the joint fit against its quadratic objective, in a few lines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.joint import Change, Joint
-from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, Sample, merge_center_targets
 from tests import reference as ref
-from tests.solver_problems import Array, both, operator, rows
+from tests.solver_problems import Array, block_inputs, operator, rows
 
 N, P = 90, 24
 X = rows(0, N, 3)
@@ -23,11 +22,15 @@ WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
 
 
 def make_problem(
-    targets: Array, w: Array | None, knows_centers: bool, penalty: float = PENALTY
-) -> Joint:
+    targets: Array, w: Array | None, knows_centers: bool, penalty: float = PENALTY,
+    fresh_targets: Array = Y, first_fresh: int = 0,
+) -> Joint:  # fmt: skip
     """Return the joint problem at weights 0; the sample are the rows that are not centers.
 
     The jitters are large enough to change the results.
+
+    fresh_targets : targets of the probe, which has all rows of the stream.
+    first_fresh : index of the first fresh row of the probe.
     """
     op, Z = operator(), X[:P]
     K_zz = ref.laplace(Z, Z, 2.0)
@@ -44,9 +47,10 @@ def make_problem(
         center_targets = merge_center_targets(
             Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N
         )
-    centers = Centers.of(both(op, Z), op.backend)
-    start, values = (centers.zeros(targets) for _ in range(2))
-    return Joint(op, centers, S, center_targets, BLOCKS, H, start, values, penalty, JITTERS)
+    probe = Sample(op.points(X, left=True), fresh_targets, None, first_fresh)
+    inputs = block_inputs(op, Z, S, probe, center_targets=center_targets)
+    start, values = (inputs.centers.zeros(targets) for _ in range(2))
+    return Joint(inputs, BLOCKS, H, start, values, penalty, JITTERS)
 
 
 def objective(
@@ -109,7 +113,7 @@ def test_sweeps_reach_the_minimum(
     """Check that no change of a weight lowers the quadratic objective."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem = make_problem(Y, w, knows_centers)
-    problem.sweeps(200, seed=0)
+    problem.sweeps(200)
     minimum = objective(problem.start, Y, w, knows_centers)
     for i in range(P):
         for step in (-1e-3, 1e-3):
@@ -121,19 +125,12 @@ def test_sweeps_reach_the_minimum(
 def test_learnable_output_is_learned_beside_noise() -> None:
     """Check outputs of any size: sweeps continue while any output gains."""
     noise = 1e4 * rows(3, N, 1)
-    single_output, with_noise = (
-        make_problem(Y[:, :1], None, True),
-        make_problem(np.hstack([noise, Y[:, :1]]), None, True),
-    )
-    single_output.sweeps(40, seed=0)
-    with_noise.sweeps(40, seed=0)
+    single_output = make_problem(Y[:, :1], None, True)
+    with_noise = make_problem(np.hstack([noise, Y[:, :1]]), None, True)
+    single_output.sweeps(40)
+    with_noise.sweeps(40)
     value = objective(with_noise.start, np.hstack([noise, Y[:, :1]]), None, True)[1]
     assert value <= objective(single_output.start, Y[:, :1], None, True)[0] * (1 + 1e-9)
-
-
-def probe(targets: Array) -> Sample:
-    """Return all rows of the stream as a probe of fresh rows."""
-    return Sample(operator().points(X, left=True), targets)
 
 
 def test_smaller_penalty_continues_if_fresh_rows_improve(
@@ -142,8 +139,8 @@ def test_smaller_penalty_continues_if_fresh_rows_improve(
     """Check that it reaches the minimum of the objective with the smaller penalty."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem, reference = make_problem(Y, None, True), make_problem(Y, None, True, PENALTY / 100)
-    problem.learn(600, 0, PENALTY / 100, probe(Y))
-    reference.sweeps(600, 0)
+    problem.learn(600, PENALTY / 100)
+    reference.sweeps(600)
     value, minimum = (
         objective(x.start, Y, None, True, PENALTY / 100) for x in (problem, reference)
     )
@@ -156,11 +153,10 @@ def test_changes_that_worsen_fresh_rows_are_undone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     noisy_targets = Y + 4 * rows(5, N, 2)
     problem, reference = (
-        make_problem(noisy_targets, None, True),
-        make_problem(noisy_targets, None, True),
+        make_problem(noisy_targets, None, True, fresh_targets=Y) for _ in range(2)
     )
-    problem.learn(600, 0, PENALTY / 1000, probe(Y))
-    reference.sweeps(600, 0)
+    problem.learn(600, PENALTY / 1000)
+    reference.sweeps(600)
     np.testing.assert_allclose(problem.start, reference.start, atol=WEIGHT_TOLERANCE)
     np.testing.assert_allclose(
         problem._energy(), objective(problem.start, noisy_targets, None, True), rtol=1e-9
@@ -174,7 +170,8 @@ def test_changes_that_worsen_fresh_rows_are_undone(monkeypatch: pytest.MonkeyPat
     ids=["few sweeps", "smaller by rounding", "no fresh rows"],
 )
 def test_penalty_is_kept_without_evidence(n: int, smaller_penalty: float, first_fresh: int) -> None:
-    problem, reference = make_problem(Y, None, True), make_problem(Y, None, True)
-    problem.learn(n, 0, smaller_penalty, Sample(probe(Y).X, Y, None, first_fresh))
-    reference.sweeps(n, 0)
+    problem = make_problem(Y, None, True, first_fresh=first_fresh)
+    reference = make_problem(Y, None, True)
+    problem.learn(n, smaller_penalty)
+    reference.sweeps(n)
     np.testing.assert_array_equal(problem.start, reference.start)

@@ -1,4 +1,4 @@
-"""The top eigenpairs against LAPACK in float64, on both sides of the threshold."""
+"""Check top eigenpairs against LAPACK in float64, and the low-rank preconditioner."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError
 from streamkern.solver.precondition import low_rank
-from streamkern.solver.precondition.low_rank import top_eigenpairs
+from streamkern.solver.precondition.low_rank import build_low_rank, top_eigenpairs
+from tests import reference as ref
 from tests.solver_problems import Array, both, operator, rows
 
 S = 700
@@ -20,17 +22,18 @@ S = 700
 
 @pytest.fixture
 def krylov(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the iteration at any size whose Krylov space is at most half of the whole."""
+    """Use block Krylov for any size whose Krylov space is at most half of the full space."""
     monkeypatch.setattr(low_rank, "DENSE_ROWS", 0)
 
 
 def gram(kernel: str, bandwidth: float, X: Array, precision: str) -> Array:
+    """Return K(X, X) / n."""
     op = operator(kernel, bandwidth, precision)
     return np.asarray(op.gram(both(op, X)) / len(X))
 
 
-def check(A: Array, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Check what holds for any matrix; return the eigenpairs and all true eigenvalues."""
+def checked_eigenpairs(A: Array, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Return k eigenpairs after checks that hold for any matrix, and all true eigenvalues."""
     truth = np.linalg.eigvalsh(A.astype(np.float64))[::-1]
     eps = float(np.finfo(A.dtype).eps)
     lam, E = top_eigenpairs(Backend(1), A.copy(), k, seed)
@@ -64,7 +67,7 @@ def test_decaying_spectra_are_accurate(
     kernel: str, bandwidth: float, k: int, precision: str
 ) -> None:
     A = gram(kernel, bandwidth, rows(0, S, 3), precision)
-    lam, E, truth = check(A, k)
+    lam, E, truth = checked_eigenpairs(A, k)
     rounding = 10 * float(np.finfo(A.dtype).eps) * truth[0]
     np.testing.assert_allclose(lam[:-1], truth[: k - 1], rtol=0, atol=rounding + 1e-10 * truth[0])
     np.testing.assert_allclose(lam[-1], truth[k - 1], rtol=1e-4, atol=rounding)
@@ -76,10 +79,10 @@ def test_decaying_spectra_are_accurate(
 def test_spectrum_without_a_gap_is_accurate() -> None:
     """Check a slow decay: in 60 dimensions all rows are equally far from each other."""
     A = gram("laplace", 8.0, rows(0, S, 60), "exact")
-    lam, E, truth = check(A, 20)
+    lam, E, truth = checked_eigenpairs(A, 20)
     np.testing.assert_allclose(lam[:-1], truth[:19], rtol=0.02)
     assert lam[-1] <= 1.05 * truth[19]
-    # What the eigenvectors leave of A is as small as the best ones could leave it.
+    # The remainder of A without its eigenvectors is nearly as small as with exact eigenvectors.
     remainder = A.astype(np.float64) - (E * (E * (A @ E)).sum(axis=0)) @ E.T
     assert np.linalg.norm(remainder, 2) <= 1.05 * truth[20]
 
@@ -106,7 +109,7 @@ def symmetric(values: Array) -> Array:
 def test_repeated_eigenvalues_beyond_block_width_are_found(A: Array, dtype: Any) -> None:
     """Check a Krylov space that is invariant, of fewer different rows than eigenvectors."""
     for k in (30, 110):
-        lam, _, truth = check(A.astype(dtype), k)
+        lam, _, truth = checked_eigenpairs(A.astype(dtype), k)
         eps = float(np.finfo(dtype).eps)
         np.testing.assert_allclose(lam[:30], truth[:30], rtol=0, atol=100 * eps * truth[0])
 
@@ -122,21 +125,21 @@ def test_any_size_and_decay_is_accurate(n: int, share: float, decay: float, seed
     A = (basis * np.arange(1.0, n + 1) ** -decay) @ basis.T
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(low_rank, "DENSE_ROWS", 0)
-        lam, _, truth = check((A + A.T) / 2, k, seed=seed)
+        lam, _, truth = checked_eigenpairs((A + A.T) / 2, k, seed=seed)
     np.testing.assert_allclose(lam, truth[:k], rtol=0.1, atol=1e-12)
 
 
 def test_equal_eigenvalues_are_found() -> None:
-    """Check the last two of 33 equal eigenvalues, of which LAPACK often finds none."""
+    """Check the last two of 33 equal eigenvalues, which LAPACK often does not find."""
     for seed in range(40):
         basis, _ = np.linalg.qr(rows(seed, 33, 33))
         A = basis @ basis.T
-        check((A + A.T) / 2, 2)
+        checked_eigenpairs((A + A.T) / 2, 2)
 
 
 def test_small_matrices_use_lapack() -> None:
     A = gram("laplace", 2.0, rows(0, 300, 3), "float64")
-    lam, E, truth = check(A, 299)
+    lam, E, truth = checked_eigenpairs(A, 299)
     np.testing.assert_allclose(lam, truth[:299], rtol=1e-10)
     np.testing.assert_allclose(A @ E, E * lam, rtol=0, atol=1e-13)
     assert low_rank.eigen_flops(4000, 200) == 9 * 4000**3
@@ -156,3 +159,46 @@ def test_eigenpairs_depend_on_seed_only() -> None:
         np.testing.assert_array_equal(E, results[0][1])
     assert not np.array_equal(results[3][1], results[0][1])
     np.testing.assert_allclose(results[3][0], results[0][0], rtol=1e-4)
+
+
+# --- the preconditioner -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 6, 39])
+def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
+    op, X_s, probe = operator(), rows(0, 40, 3), rows(1, 150, 3)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=level)
+    kernel = ref.make_kernel("laplace", 2.0)
+    eigen = ref.eigensystem(kernel(X_s, X_s), level)
+    np.testing.assert_allclose(P.D, eigen.D, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.abs(np.sum(P.E * eigen.E, axis=0)), 1.0, rtol=1e-8)
+    scale = np.abs(eigen.Q).max()
+    np.testing.assert_allclose((P.E * P.D) @ P.E.T, eigen.Q, rtol=0, atol=1e-10 * scale)
+    spectrum = ref.eigenpro_spectrum(kernel, probe, X_s, eigen)
+    assert P.rule.leverage == pytest.approx(spectrum.leverage, rel=1e-9)
+    assert spectrum.lambda_1 * (1 - 1e-10) <= P.rule.lambda_1 <= spectrum.lambda_1 * 1.01
+    g = rows(2, 150, 2)
+    np.testing.assert_allclose(
+        P.correction(op, both(op, probe), g, np.empty((len(X_s), 2))),
+        eigen.Q @ kernel(X_s, probe) @ g,
+        rtol=0, atol=1e-9,
+    )  # fmt: skip
+
+
+def test_directions_at_rounding_level_are_excluded() -> None:
+    """Check a smooth kernel, with few eigenvalues above the rounding errors of float32."""
+    op = operator("gaussian", 3.0, "exact")
+    X_s, probe = rows(0, 100, 1), rows(1, 80, 1)
+    P = build_low_rank(op, both(op, X_s), both(op, probe), level=60)
+    assert 1 <= P.E.shape[1] < 20
+    assert P.E.shape == (100, len(P.D))
+    assert np.isfinite(P.D).all()
+    assert P.D.min() >= 0
+    assert 0 < P.rule.lambda_1 < 1e-2
+
+
+@pytest.mark.parametrize("level", [0, -1, 20, 21])
+def test_level_out_of_range_is_refused(level: int) -> None:
+    op = operator()
+    with pytest.raises(ConfigError, match=f"level={level} must lie between 1 and n_nystrom - 1"):
+        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=level)

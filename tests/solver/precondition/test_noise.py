@@ -1,4 +1,4 @@
-"""The noise of the targets: against fits without each row, and draws with a noise that is known."""
+"""Check the noise of targets against fits without each row, and against draws of known noise."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from streamkern.solver.precondition.samples import MIN_REPEATS_PER_ROW, SampleRo
 def prepare_rows(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, bandwidth: float = 2
 ) -> Iterator[tuple[KernelOperator, Points, SampleRows]]:
+    """Yield an operator, a point, and the rows with equal ones merged."""
     with get_backend("cpu", 1, "none") as backend:
         kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
         op = KernelOperator(kernel, backend, "float64")
@@ -47,11 +48,13 @@ def estimate(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None = None, bandwidth: float = 2,
     min_penalty: float = 0.0,
 ) -> Noise:  # fmt: skip
+    """Return the noise of targets Y (n, c) at the rows X (n, d)."""
     with prepare_rows(X, Y, w, bandwidth) as (op, Z, rows):
         return find_noise(op, Z, rows, min_penalty=min_penalty)
 
 
 def kernel_matrix(X: np.ndarray, bandwidth: float = 2) -> np.ndarray:
+    """Return the Laplace kernel matrix (n, n) of the rows."""
     distances = np.sqrt(((X[:, None] - X[None]) ** 2).sum(axis=2))
     return np.exp(-distances / bandwidth)
 
@@ -76,8 +79,8 @@ def test_loo_error_equals_refits_without_each_row(
 ) -> None:
     """Check all rows before merging; equal rows predict each other, and round more."""
     rng = np.random.default_rng(4)
-    at = rng.integers(0, distinct, 40) if distinct < 40 else np.arange(40)
-    X = rng.standard_normal((distinct, 3))[at]
+    index = rng.integers(0, distinct, 40) if distinct < 40 else np.arange(40)
+    X = rng.standard_normal((distinct, 3))[index]
     Y = rng.standard_normal((40, 2)) + X[:, :1] * (distinct < 40)
     w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
     with prepare_rows(X, Y, w if weighted else None) as (op, Z, rows):
@@ -130,17 +133,13 @@ def test_minimum_penalty_bounds_search(min_penalty: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 2))
     Y = X.sum(axis=1, keepdims=True)
-    without_minimum, with_minimum = (
-        estimate(X, Y, bandwidth=20),
-        estimate(X, Y, bandwidth=20, min_penalty=min_penalty),
-    )
+    without_minimum = estimate(X, Y, bandwidth=20)
+    with_minimum = estimate(X, Y, bandwidth=20, min_penalty=min_penalty)
     # k(x, x) is 1; powers of ten are tried, and none above a million
     assert min(kappa for kappa, _ in with_minimum.trials) >= min(200 * min_penalty / 10**0.5, 1e6)
     assert with_minimum.error >= without_minimum.error
-    assert (
-        dict(without_minimum.trials).items() <= dict(with_minimum.trials).items()
-        or min_penalty > 1e-12
-    )
+    if min_penalty <= 1e-12:
+        assert dict(without_minimum.trials).items() <= dict(with_minimum.trials).items()
     assert (with_minimum.error > 1.2 * without_minimum.error) == (min_penalty > 1e-5)
 
 
@@ -193,18 +192,16 @@ def test_mean_difference_in_se_equals_paired_t_statistic() -> None:
 # ------------------------------------------------------------------------------ rows that repeat
 
 
-@pytest.mark.parametrize("words", [1, 2, 3, 8, 40])
-@pytest.mark.parametrize("scatter", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("words", [2, 3, 8, 40])
+@pytest.mark.parametrize("scatter", [0.0, 0.3])
 def test_unrelated_words_keep_their_mean_targets(words: int, scatter: float) -> None:
     """Check words that do not predict each other, for which every noise has the same error."""
     rng = np.random.default_rng(words)
-    at = rng.permutation(np.arange(words * 24) % words)
-    Y = (rng.standard_normal(words)[at] + scatter * rng.standard_normal(len(at)))[:, None]
-    noise = estimate(np.eye(words)[at], Y)
-    shrunk = 24 / (24 + noise.variance)  # the most that a mean target is moved to the mean of all
-    signal, of_mean = 1.0, scatter**2 / 24
-    if scatter < 1 and words > 1:
-        assert shrunk > 0.9 * signal / (signal + of_mean)
+    word = rng.permutation(np.arange(words * 24) % words)
+    Y = (rng.standard_normal(words)[word] + scatter * rng.standard_normal(len(word)))[:, None]
+    noise = estimate(np.eye(words)[word], Y)
+    kept_share = 24 / (24 + noise.variance)  # of the difference between means of a word and of all
+    assert kept_share > 0.9 / (1 + scatter**2 / 24)
 
 
 def test_scatter_of_equal_rows_bounds_noise() -> None:
@@ -237,10 +234,10 @@ def test_copies_differ_from_repeated_measurements() -> None:
 @given(st.integers(1, 50), st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True))
 def test_copies_of_a_stored_row_are_used_once(n_stored: int, numbers: list[int]) -> None:
     rows = np.array(numbers)
-    at = distinct_origins(rows % n_stored)
-    origins = rows[at] % n_stored
+    index = distinct_origins(rows % n_stored)
+    origins = rows[index] % n_stored
     assert len(set(origins.tolist())) == len(origins) == len({k % n_stored for k in numbers})
-    assert (np.diff(at) > 0).all()
+    assert (np.diff(index) > 0).all()
 
 
 def test_noise_rows_are_limited() -> None:

@@ -1,4 +1,4 @@
-"""Sums over parts of a grid of ranks; a preconditioner that several ranks make is that of one."""
+"""Check sums over parts of a rank grid, and that ranks build the preconditioner of one process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import partition
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.partition import Centers, Partition
 from streamkern.solver.precondition.samples import Sample, merge_center_targets
@@ -58,10 +59,12 @@ def build_preconditioner(
     centers = Centers.of(both(op, Z), backend, ranks)
     if is_partitioned:
         centers = Centers.of(both(op, Z[ranks.stripe(P)]), backend, ranks, P, is_partitioned=True)
+    inputs = BlockInputs(
+        op, centers, S, Sample(op.points(probe, left=True), Y_probe), center_targets, batch=100.0
+    )
     return build_block(
-        op, centers, S, Sample(op.points(probe, left=True), Y_probe),
-        block_slices(P, -(-P // blocks)), noise=noise, n_effective_rows=2000.0 if ridge else None,
-        sweeps=6, center_targets=center_targets, batch=100.0,
+        inputs, block_slices(P, -(-P // blocks)), noise=noise,
+        n_effective_rows=2000.0 if ridge else None, sweeps=6,
     )  # fmt: skip
 
 
@@ -198,14 +201,15 @@ def test_no_rank_holds_all_centers() -> None:
         centers = Centers.of(stripes[ranks.rank], op.backend, ranks, p, is_partitioned=True)
         S = Sample(op.points(X, left=True), rows(3, s, 1)).shard(ranks)
         P = Sample(op.points(probe, left=True), rows(4, h, 1))
-        build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
+        inputs = BlockInputs(op, centers, S, P)
+        build_block(inputs, block_slices(p, b), sweeps=2, damping=1e-3)
 
     with traced_memory() as traced:
         on_threads(size, build)
     peak = traced.peak
     sample_bytes = (s + h) * (d + 4) * 8
     row_bytes = problem.prepared_row_bytes
-    sum_bytes = 3 * b * row_bytes  # of a broadcast block: two copies, and their sum
+    sum_bytes = 3 * b * row_bytes  # a block is broadcast: two copies, and their sum
     other_bytes = 1 << 18  # tiles, vectors of Lanczos steps, Python objects
     limit = size * (planned_bytes + sample_bytes + sum_bytes + other_bytes)
     # The bounds are close enough to notice a rank with all centers.
@@ -219,7 +223,7 @@ def test_sums_over_grid_rows_and_columns_equal_numpy(
 ) -> None:
     """Check the sums, and broadcasts from the first rank of a column, for one or several blocks."""
     monkeypatch.setattr(partition, "RANK_SLAB_BYTES", 2 * 8 * 3)  # 3 centers of 2 float64 numbers
-    values = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: 4 rows of a batch, and 7 centers
+    values = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # each rank has 4 rows of a batch and 7 centers
 
     def compute_sums(ranks: Communicator) -> Any:
         blocks = [slice(*edge_pair) for edge_pair in pairwise(edges)]

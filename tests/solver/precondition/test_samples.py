@@ -1,4 +1,4 @@
-"""Rows that are centers: their sums, and a block with them against the stream as a whole."""
+"""Check rows that are centers: their sums, and the block preconditioner of the complete stream."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.block import (
     JOINT_FACTOR,
     BlockPreconditioner,
-    Sample,
     block_slices,
     build_block,
 )
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.partition import Centers
-from streamkern.solver.precondition.samples import CenterTargets, merge_center_targets
+from streamkern.solver.precondition.samples import CenterTargets, Sample, merge_center_targets
 from tests import reference as ref
-from tests.solver_problems import Array, operator, rows
+from tests.solver_problems import Array, block_inputs, operator, rows
 
 N, P = 120, 30
 X = rows(0, N, 3)
@@ -33,6 +31,7 @@ NOISE = Noise(PENALTY * N, N)
 
 
 def kernel(A: Array, B: Array) -> Array:
+    """Return the Laplace kernel matrix of A and B."""
     return ref.laplace(A, B, 2.0)
 
 
@@ -66,6 +65,7 @@ def test_merged_targets_keep_dtype_of_run() -> None:
 
 
 def merge_first_rows(w: Array | None) -> CenterTargets:
+    """Return the targets of the first rows, which are the centers."""
     part = None if w is None else w[:P]
     return merge_center_targets(Backend(1), np.arange(P), Y[:P], part, p=P, n_rows=N)
 
@@ -79,10 +79,9 @@ def build_preconditioner(
     root = None if w is None else np.sqrt(w[ids])
     S = Sample(op.points(X[ids], left=True), Y[ids].copy(), root, 0, CENTER_INDEX[ids])
     probe = Sample(op.points(X, left=True), Y, None if w is None else np.sqrt(w), 1, CENTER_INDEX)
-    Z = op.points(X[:P], left=True, right=True)
     pre = build_block(
-        op, Z, S, probe, block_slices(P, block_size), noise=NOISE,
-        center_targets=merge_first_rows(w),
+        block_inputs(op, X[:P], S, probe, center_targets=merge_first_rows(w)),
+        block_slices(P, block_size), noise=NOISE,
         report=lambda event, fields: events.append(fields), **options,
     )  # fmt: skip
     return pre, events
@@ -152,8 +151,8 @@ def test_rows_at_centers_do_not_select_smaller_penalty(
         for part in (slice(0, 20), slice(20, P))
     )
     pre = build_block(
-        op, op.points(z, left=True, right=True), S, probe, block_slices(P, 10), sweeps=2000,
-        noise=Noise(1e-12 * P, P), damping=1e-3, center_targets=center_targets,
+        block_inputs(op, z, S, probe, center_targets=center_targets), block_slices(P, 10),
+        noise=Noise(1e-12 * P, P), damping=1e-3, sweeps=2000,
     )  # fmt: skip
     K = kernel(z, z)
     truth = np.linalg.solve(K + P * JOINT_FACTOR * pre.mu * np.eye(P), Y[:P])
@@ -164,9 +163,9 @@ def test_rows_at_centers_do_not_select_smaller_penalty(
 def test_start_is_scaled_by_fresh_rows(w: Array | None) -> None:
     op, alpha = operator(), 0.1 * rows(4, P, 2)
     root = None if w is None else np.sqrt(w)
-    centers = Centers.of(op.points(X[:P], right=True), op.backend)
     probe = Sample(op.points(X, left=True), Y, root, 50)
-    factor, least_error = joint.fit_to_fresh_rows(op, centers, alpha, probe)
+    inputs = block_inputs(op, X[:P], probe, probe)
+    factor, least_error = joint.fit_to_fresh_rows(inputs, alpha)
     f, scale = kernel(X[50:], X[:P]) @ alpha, np.ones(N) if w is None else w
 
     def error(factor: float) -> float:

@@ -233,7 +233,7 @@ def test_diverging_log_link_suggests_newton_solver(
 ) -> None:
     """Check counts whose steps are too long and not limited."""
     inflated.times = 1e12
-    monkeypatch.setattr("streamkern.losses.scaled.LARGEST_STEP", 1e30)
+    monkeypatch.setattr("streamkern.losses.scaled.MAX_STEP_MOVE", 1e30)
     counts = of_loss("poisson", **{"data.epochs": 60})
     with pytest.raises(DivergenceError) as caught:
         finished(settings(tmp_path, **counts), source=ArraySource(X, TARGETS["poisson"]))

@@ -1,4 +1,4 @@
-"""Preconditioners against the dense reference, and the step each of them allows."""
+"""Check the block preconditioner: factors, start and step rules against the dense reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
@@ -23,207 +23,18 @@ from streamkern.solver.precondition.block import (
     JOINT_FACTOR,
     SKETCH,
     BlockPreconditioner,
-    Sample,
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.block_factor import LEVERAGE_FRACTION
-from streamkern.solver.precondition.low_rank import build_low_rank
+from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.solver.precondition.norm import jittered_cholesky
-from streamkern.solver.precondition.samples import merge_center_targets
+from streamkern.solver.precondition.samples import Sample, merge_center_targets
 from streamkern.solver.precondition.step_rule import (
-    StepRule,
     blocks_due,
-    fresh_eigenvalue,
-    top_eigenvalue,
 )
 from tests import reference as ref
-from tests.solver_problems import Array, both, featured, operator, rows
+from tests.solver_problems import Array, block_inputs, both, featured, operator, rows
 from tests.traced_memory import traced_memory
-
-# --- the step rule ------------------------------------------------------------------------------
-
-
-@given(st.floats(1e-2, 1e4), st.floats(1e-3, 1e2), st.integers(1, 10**6), st.floats(1e-3, 1.0))
-def test_step_rule_equals_reference(leverage: float, lambda_1: float, m: int, scale: float) -> None:
-    rule = StepRule(leverage, lambda_1)
-    assert rule.eta(m) == pytest.approx(ref.step_size(m, ref.Spectrum(leverage, lambda_1)))
-    assert StepRule(leverage, lambda_1, scale).eta(m) == pytest.approx(scale * rule.eta(m))
-    assert rule.eta(1) == pytest.approx(1 / leverage)
-    for top in (0.4, 1.0, 3.0):
-        damped_rule = StepRule(900.0, top, damped=True, mean=60.0)
-        half_step = damped_rule.eta(10**12) / 2  # half of the step of an infinite batch
-        assert damped_rule.eta(damped_rule.critical_batch) == pytest.approx(half_step)
-    # At the critical batch the step is half of the step of an infinite batch.
-    critical = rule.critical_batch
-    assert critical / (leverage + (critical - 1) * lambda_1) * 2 * lambda_1 == pytest.approx(
-        1 + lambda_1 / leverage
-    )
-
-
-@given(st.floats(1e-2, 1e6), st.floats(1e-3, 1e2), st.integers(1, 10**6), st.floats(1e-3, 1.0))
-def test_damped_step_is_limited_by_lambda_1_only(
-    leverage: float, lambda_1: float, m: int, scale: float
-) -> None:
-    """Check that the step is at most a Newton step."""
-    rule = StepRule(leverage, lambda_1, scale, damped=True)
-    assert rule.eta(m) == pytest.approx(scale / max(1, lambda_1))
-
-
-def growth(phi: Array, share: Array, w: Array, m: int, R: Array) -> tuple[Array, Array]:
-    """Return S_w + R and E[(G_w + R)^2], for rows phi (n, d) of weights w with these shares."""
-    ell = (phi**2).sum(axis=1)
-    S_w = (phi.T * (share * w)) @ phi
-    second = (phi.T * (share * w**2 * ell)) @ phi / m + (m - 1) / m * S_w @ S_w
-    return S_w + R, second + S_w @ R + R @ S_w + R @ R
-
-
-GROWTH_CASES: dict[str, Any] = {
-    "d": st.integers(1, 6), "n": st.integers(1, 12), "seed": st.integers(0, 10**6),
-    "spread": st.floats(0, 4), "m": st.sampled_from([1, 2, 3, 10, 1000]),
-    "ridge": st.floats(0, 10),
-}  # fmt: skip
-
-
-def growth_case(
-    d: int, n: int, seed: int, spread: float, ridge: float
-) -> tuple[Array, Array, Array]:
-    """Return rows phi (n, d), their shares (n,), and the Hessian R (d, d) of a ridge."""
-    phi = rows(seed, n, d) * np.exp(spread * rows(seed + 1, n, 1))
-    share = np.random.default_rng(seed).dirichlet(np.ones(n))
-    root = rows(seed + 2, d, d)
-    return phi, share, ridge * root @ root.T
-
-
-def safe_step(phi: Array, share: Array, v: Array, R: Array) -> float:
-    """Return 1 / (lambda_1(S_v) + |R|)."""
-    return 1 / float(np.linalg.norm((phi.T * (share * v)) @ phi, 2) + np.linalg.norm(R, 2))
-
-
-def assert_no_growth(
-    phi: Array, share: Array, w: Array, m: int, R: Array, eta: float, factor: float,
-    tolerance: float,
-) -> None:  # fmt: skip
-    """Check that factor (S_w + R) - eta E[(G_w + R)^2] has no negative eigenvalue."""
-    mean, second_moment = growth(phi, share, w, m, R)
-    smallest = np.linalg.eigvalsh(factor * mean - eta * second_moment)[0]
-    assert smallest >= -tolerance * max(np.linalg.norm(mean, 2), 1e-300)
-
-
-@given(**GROWTH_CASES)
-def test_leverage_damping_bounds_error_growth(
-    d: int, n: int, seed: int, spread: float, m: int, ridge: float
-) -> None:
-    """Check the theorem of the module for n rows, at eta = 1 / lambda_1(S), for any leverages."""
-    phi, share, R = growth_case(d, n, seed, spread, ridge)
-    eta = safe_step(phi, share, np.ones(n), R)
-    w = 1 / (1 + eta * (phi**2).sum(axis=1) / m)
-    assert_no_growth(phi, share, w, m, R, eta, 1, 1e-12)
-
-
-@given(**GROWTH_CASES, leverage_factor=st.floats(0.75, 10))
-def test_leverage_damping_bounds_growth_with_weighted_eigenvalue(
-    d: int, n: int, seed: int, spread: float, m: int, ridge: float, leverage_factor: float
-) -> None:
-    """Check eta = 1 / lambda_1(S_v), with leverages a quarter too small, or too large."""
-    phi, share, R = growth_case(d, n, seed, spread, ridge)
-    ell = (phi**2).sum(axis=1)
-    eta = safe_step(phi, share, np.ones(n), R)
-    for k in range(50):  # from a step that is too short
-        eta = safe_step(phi, share, 1 / (1 + LEVERAGE_FRACTION * eta * ell / m), R)
-        if k in (0, 49):
-            w = 1 / (1 + eta * leverage_factor * ell / m)
-            assert_no_growth(phi, share, w, m, R, eta, 2, 1e-9)
-
-
-def matrix_with_spectrum(values: Array, seed: int) -> Array:
-    """Return a symmetric matrix of these eigenvalues in a random basis."""
-    n = len(values)
-    Q, _ = np.linalg.qr(rows(seed, n, n))
-    return np.asarray((Q * values) @ Q.T)
-
-
-@settings(max_examples=40)
-@given(
-    n=st.integers(1, 60),
-    seed=st.integers(0, 10**6),
-    decay=st.floats(0.0, 4.0),
-    n_steps=st.sampled_from([8, 32, 100]),
-    dtype=st.sampled_from([np.float32, np.float64]),
-)
-def test_top_eigenvalue_is_an_upper_estimate(
-    n: int, seed: int, decay: float, n_steps: int, dtype: Any
-) -> None:
-    A = matrix_with_spectrum(3.0 * np.arange(1.0, n + 1) ** -decay, seed).astype(dtype)
-    start = rows(seed + 1, n).astype(dtype)
-    values, vectors = np.linalg.eigh(A.astype(np.float64))
-    # A start that is orthogonal to the top eigenvector cannot find it; this has probability 0.
-    assume(abs(vectors[:, -1] @ start) > 1e-2 * np.linalg.norm(start))
-    value, truth = top_eigenvalue(Backend(1), lambda v: A @ v, start, n_steps), float(values[-1])
-    rounding = 50 * float(np.finfo(dtype).eps)
-    assert value >= truth * (1 - rounding) - (0.0 if n_steps >= 32 else 0.05 * truth)
-    # After n steps the Krylov space is the whole space; before, the residual is added.
-    assert value <= truth * (1 + (rounding + 2e-6 if n_steps >= n else 0.5))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.r_[5.0, np.zeros(79)],
-        np.r_[np.full(3, 5.0), np.full(77, 1e-8)],
-        np.r_[5.0, 5.0 - 1e-9, np.full(78, 4.999)],
-        np.full(80, 5.0),
-        np.r_[5.0 * np.exp(-np.arange(80.0))],
-        5.0 - 4.0 * np.linspace(0, 1, 80) ** 2,
-    ],
-    ids=["rank 1", "rank 3", "nearly equal pair", "identity", "exponential", "dense at the top"],
-)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_top_eigenvalue_of_difficult_spectra_is_accurate(values: Array, dtype: Any) -> None:
-    A = matrix_with_spectrum(values, 0).astype(dtype)
-    value = top_eigenvalue(Backend(1), lambda v: A @ v, rows(1, 80).astype(dtype), 32)
-    assert 5.0 * (1 - 20 * float(np.finfo(dtype).eps)) <= value <= 5.0 * 1.05
-
-
-def test_top_eigenvalue_of_zero_matrix_is_zero() -> None:
-    for n in (1, 10):
-        assert top_eigenvalue(Backend(1), np.zeros_like, rows(0, n), 32) == 0.0
-
-
-@pytest.mark.parametrize("spike", [1.0, 1.5, 3.0, 10.0])
-def test_fresh_eigenvalue_excludes_sampling_noise(spike: float) -> None:
-    """Check 400 rows of white noise, whose sample covariance has a top eigenvalue near 4."""
-    for seed in range(5):
-        phi = rows(10 * seed, 400, 400)
-        phi[0] *= spike**0.5
-        largest, start = float((phi**2).sum(axis=0).max()), rows(seed + 100, 400)
-        estimate = fresh_eigenvalue(Backend(1), phi, largest, start)
-        # Steps would be unsafe below half of the true eigenvalue.
-        assert spike / 1.7 < estimate < 1.5 * max(spike, 1.7)
-        assert (
-            top_eigenvalue(Backend(1), lambda v, phi=phi: phi @ (phi.T @ v) / 400, start, 32) > 3.7
-        )
-
-
-@pytest.mark.parametrize("row", [3, 350])
-def test_fresh_eigenvalue_keeps_direction_of_one_half(row: int) -> None:
-    """Check one row far from all others, in either half."""
-    phi = np.where(rows(1, 100, 400) > 1, 0.1, 0.0)
-    phi[0], phi[0, row] = 0.0, 100.0
-    estimate = fresh_eigenvalue(Backend(1), phi, 1e4, rows(2, 100))
-    assert estimate >= 1e4 / 400
-
-
-@pytest.mark.parametrize("h", [1, 2, 3])
-def test_fresh_eigenvalue_of_few_rows_is_finite(h: int) -> None:
-    for b in (1, 2, 5):
-        phi = rows(h, b, h)
-        largest = float((phi**2).sum(axis=0).max())
-        assert largest / h <= fresh_eigenvalue(Backend(1), phi, largest, rows(9, b)) < np.inf
-
-
-# --- block preconditioner -----------------------------------------------------------------------
 
 
 @given(st.integers(1, 10**6), st.data())
@@ -238,21 +49,16 @@ def test_block_slices_are_nearly_equal_and_bounded(p: int, data: st.DataObject) 
     assert min(sizes) >= p // len(blocks) - 1 >= 0
 
 
-@pytest.mark.parametrize("block_size", [0, 11])
-def test_block_size_out_of_range_is_refused(block_size: int) -> None:
-    with pytest.raises(ConfigError, match=f"block_size={block_size} must lie between 1 and "):
-        block_slices(10, block_size)
-
-
 def targets(X: Array, seed: int, noise: float) -> Array:
     """Return two smooth functions of the rows with noise of this standard deviation, (n, 2)."""
     normal = np.random.default_rng(seed).standard_normal((len(X), 2))
     return np.stack([np.sin(X[:, 0]), X[:, 1]], axis=1) + noise * normal
 
 
-def sample_without_targets(op: KernelOperator, X: Array) -> Sample:
-    """Return rows with targets of 0."""
-    return Sample(both(op, X), np.zeros((len(X), 1), op.dtype))
+def untargeted_inputs(op: KernelOperator, Z: Array, S: Array, probe: Array) -> BlockInputs:
+    """Return the inputs of `build_block` for rows S and `probe` with targets of 0."""
+    samples = (Sample(both(op, X), np.zeros((len(X), 1), op.dtype)) for X in (S, probe))
+    return block_inputs(op, Z, *samples)
 
 
 class BuiltBlocks:
@@ -260,7 +66,8 @@ class BuiltBlocks:
 
     def __init__(
         self, op: KernelOperator, *, block_size: int = 30, Z: Array | None = None,
-        noise: float = 0.3, estimate: Noise = NO_NOISE, **options: Any,
+        noise: float = 0.3, estimate: Noise = NO_NOISE, batch: float = np.inf, seed: int = 0,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.op, self.Z = op, rows(1, 30, 3) if Z is None else Z
         self.S, self.probe = rows(2, 300, 3), rows(3, 200, 3)
@@ -268,11 +75,13 @@ class BuiltBlocks:
         self.Y, self.Y_probe = (targets(X, 4, noise) for X in (self.S, self.probe))
         self.events: list[dict[str, Any]] = []
         block_size = min(block_size, len(self.Z))
+        inputs = block_inputs(
+            op, self.Z, Sample(both(op, self.S), self.Y.astype(op.dtype)),
+            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)), batch=batch, seed=seed,
+        )  # fmt: skip
         self.pre: BlockPreconditioner = build_block(
-            op, both(op, self.Z), Sample(both(op, self.S), self.Y.astype(op.dtype)),
-            Sample(both(op, self.probe), self.Y_probe.astype(op.dtype)),
-            block_slices(len(self.Z), block_size),
-            noise=estimate, report=lambda event, fields: self.events.append(fields), **options,
+            inputs, block_slices(len(self.Z), block_size), noise=estimate,
+            report=lambda event, fields: self.events.append(fields), **options,
         )  # fmt: skip
 
     def factors(self, b: int) -> ref.BlockFactors:
@@ -382,7 +191,8 @@ def test_setup_uses_at_most_counted_memory(
     """Check one and many outputs; memory that all runs need, and the input, are not included."""
     op = operator(precision="exact")
     op.backend.tile_rows = op.backend.tile_cols = 64
-    Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((n_blocks * b, s, h)))
+    Z = rows(0, n_blocks * b, 3)
+    S, probe = (both(op, rows(k, n, 3)) for k, n in ((1, s), (2, h)))
     Y, Y_probe = (rows(k, n, n_outputs).astype(np.float32) for k, n in ((3, s), (4, h)))
     problem = ProblemShape(
         n_rows=10**6, epochs=1, d=3, c=n_outputs, p=n_blocks * b, row_bytes=12, unit_rows=1,
@@ -404,13 +214,13 @@ def test_setup_uses_at_most_counted_memory(
     center_targets = merge_center_targets(
         op.backend, np.arange(len(Z)), zeros, None, p=len(Z), n_rows=10**6
     )
+    inputs = block_inputs(
+        op, Z, Sample(S, Y), Sample(probe, Y_probe), center_targets=center_targets,
+        half_factors=half_factors,
+    )  # fmt: skip
     with traced_memory() as traced:
-        blocks = block_slices(len(Z), b)
         noise = Noise(1e-9)  # so small that the joint fit tries a second penalty
-        build_block(
-            op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4,
-            center_targets=center_targets, noise=noise, half_factors=half_factors,
-        )  # fmt: skip
+        build_block(inputs, block_slices(len(Z), b), sweeps=4, noise=noise)
     peak = traced.peak
     other_bytes = 1 << 17  # tiles, vectors of Lanczos steps, Python objects
     assert peak <= sum(planned_bytes.get(name, 0) for name in names) + other_bytes
@@ -478,17 +288,14 @@ def test_sweeps_reach_joint_minimum_of_sample_objective(
     Z = rows(1, 30, 3)
     if features == "fourier":
         Z = frequencies(get_kernel("laplace", 2.0), 3, 30, 3)
-    points = both(op, Z)
     K_zz = np.eye(30) if features == "fourier" else ref.laplace(Z, Z, 2.0)
-    K = op.matrix(op.points(X, left=True), points)
-    starts = [
-        build_block(
-            op, points, Sample(op.points(X, left=True), Y.copy()),
-            Sample(op.points(rows(3, 200, 3), left=True), Y[:200], None, 200),  # no row is fresh
-            block_slices(30, 8), noise=noise, sweeps=sweeps,
-        ).start
-        for sweeps in (0, 1, 2, 3, 6, 60)
-    ]  # fmt: skip
+    K = op.matrix(op.points(X, left=True), both(op, Z))
+    probe = Sample(op.points(rows(3, 200, 3), left=True), Y[:200], None, 200)  # no row is fresh
+    starts = []
+    for sweeps in (0, 1, 2, 3, 6, 60):
+        inputs = block_inputs(op, Z, Sample(op.points(X, left=True), Y.copy()), probe)
+        pre = build_block(inputs, block_slices(30, 8), noise=noise, sweeps=sweeps)
+        starts.append(pre.start)
     values = np.array([objective(K, Y, K_zz, penalty, start) for start in starts])
     assert (np.diff(values, axis=0) <= 1e-12 * values[0]).all()
     assert (values[1] < values[0] * (1 - 1e-4)).all()
@@ -536,13 +343,7 @@ def test_too_small_bandwidth_is_refused(ridge: float) -> None:
 def test_probe_without_kernel_values_is_refused() -> None:
     op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
     with pytest.raises(ConfigError, match="is zero or not finite"):
-        build_block(
-            op,
-            both(op, Z),
-            sample_without_targets(op, Z),
-            sample_without_targets(op, rows(2, 50, 3)),
-            [slice(0, 30)],
-        )
+        build_block(untargeted_inputs(op, Z, Z, rows(2, 50, 3)), [slice(0, 30)])
 
 
 @pytest.mark.parametrize("name", ["Z", "S", "probe"])
@@ -551,10 +352,7 @@ def test_non_finite_rows_are_refused(name: str) -> None:
     data = {"Z": rows(1, 30, 3), "S": rows(2, 100, 3), "probe": rows(3, 50, 3)}
     data[name][7, 1] = np.nan
     with pytest.raises(ConfigError, match="not finite"):
-        build_block(
-            op, both(op, data["Z"]), sample_without_targets(op, data["S"]),
-            sample_without_targets(op, data["probe"]), [slice(0, 30)],
-        )  # fmt: skip
+        build_block(untargeted_inputs(op, **data), [slice(0, 30)])
 
 
 def test_half_precision_overflow_is_named() -> None:
@@ -602,62 +400,3 @@ def test_sketches_have_unbiased_leverage(precision: str) -> None:
     np.testing.assert_allclose(ratios, 1, atol=5 * (2 / 16 / 100) ** 0.5)
     [one] = BuiltBlocks(operator(precision=precision)).pre.sketches or []
     assert one.shape == (30, SKETCH)
-
-
-# --- low-rank preconditioner --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", [1, 6, 39])
-def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
-    op, X_s, probe = operator(), rows(0, 40, 3), rows(1, 150, 3)
-    P = build_low_rank(op, both(op, X_s), both(op, probe), level=level)
-    kernel = ref.make_kernel("laplace", 2.0)
-    eigen = ref.eigensystem(kernel(X_s, X_s), level)
-    np.testing.assert_allclose(P.D, eigen.D, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(np.abs(np.sum(P.E * eigen.E, axis=0)), 1.0, rtol=1e-8)
-    scale = np.abs(eigen.Q).max()
-    np.testing.assert_allclose((P.E * P.D) @ P.E.T, eigen.Q, rtol=0, atol=1e-10 * scale)
-    spectrum = ref.eigenpro_spectrum(kernel, probe, X_s, eigen)
-    assert P.rule.leverage == pytest.approx(spectrum.leverage, rel=1e-9)
-    assert spectrum.lambda_1 * (1 - 1e-10) <= P.rule.lambda_1 <= spectrum.lambda_1 * 1.01
-    g = rows(2, 150, 2)
-    np.testing.assert_allclose(
-        P.correction(op, both(op, probe), g, np.empty((len(X_s), 2))),
-        eigen.Q @ kernel(X_s, probe) @ g,
-        rtol=0, atol=1e-9,
-    )  # fmt: skip
-
-
-def test_directions_at_rounding_level_are_excluded() -> None:
-    """Check a smooth kernel, with few eigenvalues above the rounding errors of float32."""
-    op = operator("gaussian", 3.0, "exact")
-    X_s, probe = rows(0, 100, 1), rows(1, 80, 1)
-    P = build_low_rank(op, both(op, X_s), both(op, probe), level=60)
-    assert 1 <= P.E.shape[1] < 20
-    assert P.E.shape == (100, len(P.D))
-    assert np.isfinite(P.D).all()
-    assert P.D.min() >= 0
-    assert 0 < P.rule.lambda_1 < 1e-2
-
-
-def test_constant_kernel_has_rank_one_and_is_refused() -> None:
-    op = operator("gaussian", 1e6, "exact")
-    with pytest.raises(ConfigError, match=r"n_nystrom=20: K\(X_s, X_s\) has rank 1"):
-        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=3)
-
-
-@pytest.mark.parametrize("level", [0, -1, 20, 21])
-def test_level_out_of_range_is_refused(level: int) -> None:
-    op = operator()
-    with pytest.raises(ConfigError, match=f"level={level} must lie between 1 and n_nystrom - 1"):
-        build_low_rank(op, both(op, rows(0, 20, 2)), both(op, rows(1, 20, 2)), level=level)
-
-
-def test_kernel_that_is_not_positive_definite_is_refused() -> None:
-    class Negative(type(operator().kernel)):  # type: ignore[misc]
-        def profile(self, sq: Array, xp: Any) -> Array:
-            return -1 - sq
-
-    op = KernelOperator(Negative(1.0), Backend(1), "float64")
-    with pytest.raises(ConfigError, match="not positive definite"):
-        jittered_cholesky(op, both(op, rows(0, 5, 2)))
