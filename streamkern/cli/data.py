@@ -17,11 +17,18 @@ from streamkern.basics.values import parse_bytes
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
+    CategoricalOption,
+    DateOption,
     DropMissingTargetsOption,
+    DropOption,
+    EncodeOption,
     ExternalOption,
     ForeignOption,
     JsonOption,
+    LikeOption,
     MissingOption,
+    NaValueOption,
+    NumericOption,
     OverwriteOption,
     StorageOption,
     XArrayOption,
@@ -35,15 +42,6 @@ from streamkern.cli.options import (
     parse_options,
     parse_transform,
     target_columns,
-)
-from streamkern.cli.table_options import (
-    CategoricalOption,
-    DateOption,
-    DropOption,
-    EncodeOption,
-    LikeOption,
-    NaValueOption,
-    NumericOption,
 )
 from streamkern.config.data import DataConfig
 from streamkern.filesystem.urls import local_path

@@ -236,7 +236,7 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
             y = y[:, 0]
         if expected is not None or is_indicator(y):
             labels = None if expected is None else expected.labels
-        if y is None and is_lazy(X):
+        if y is None and (is_lazy(X) or not inputs.is_stream(X)):
             raise files.missing_targets_error(type(self).__name__, expected)
         if inputs.is_stream(X):
             X = X if expected is None else self._without_targets(X, expected)
@@ -247,8 +247,6 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
             flat = source.n_outputs == 1 if y is None else len(target_shape(y)) == 1
             schema = Schema.from_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.record_columns(source, data)
-        if y is None:
-            raise files.missing_targets_error(type(self).__name__, expected)
         if sample_weight is not None:
             min_rows = 2 if expected is None else 1
             X, y, sample_weight = targets.drop_negligible_rows(

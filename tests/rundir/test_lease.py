@@ -395,16 +395,28 @@ def test_unanswered_create_does_not_lock_out_own_process(objects: Objects, fault
     assert_next_is(objects, 2)
 
 
-@pytest.mark.parametrize("at", ["start", "_numbers"])
+@pytest.mark.parametrize("at", ["listing", "start"])
 def test_interrupted_acquire_does_not_lock_out_own_process(
     at: str, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Any, *arguments: Any) -> Any:
+    list_objects = Objects.list
+
+    def interrupt(self: Any, *arguments: Any) -> Any:
         raise KeyboardInterrupt
 
+    def interrupt_once_created(self: Objects, prefix: str) -> Any:
+        """Raise KeyboardInterrupt as soon as there is an object to list."""
+        if entries := list_objects(self, prefix):
+            raise KeyboardInterrupt
+        return entries
+
     with monkeypatch.context() as patch:
-        patch.setattr(Lease, at, interrupted)
-        patch.setattr(Objects, "delete", interrupted)  # nor can the note be taken back
+        if at == "listing":
+            patch.setattr(Objects, "list", interrupt_once_created)
+        else:
+            patch.setattr(Lease, "start", interrupt)
+        # The created object cannot be deleted either.
+        patch.setattr(Objects, "delete", interrupt)
         with pytest.raises(KeyboardInterrupt):
             RunDirectory(objects.url).acquire()
     assert_next_is(objects, 2)
