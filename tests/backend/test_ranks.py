@@ -320,14 +320,14 @@ def test_equal_host_names_of_two_machines_are_distinguished(
     assert [type(communicator) for communicator in communicators] == [Nccl] * 3
 
 
-def test_gpu_extras_install_nccl() -> None:
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_gpu_extras_install_nccl(cuda: str) -> None:
     """Check that the extras for GPUs install NCCL, which CuPy's own extra omits."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    for cuda in ("12", "13"):
-        requirements = extras[f"gpu-cuda{cuda}"]
-        assert any(text.startswith(f"nvidia-nccl-cu{cuda}>=") for text in requirements)
+    requirements = extras[f"gpu-cuda{cuda}"]
+    assert any(text.startswith(f"nvidia-nccl-cu{cuda}>=") for text in requirements)
 
 
 def test_nccl_start_failure_gives_warning(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def handlers_are_restored() -> Iterator[None]:
     assert [signal.getsignal(number) for number in SIGNALS] == handlers_before
 
 
-# -------------------------------------------------------------------------------- the request
+# ------------------------------------------------------------------------------ stop requests
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -163,7 +163,7 @@ def test_only_saved_work_is_reported_as_resumable() -> None:
         work(stop, saves_work=False)
 
 
-# ------------------------------------------------------------------------------------ in a run
+# ------------------------------------------------------------------------------ stops of a run
 
 
 def test_stop_in_setup_leaves_restartable_run(
@@ -449,7 +449,7 @@ def test_second_signal_ends_saving_process_inside_library(inside: str) -> None:
     process.communicate()
 
 
-# ------------------------------------------------------------------------------- what they leave
+# ------------------------------------------------------------------ limits of BLAS and of memory
 
 
 def blas_threads() -> set[int]:
@@ -490,7 +490,7 @@ def test_memory_plan_respects_address_space_limit(
     assert machine.available_memory() < min(free_bytes, 600 << 20)
 
 
-# ---------------------------------------------------------------------------------- no endless loop
+# ------------------------------------------------------------------------- features of extreme size
 
 
 def fit_and_predict(solver: str, scale: float) -> np.ndarray:

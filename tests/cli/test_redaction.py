@@ -340,7 +340,7 @@ def test_secrets_of_environment_are_redacted(
     assert f"nothing/{HIDDEN}/12345678" in err
 
 
-# --------------------------------------------------------------------------- nobody who listens
+# ------------------------------------------------------------------------------- closed streams
 
 
 class ClosedPipe(io.StringIO):

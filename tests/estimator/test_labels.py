@@ -198,11 +198,13 @@ def test_error_for_unsupported_labels_names_row(name: str) -> None:
         KernelClassifier(**SETTINGS).partial_fit(X, y)
 
 
-def test_fractions_are_refused_as_labels() -> None:
+@pytest.mark.parametrize(
+    "fit", [KernelClassifier(**SETTINGS).fit, KernelClassifier(**SETTINGS).partial_fit]
+)
+def test_fractions_are_refused_as_labels(fit: Any) -> None:
     y = array_of_labels([0.5, 1.25, 2])
-    for fit in (KernelClassifier(**SETTINGS).fit, KernelClassifier(**SETTINGS).partial_fit):
-        with pytest.raises(DataError, match="Unknown label type: continuous"):
-            fit(X, y)
+    with pytest.raises(DataError, match="Unknown label type: continuous"):
+        fit(X, y)
 
 
 @pytest.mark.parametrize("name", LABELS_WITH_MISSING)
