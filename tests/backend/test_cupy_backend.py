@@ -285,7 +285,7 @@ def test_random_draws_on_gpu_equal_cpu(n: int, gpu: Backend) -> None:
 def test_noise_is_added_with_the_bits_of_two_operations(
     shape: tuple[int, ...], gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check several tiles of rows, and that the draws after it are those after `normal`."""
+    """Check several tiles of rows, and that later draws are the same as after `normal`."""
     monkeypatch.setattr("streamkern.basics.randomness.DEVICE_TILE", 16)
     ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
     X = gpu.asarray(100 * rows(0, 6, int(np.prod(shape))).reshape(6, *shape), np.float32)
@@ -521,7 +521,7 @@ def test_unwritable_cupy_cache_is_named(cupy: Any, monkeypatch: pytest.MonkeyPat
 def test_half_precision_points_are_padded_with_zeros(
     precision: str, width: int, gpu: Backend
 ) -> None:
-    """Check that the padding is 0, whatever the columns held before."""
+    """Check that the padding is 0 even if the columns had other contents."""
     X = gpu.asarray(rows(0, 40, 9).astype(np.float32))
     grid = GRID if precision == "integer" else None
     op = KernelOperator(Laplace(2.0), gpu, precision, None, grid)
@@ -537,7 +537,7 @@ def test_half_precision_points_are_padded_with_zeros(
 
 @pytest.mark.parametrize("precision", ["exact", "high", "fast", "integer"])
 def test_right_operands_can_serve_as_left_operands(gpu: Backend, precision: str) -> None:
-    """Check that products have the bits of those with a left side, with padded rows."""
+    """Check that products have the same bits as with a left side, with padded rows."""
     op = KernelOperator(
         Laplace(2.0), gpu, precision, None, GRID if precision == "integer" else None
     )

@@ -18,7 +18,7 @@ WIDTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
 def grids(rows: int, columns: int) -> list[RankGrid]:
-    """Return that of each rank."""
+    """Return the grid of each rank."""
     return [RankGrid(rank, rows * columns, columns) for rank in range(rows * columns)]
 
 

@@ -39,7 +39,7 @@ FORKS.set_forkserver_preload([__name__, "xgboost.collective"])
 
 
 def summed(ranks: Communicator) -> list[Any]:
-    """Return sums in either precision, of views as well, and what rank 0 says."""
+    """Return sums over the ranks in both precisions, also of views, and a message of rank 0."""
     backend = Backend(threads=1)
     rng = np.random.default_rng(ranks.rank)
     totals: list[Any] = []
@@ -195,7 +195,7 @@ IDENTITY = bytes(range(1, 128)) + b"\0"
 
 
 class StandIn:
-    """NCCL between threads: sums what pointers point to, in order."""
+    """NCCL between threads: sums the arrays at pointers, in the order of the ranks."""
 
     threads: ClassVar[list[Threads]] = []
 

@@ -112,7 +112,7 @@ def test_second_hangup_is_ignored_during_cleanup() -> None:
     with StopRequest(install=True):
         with pytest.raises(Stopped, match="by SIGHUP"):
             signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)  # while what was begun is put away
+        signal.raise_signal(signal.SIGHUP)  # during the cleanup
 
 
 def test_previous_signal_handlers_are_restored() -> None:
@@ -505,7 +505,7 @@ def fit_and_predict(solver: str, scale: float) -> np.ndarray:
     return np.asarray(model.fit(X, rng_of_fit.integers(0, 3, len(X))).decision_function(X))
 
 
-@pytest.mark.filterwarnings("ignore")  # of overflow, which is what it is about
+@pytest.mark.filterwarnings("ignore")  # overflow is expected
 @pytest.mark.parametrize(
     ("solver", "scale"),
     [

@@ -310,7 +310,7 @@ def test_train_evaluate_predict_and_info_work_together(
     model = load_model(tmp_path / "run", device="cpu")
     with model.backend:
         expected = model.evaluate(ZarrSource(stores / "test.zarr"))
-        values = model.values(X[500:])  # in the order of what was ingested, not of the store
+        values = model.values(X[500:])  # in the order of the ingested rows
     code, out, _ = run("evaluate", tmp_path / "run", stores / "test.zarr", "--json")
     named = {"data": str(stores / "test.zarr"), "rows": 100, **expected}
     assert (code, json.loads(out)) == (DONE, named)

@@ -189,7 +189,7 @@ def test_storage_options_accept_json_and_toml(
         assert "nothing listens at this address (connection refused, tries: 1)" in text, text
     text = error_of("info s3://b/a.zarr --storage-option 'client_kwargs={a:unshown}'", capsys)
     assert "neither JSON nor TOML" in text
-    assert "unshown" not in text  # no message shows what was given
+    assert "unshown" not in text  # no message shows the given value
 
 
 @pytest.mark.usefixtures("refused_once")

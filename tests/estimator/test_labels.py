@@ -120,7 +120,7 @@ UNSUPPORTED_LABELS: dict[str, tuple[Any, str]] = {
 
 
 def with_missing_label(values: Any, missing: Any, dtype: Any = object) -> Any:
-    """Return labels of which one is missing, as an array of objects or a pandas series."""
+    """Return labels with a missing one, as an array of objects or a pandas series."""
     labels = object_array(list(values))
     labels[MISSING_ROW] = missing
     return labels if dtype is object else pd.Series(labels.tolist()).astype(dtype)

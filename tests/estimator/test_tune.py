@@ -47,7 +47,7 @@ def values_of(X: Array) -> Array:
 
 
 def split_rows(config: Any, source: Any) -> tuple[Any, Any]:
-    """Return the rows that a search trains on, and those that it holds out."""
+    """Return the rows that a search trains on, and the rows that it holds out."""
     candidates = Candidates(config, open_data(config, source), folds=1, centers=40, epochs=2)
     return candidates.split(0)
 

@@ -49,7 +49,7 @@ FORMATS = (".zarr", ".npy", ".csv", ".parquet")
 
 
 class Shuffled(ArraySource):
-    """Rows whose numbers are another order than that of reading, as in a shuffled store."""
+    """Rows whose numbers are not in the order of reading, as in a shuffled store."""
 
     def __init__(self, X: Array, numbers: Array, unit_rows: int = 16) -> None:
         super().__init__(X, unit_rows=unit_rows)

@@ -82,7 +82,7 @@ def test_residual_scale_chooses_more_informative_kernel() -> None:
 
 
 def test_residual_scale_follows_known_noise() -> None:
-    """Check that the found spread is proportional to that of the noise."""
+    """Check that the residual scale is proportional to the standard deviation of the noise."""
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
     residuals = np.abs(rng.normal(size=(600, 1)) * spread)

@@ -174,7 +174,7 @@ def test_probabilities_and_intervals_are_added_to_input(
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_encoded_table_keeps_original_words_and_gaps(run: Run, tmp_path: Path, suffix: str) -> None:
-    """Check that the columns are those of the file, and not the encoded features."""
+    """Check that the output has the columns of the file, and not the encoded features."""
 
     def write(table: pd.DataFrame, name: str) -> Path:
         path = tmp_path / f"{name}{suffix}"

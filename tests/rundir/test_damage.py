@@ -222,7 +222,7 @@ def read(path: Path) -> None:
 
 
 def acquire_and_release(path: Path) -> None:
-    """Open the run as a writer, which repairs what it can."""
+    """Open the run as a writer, which repairs damage if possible."""
     with RunDirectory(path) as run, run.open_log() as log:
         recorded_run(run)
         log.write(step=9, epoch=0, samples=9)

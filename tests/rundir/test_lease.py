@@ -206,7 +206,7 @@ def test_any_interleaving_admits_one_writer(moves: list[tuple[str, Any, int]]) -
     nothing."""
     world = World()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of those who wait
+        warnings.simplefilter("ignore", UserWarning)  # of waiting processes
         patch.setattr(lease, "_machine_id", lambda: None)  # each is on a machine of its own
         try:
             play(world, [("start", 0, 0), ("start", 0, 0), *moves])
@@ -351,7 +351,7 @@ def test_unreadable_lease_is_waited_for(objects: Objects) -> None:
 
 
 class Faulty:
-    """An engine that does as it is told instead of what it should."""
+    """An engine that raises the errors that a test sets."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

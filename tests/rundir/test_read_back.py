@@ -135,7 +135,7 @@ def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
     with pytest.warns(UserWarning, match=text) as caught:
         model = load_model(run)
     model.backend.close()
-    assert [w.filename for w in caught] == [__file__]  # whoever loads
+    assert [w.filename for w in caught] == [__file__]  # the caller of load_model
     assert len(model.damaged_checkpoints) == 1
     assert f"{STEPS:012d}/alpha/c/0/0 does not match its checksum" in model.damaged_checkpoints[0]
     (shown,) = run_overview(run)["warnings"]
@@ -143,7 +143,7 @@ def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
     warm = settings(**{"solver.warm_start": str(run), "data.epochs": 1})
     with pytest.warns(UserWarning, match=text) as caught:
         assert finished(warm, source=stream()).skipped == model.damaged_checkpoints
-    assert [w.filename for w in caught] == [runs.__file__]  # whoever trains
+    assert [w.filename for w in caught] == [runs.__file__]  # the caller of train
 
 
 def test_resume_from_older_checkpoint_is_reported(run: Path, trained: Path) -> None:
@@ -255,7 +255,7 @@ def test_file_name_alone_does_not_mark_a_run_directory(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
 def test_any_document_identifies_a_run(damaged: str, run: Path) -> None:
-    """Check that any remaining document identifies the run, whatever other files are beside it."""
+    """Check that any remaining document identifies the run, also beside other files."""
     for document in {"run.json", "writer.json", "setup.json"} - {damaged}:
         (run / document).unlink()
     if damaged != "checkpoints":
@@ -319,7 +319,7 @@ def test_run_taken_by_second_writer_ends(tmp_path: Path) -> None:
             (path / "run.lock").unlink()
             second.acquire()
 
-    # No save is under way when it is taken: what both write at once, either may find gone.
+    # No save is under way when the run is taken over, because both writers would fail.
     config = settings(path, **{"run.checkpoint_every": 4, "run.evaluate_every": 1})
     with second:
         second.close()

@@ -87,7 +87,7 @@ class Place:
         return self.run(writable=False).load_latest()
 
     def files(self, of: str = "") -> list[str]:
-        """Return the names of files, including those of arrays, that contain `of`."""
+        """Return the names that contain `of` of all files, including files of arrays."""
         folder = self.folder
         if isinstance(folder, ObjectFolder):
             names = [key for key, _ in folder.objects.list()]
@@ -670,7 +670,7 @@ def test_training_is_equal_on_every_storage(place: Place) -> None:
 
 
 def _die_when(location: Place, document: str, moment: str) -> None:
-    """Run a process that kills itself when it publishes a name that ends in `what`."""
+    """Train until a document is published, and kill this process before or after."""
     guard.WINDOW = 4
     write = ObjectFolder.write
 

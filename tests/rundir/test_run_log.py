@@ -103,7 +103,7 @@ def test_torn_last_line_is_repaired(
     path.write_bytes(torn)
     lines = {line for line in full.split(b"\n") if line}
     *complete, tail = torn.split(b"\n")
-    # The last character may be what became of a newline.
+    # The last character may be the remainder of a newline.
     complete += [line for line in (tail, tail[:-1]) if line in lines][:1]
     complete = [line for line in complete if line in lines]
     expected = [json.loads(line) for line in complete]

@@ -58,7 +58,7 @@ from tests.power_loss import CUTS, RECORDER
 TTL = lease.TTL_S
 KEEP = 2
 RUN = {"identity": {"settings": {"a": {"b": 1}}}, "sizes": {}, "versions": {}}
-reached: Counter[str] = Counter()  # what happened, over all runs of a machine
+reached: Counter[str] = Counter()  # events, over all runs of a machine
 
 
 def count_event(name: str) -> None:
@@ -286,7 +286,7 @@ class Writer:
 
 
 def complete_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
-    """Return the steps of the manifests, oldest first, and those that are complete."""
+    """Return the steps of all manifests, oldest first, and of the complete checkpoints."""
     steps, full_steps = [], []
     for name, data in sorted(files.items()):
         match = re.fullmatch(r"checkpoints/(?:\d{12}-)?(\d{12})\.json", name)
@@ -325,9 +325,9 @@ class Machine(RuleBasedStateMachine):
         self.logged: set[int] = set()
         self.damaged: set[str] = set()  # small files that were damaged
         self.cuts = 0
-        gc.freeze()  # what is collected after a kill is of this machine
+        gc.freeze()  # a collection after a kill then visits objects of this machine only
         self.patch = pytest.MonkeyPatch()
-        numbers = itertools.count()  # names are those of the last time
+        numbers = itertools.count()  # a repeated run has the same names
         self.patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
         self.in_place = InPlace()
         self.patch.setattr(objects, "run_request", self.in_place)
@@ -548,7 +548,7 @@ class Machine(RuleBasedStateMachine):
             if not self.save(writer, kill, lost):
                 break
 
-    # More than one rule, because it is what should happen most.
+    # More than one rule, because saves should be the most frequent events.
     LOST = st.sampled_from([None, None, None, "request", "answer"])
     often = rule(which=WHICH, n=st.integers(1, 4), kill=KILLS, lost=LOST)
     work_1 = often(work)
@@ -577,7 +577,7 @@ class Machine(RuleBasedStateMachine):
             writer.lost = True
             count_event("found the run taken over")
         else:
-            # A fault; or its steps are behind those of who took the run and was killed.
+            # A fault, or a writer that took the run over, and was killed, has saved later steps.
             assert lost or writer is not self.holder, ended
             count_event(f"a lost {lost}" if lost else "behind another writer")
         return ended == "done"

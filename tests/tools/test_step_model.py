@@ -63,7 +63,7 @@ OTHER_MODEL = [
 def test_step_time_equals_independent_gpu_model(
     p: int, m: int, b: int, rounds: int, exact: tuple[float, ...], fast: tuple[float, ...]
 ) -> None:
-    """Compare within .03, of which .005 is due to the digits. The other model has no small sums."""
+    """Compare to 0.03, with 0.005 for the digits given. The other model has no small sums."""
     made = model_step(p, m, b)
     assert made.n_sums == rounds
     made = replace(made, n_sums=made.n_sums - SMALL_SUMS)

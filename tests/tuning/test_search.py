@@ -56,7 +56,7 @@ QUICK: dict[str, Any] = {"bandwidths": [1.0, 3.0, 9.0], "ridges": [0.0], "refine
 
 
 def config(**overrides: Any) -> RunConfig:
-    """Return the settings of a search over small runs, which are among those of `QUICK`."""
+    """Return the settings of a small run, whose bandwidth `QUICK` contains."""
     return settings(**{"solver.ridge": 0.0, "data.batch_size": "auto", **overrides})
 
 
@@ -222,7 +222,7 @@ def test_table_equals_single_trainings(classes: bool) -> None:
         for fold in range(2):
             fit, held_out = sample.X[part != fold], sample.X[part == fold]
             targets = sample.y[part != fold], sample.y[part == fold]
-            # Scaling is that of the run: from the statistics of all of its data.
+            # As in the run, the scaling has the statistics of all of its data.
             bound = [t.bind(source.base) if isinstance(t, streamkern.Scale) else t
                      for t in transforms]  # fmt: skip
             one = run.with_overrides(
@@ -365,7 +365,7 @@ def widths_of(run: RunConfig) -> list[float]:
 
 
 def test_kernel_parts_are_scaled_equally() -> None:
-    """Check bandwidths around those of the settings, with the errors of single trainings."""
+    """Check bandwidths around the given ones, with the errors of single trainings."""
     run = config(**{"model.kernel": SUM, "model.bandwidth": "auto", "solver.ridge": 1e-4})
     source = array_source()
     tuned = search_settings(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
@@ -754,7 +754,7 @@ def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_non_finite_error_is_divergence_with_bandwidth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Check that the bandwidth is that of the middle of the grid."""
+    """Check that the bandwidth is the middle one of the grid."""
     real = trainings.train
 
     def overflowing(one: RunConfig, **options: Any) -> Any:

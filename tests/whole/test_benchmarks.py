@@ -1,4 +1,4 @@
-"""The benchmark harness: its arithmetic, what it writes, and that a wrong result is an error."""
+"""Check the arithmetic and the files of the benchmarks, and that a wrong result is an error."""
 
 from __future__ import annotations
 

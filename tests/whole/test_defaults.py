@@ -38,7 +38,7 @@ def run_default(path: str) -> Any:
 
 @pytest.mark.parametrize("name", inspect.signature(KernelEstimator.__init__).parameters)
 def test_estimators_and_run_files_share_defaults(name: str) -> None:
-    if name in ("self", "verbose", "callbacks"):  # those that are not settings of a run
+    if name in ("self", "verbose", "callbacks"):  # parameters that are not settings of a run
         return
     default = inspect.signature(KernelEstimator.__init__).parameters[name].default
     path = "data.transforms" if name == "transforms" else PARAMETER_SETTINGS[name]

@@ -32,7 +32,7 @@ FIT: dict[str, Any] = {"threads": 1, "n_centers": P, "bandwidth": 2.0}
 # ----------------------------------------------------------------------------------- refusals
 
 AT_LEAST = r'must be "auto" or a whole number, at least 1'
-# name: (other settings, value, what the message says of the range)
+# Name of a setting, other settings, value, the range as in the message.
 RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
     *(
         (name, {}, value, AT_LEAST)
@@ -125,7 +125,7 @@ def test_duplicate_centers_are_trained() -> None:
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_repeated_rows_are_trained(solver: str) -> None:
-    """Check rows of which a tenth are different, so that random centers coincide."""
+    """Check rows with ten copies of each, so that random centers coincide."""
     rows, values = np.repeat(X[:12], 10, axis=0), np.repeat(Y[:12], 10, axis=0)
     options = {"n_centers": "auto"} if solver == "eigenpro2" else {"n_centers": 60}
     model = KernelRegressor(

@@ -59,7 +59,7 @@ def zarr_group() -> Any:
     return group
 
 
-# Kind -> a call that makes it, and what it has to be read as.
+# Kind of rows -> a call that makes them, and the rows that must be read from them.
 KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "array": (lambda: X, X),
     "float32": (lambda: X.astype("f4"), X.astype("f4")),
@@ -128,7 +128,7 @@ TARGETS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 def stored(location: Path) -> tuple[Any, ...]:
-    """Return what a store holds, in its order, and the names of its columns and classes."""
+    """Return the arrays of a store, in its order, and the names of its columns and classes."""
     group, spec = zarr.open_group(location, mode="r"), sk.open_store(location).spec
     return group["X"][:].astype(float), group["y"][:], spec.columns, spec.classes, spec.encoder
 
@@ -155,7 +155,7 @@ def test_ingest_and_append_accept_every_kind_of_rows(tmp_path: Path) -> None:
 
 
 def read(rows: Any, targets: Any) -> tuple[Any, Any]:
-    """Return what a store would be made of."""
+    """Return the arrays from which a store would be made."""
     X, x, y, w, _ = convert_for_store(rows, None, targets, None)
     with ExitStack() as files:
         blocks = list(open_reader(X, y, files, x=x, sample_weight=w).blocks(0, 1 << 20))

@@ -17,7 +17,7 @@ from tests import fake_cupy
 from tests.host_cuda import COMPILER
 
 N, N_MANY, D = 160, 600, 11
-"""Rows; those of a fit that learns a metric; features, whose rows of halves are padded."""
+"""Rows; rows of a fit that learns a metric; features, whose half-precision rows are padded."""
 rng = np.random.default_rng(5)
 X = rng.standard_normal((N_MANY + 100, D)).astype(np.float32)
 F = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]

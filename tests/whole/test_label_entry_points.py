@@ -26,7 +26,7 @@ FAST: dict[str, Any] = {
     "n_centers": 9, "metric": "none", "kernel": "gaussian", "bandwidth": 2.0, "ridge": 1e-3,
     "epochs": 1, "threads": 1, "solver": "direct",
 }  # fmt: skip
-# Kind -> the three labels, and what a CSV, which has no types, makes of them.
+# Kind -> the three labels, and the labels as read from a CSV, which has no types.
 LABELS: dict[str, tuple[list[Any], list[Any]]] = {
     "integers": ([0, 1, 2], [0, 1, 2]),
     "integers that sort otherwise as text": ([-3, 7, 10], [-3, 7, 10]),

@@ -1,4 +1,4 @@
-"""The renderings of EigenPro 4 and FALKON against closed forms, and what is said of them."""
+"""Compare the renderings of EigenPro 4 and FALKON with closed forms."""
 
 from __future__ import annotations
 

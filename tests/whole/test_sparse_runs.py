@@ -26,7 +26,7 @@ from streamkern.stream.sources.transforms import GaussianNoise
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
 D, KEPT = 60_000, 40
-"""Features, and those that rows have entries of, so that dense rows are small enough to compare."""
+"""Number of features, and of features with entries, which dense rows for a comparison have."""
 SOLVERS = {
     "block": {"solver.name": "block", "solver.block_size": 30},
     "direct": {"solver.name": "direct", "solver.ridge": 1e-3},
