@@ -291,7 +291,7 @@ _AUGMENT_OPTIONS = {
 
 
 def _checked_config(**settings: Any) -> DataConfig:
-    """Return the settings as those of a run, which checks them and raises the same errors."""
+    """Return the settings of a run with these values; it raises the errors of a run."""
     try:
         return DataConfig(**settings)
     except ConfigError as error:

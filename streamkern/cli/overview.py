@@ -68,7 +68,9 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
     times : the expected times on this machine, if they were measured
     """
-    problem, sizes, kernel = run.problem, run.sizes, _describe_kernel(run)
+    problem = run.problem
+    sizes = run.sizes
+    kernel = _describe_kernel(run)
     batches_per_epoch, batches = planned_batches(run)
     # Scripts read these keys from `streamkern plan --json`, so they must not change.
     return {
@@ -147,7 +149,9 @@ def _describe_effort(run: ResolvedRun) -> dict[str, Any] | None:
 
     None if the number of centers is set, or centers are chosen by a method other than "random".
     """
-    model, problem, names = run.config.model, run.problem, list(EFFORT_LEVELS)
+    model = run.config.model
+    problem = run.problem
+    names = list(EFFORT_LEVELS)
     if model.n_centers != "auto" or run.centers_from not in ("random", "all"):
         return None
     amounts = {"centers": problem.p, "metric_rows": problem.metric_rows}

@@ -98,10 +98,10 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
     def _fit_model(
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
-        """Return the result of `fit`. owner : the estimator of which this one is a snapshot"""
+        """Return the result of `fit`. owner : the estimator, whose snapshot `self` is"""
         self._check_saved("centers", "loss", "metric", "transforms")
         previous = self._previous_fit()
-        # With warm_start=True, the features and the encoder are those of the previous fit.
+        # With warm_start=True, the previous fit gives the features and the encoder.
         expected = None if previous is None else previous.schema
         source, schema = self._open_data(X, y, sample_weight, expected=expected)
         held_out = None

@@ -236,7 +236,8 @@ class RunDirectory:
             names = self._folder.names(CHECKPOINTS)
             damaged = self._retention.unverified
             intact = [id_ for id_ in checkpoint_ids(names) if name_stem(*id_) not in damaged]
-            newest, checkpoint = max(intact, default=(0, 0)), (lock.number, step)
+            newest = max(intact, default=(0, 0))
+            checkpoint = (lock.number, step)
             if newest[0] > lock.number:
                 lock.check()  # raises an error that names the process that took over
             if not newest <= checkpoint or not 0 <= step < 10**12:
@@ -274,7 +275,8 @@ class RunDirectory:
             lock.check()
             return n_logged
 
-        stem, folder_name = name_stem(lock.number, step), "" if step == "setup" else CHECKPOINTS
+        stem = name_stem(lock.number, step)
+        folder_name = "" if step == "setup" else CHECKPOINTS
         group = publish_checkpoint(
             self._folder, folder_name + stem, 0 if isinstance(step, str) else step, arrays, meta,
             run=self._run, existing_names=names, before_publishing=flush_and_check,

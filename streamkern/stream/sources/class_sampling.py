@@ -150,7 +150,7 @@ class BalancedSource(DerivedSource):
 def with_class_shares(
     source: BaseSource, shares: Mapping[str, float] | Literal["balanced"] | None
 ) -> BaseSource:
-    """Return `source` with class shares, applied to the rows of which copies are made.
+    """Return `source` with class shares, applied to the rows before they are copied.
 
     shares : as for `BalancedSource`; with None, `source` is returned
     """
