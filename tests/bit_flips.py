@@ -149,7 +149,7 @@ def survey(
 
 
 def reseal(root: Path) -> None:
-    """Make all checksums of a local store those of its chunks and metadata as they are now.
+    """Compute all checksums of a local store again, from its current chunks and metadata.
 
     As somebody would who means harm, or a fault of ours in the writing.
     """

@@ -38,7 +38,7 @@ def features(rows: slice = slice(None), names: tuple[str, ...] = NAMES) -> dict[
 
 
 def model_of(run_dir: Path) -> KernelModel:
-    """Return the model of a run, of which only the description is used."""
+    """Return the model of a run, with a closed backend."""
     model = load_model(run_dir, device="cpu", threads=1)
     model.backend.close()
     return model

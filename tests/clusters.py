@@ -83,7 +83,7 @@ def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.n
 
 
 class Misbehaving:
-    """`rows`, but units from row `at` on call `act(first)` before; files say who did what."""
+    """A function like `rows` that calls `act` before units from row `at` on; files log events."""
 
     def __init__(
         self, folder: Path, act: Callable[[Misbehaving], None], at: int, **more: object
@@ -100,7 +100,7 @@ class Misbehaving:
         return rows(seed, epoch, start, stop)
 
     def note(self, event: str) -> int:
-        """Write `what` down with this process's id; returns how often that has been done."""
+        """Record an event with the id of this process; return how often it was recorded."""
         with (self.folder / event).open("a") as file:
             file.write(f"{os.getpid()}\n")
         return len(self.notes(event))

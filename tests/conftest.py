@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What a shell starts in the background ignores Ctrl-C, what nohup starts SIGHUP, and so would
+    # A process in the background of a shell ignores Ctrl-C, a process of nohup SIGHUP; so would
     # all the processes below.
     for ignored, default in (
         (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL),
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Spare the collector of garbage what stays to the end: modules, and a million parts of tests.
+    """Exclude modules and a million objects of tests, which stay to the end, from collections.
 
     To look through them takes a quarter of the time of the collection, and half a second later.
     """
@@ -94,7 +94,7 @@ def _of_merge_tier(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the items, of each grid of three or more parameters those that cover every pair.
+    """Return the items; of a grid of three or more parameters, cases that cover every pair.
 
     Greedy: a case is left out if all pairs of its values are in cases before it.
     """
@@ -237,7 +237,7 @@ def printed(run: Run) -> Printed:
 
 @pytest.fixture
 def one_blas_thread() -> Iterator[None]:
-    """Use one BLAS thread, because on tiny problems threads cost a hundred times what they save."""
+    """Use one BLAS thread, because on tiny problems threads cost far more time than they save."""
     with threadpool_limits(1):
         yield
 

@@ -1,4 +1,4 @@
-"""CuPy's arrays on NumPy, with CuPy's rules about what they may meet.
+"""Arrays of CuPy on NumPy, with CuPy's rules on mixing host and device.
 
 An array of a device meets no array of the host: neither in arithmetic, nor in a function, nor where
 one is assigned to the other; NumPy's functions do not read it; and a number that was computed on

@@ -25,7 +25,7 @@ CHANGES: list[dict[str, Any]] = [
     {"target_transform": "log"},
     {"scale": "quantiles"},
 ]  # fmt: skip
-"""Settings besides `QUICK` that change what is exported."""
+"""Settings besides `QUICK` that change the exported model."""
 
 
 def with_tails(rows: np.ndarray) -> np.ndarray:

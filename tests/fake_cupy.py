@@ -156,7 +156,7 @@ class ElementwiseKernel:
 
 
 class RawKernel:
-    """A kernel of CUDA text, of which the host runs the threads one by one.
+    """A kernel of CUDA text, whose threads the host runs one by one.
 
     Arguments whose types differ from those of the parameters, which a device would misread, do not
     compile.

@@ -93,7 +93,7 @@ class Settings:
         re.compile(self.keys or "")
 
 
-# ------------------------------------------------------------------------- what the test holds
+# ------------------------------------------------------------------------------- proxy process
 
 
 class FaultProxy:
@@ -111,7 +111,7 @@ class FaultProxy:
         self.pid = self._process.pid
 
     def set(self, **settings: Any) -> None:
-        """Change settings from the next request on; those not named stay as they are.
+        """Change settings from the next request on; other settings stay as they are.
 
         Each change starts the plan anew: occurrences, faults in a row and `limit` count from 0.
         """
@@ -119,7 +119,7 @@ class FaultProxy:
         self._process.ask("set", **settings)
 
     def stats(self) -> dict[str, Any]:
-        """Return what happened since the start.
+        """Return counts since the start.
 
         `requests` by method and `faults` by kind, `connections` accepted, bytes of bodies
         `bytes_in` from clients and `bytes_out` to them, and `upstream_errors`: requests that
@@ -141,7 +141,7 @@ class FaultProxy:
         self.stop()
 
 
-# ------------------------------------------------------------------------------- which fault
+# -------------------------------------------------------------------------- choice of faults
 
 
 class Plan:

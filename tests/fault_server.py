@@ -30,7 +30,7 @@ AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Server:
-    """The listening socket, the plan, and what is counted; one thread per connection."""
+    """The listening socket, the plan and the counts; one thread per connection."""
 
     def __init__(self, upstream: tuple[str, int], settings: Settings) -> None:
         self.upstream = upstream

@@ -204,7 +204,7 @@ def outcome(kind: str, path: Path, data: bytes) -> str:
     try:
         expected, names = rows_of(kind, data, path)
     except Exception as error:
-        full = SEEDS[kind][1]()  # right where what was damaged is not needed
+        full = SEEDS[kind][1]()  # equal, if the damaged bytes are not needed
         path.write_bytes(full)
         expected, names = rows_of(kind, full, path)
         found = f"read, where the usual reader finds {type(error).__name__}: {str(error)[:200]}"

@@ -32,7 +32,7 @@ static float sinpif(float x) { return (float)sin(3.141592653589793 * x); }
 
 @cache
 def library(text: str) -> ctypes.CDLL:
-    """Return the compiled text, which sees what CUDA would offer it."""
+    """Return the library of a compiled text, with the host's stand-ins for functions of CUDA."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "text.cpp"), Path(folder, "text.so")
         source.write_text(_SHIM + text)

@@ -39,7 +39,7 @@ class Fault:
             for name in ("empty", "zeros", "ones", "concatenate", "ascontiguousarray"):
                 setattr(np, name, self.allocating(getattr(np, name)))
             return
-        # Whatever Python itself does with a path; the same of what is done with an open file.
+        # Operations of Python on a path, and then on an open file.
         sys.addaudithook(self.audit)
         for name in ("write", "fsync", "pread"):
             setattr(os, name, self.failing(getattr(os, name)))
@@ -84,7 +84,7 @@ def _run_command_child(
         code = main.run_command(arguments)
     answer.send((code, out.getvalue(), err.getvalue(), fault.calls))
     answer.close()
-    os._exit(0)  # threads that wait for what failed are not waited for
+    os._exit(0)  # without waiting for threads that wait for the failed call
 
 
 def run_with_fault(

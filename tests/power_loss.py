@@ -73,7 +73,7 @@ class Instant:
         return Instant(*(dict(part) for part in vars(self).values()))
 
     def rebuild(self, root: Path, cut: str, seed: int) -> None:
-        """Make of `root` what a power cut at this instant may leave."""
+        """Write the files to `root` that a power cut at this instant may leave."""
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
         self._fill(root, ROOT, cut, random.Random(f"{seed} {cut}"), {})

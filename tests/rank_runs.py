@@ -1,4 +1,4 @@
-"""Small trainings over ranks, and what befalls a rank at a step.
+"""Small trainings over ranks, and faults of a rank at a step.
 
 Worker processes import this file.
 """
@@ -65,8 +65,10 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
 
 
 def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
-    """Train with threads of this process as ranks; the bits are those of processes with one thread
-    each."""
+    """Train with threads of this process as ranks.
+
+    The bits are the same as of processes with one thread each.
+    """
     quiet, inputs = partial(StopRequest, install=False), RunInputs(continues=continues)
 
     def one(ranks: Communicator) -> dict[str, Any]:

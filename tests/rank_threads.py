@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def on_threads(size: int, work: Callable[[Communicator], T]) -> list[T]:
-    """Return what every rank's work returned; whoever fails takes the others along.
+    """Return the result of each rank; a rank that fails ends the others.
 
     The BLAS has one thread, as its limit is one for all threads of a process: a rank that leaves
     `Backend.single_threaded_blas` would lift it for the others, and so change their last bits.

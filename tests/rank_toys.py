@@ -106,7 +106,7 @@ def _late() -> None:
     scheduler: Any = on_demand("distributed").get_worker().scheduler
 
     async def get_metadata(**options: Any) -> Any:
-        del scheduler.get_metadata  # that of the others, which is answered
+        del scheduler.get_metadata  # other calls are answered
         await asyncio.sleep(600)
 
     scheduler.get_metadata = get_metadata

@@ -274,7 +274,7 @@ class EigenProReference:
         return g
 
     def project(self) -> Array:
-        """Move what the temporary centers hold into alpha; return theta (p, c).
+        """Project the weights of the temporary centers onto alpha; return theta (p, c).
 
         Exact projection keeps f(Z); f elsewhere loses what is orthogonal to span K(., Z).
         """
@@ -573,7 +573,7 @@ class BlockReference:
         )
 
     def step(self, X: Array, Y: Array, order: Sequence[int]) -> Array:
-        """Visit the blocks in `order`, each against what the others left; return the last w r."""
+        """Visit the blocks in `order`, each with the residual left so far; return the last w r."""
         K_xz = self.kernel(X, self.Z)
         leverages = self.leverages(K_xz) * self.finite_population_factor / len(X)
         w = 1 / (1 + max(self.eta) * leverages.sum(axis=0))[:, None]

@@ -1,4 +1,4 @@
-"""Small runs: a problem of a few steps, its settings, and what a run directory holds at its end."""
+"""Small runs: a problem of a few steps, its settings, and the contents of its run directory."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ Checkpoint = tuple[dict[str, Array], dict[str, Any]]
 
 
 def checkpoint(run_dir: Path, step: int) -> Checkpoint:
-    """Return arrays and scalars of the state at `step`, without those of an evaluation."""
+    """Return arrays and scalars of the state at `step`, without metrics."""
     saved = load_checkpoint(open_folder(run_dir), f"checkpoints/{step:012d}.json")
     return saved.arrays, {k: v for k, v in saved.meta.items() if k != "metrics"}
 

@@ -161,7 +161,7 @@ class Case:
         return self.method.assemble(work, setup)
 
     def columns(self, X: Array) -> Array:
-        """Return K(X, Z), or what stands in its place, in float64."""
+        """Return K(X, Z), or the Fourier features of X, in float64."""
         if self.features != "fourier":
             return ref.laplace(X, self.Z, 2.0)
         omega, phases = self.Z[:, :-1], self.Z[:, -1]

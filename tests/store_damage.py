@@ -1,4 +1,4 @@
-"""Damage for local stores: what disks, object stores and operators do to files."""
+"""Damage for local stores, as by disks, object stores and operators."""
 
 from __future__ import annotations
 

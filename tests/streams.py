@@ -14,7 +14,7 @@ from streamkern.stream.sources.base import Source, y_shape
 
 
 class Plain:
-    """A user's source: what the protocol asks for and no more."""
+    """A source of a user, with the attributes that the protocol requires and no others."""
 
     def __init__(self, base: Source) -> None:
         for name in (

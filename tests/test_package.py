@@ -1,4 +1,4 @@
-"""The package as a whole: its public names, what importing it costs, and who imports whom."""
+"""Check the public names, the cost of imports, and which packages import which."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ FLOORS = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 # The data lane and the mathematics meet in `train`, in plain arrays.
 DATA = {"ingest", "ingest.tables", "stream.sources", "stream"}
 MATHS = {"kernels", "solver.precondition", "solver"}
-# A run directory knows nothing of what is in it; planning counts the bytes of a chunk of it.
+# A run directory does not depend on its contents; planning counts the bytes of a chunk.
 BELOW_RUNDIR = {"basics", "filesystem", "planning"}
 MOST_ENTRIES = 21
 MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 7, 18
 MOST_CARRIERS_OF_A_SETTING = 2
-# Names that are written for types; what all packages go through; whether obstore is installed; the
-# module of a user-defined class; what loads scikit-learn.
+# Names for annotations; the imports of all packages; whether obstore is installed; the
+# module of a user-defined class; modules that load scikit-learn.
 COMPUTED = {
     "", "basics.optional", "basics.user_class", "cli.compress", "cli.redaction", "cli.warmup",
     "filesystem.urls", "store.lazy_arrays",
@@ -69,7 +69,7 @@ ELSEWHERE = {
     "digits_predict", "set_callbacks",
 }  # fmt: skip
 
-# Files of tests that are of several modules of their room, and what they are about.
+# Files of tests that cover several modules of their room, and their subjects.
 OF_SEVERAL_MODULES = {
     "cli.shown_losses": "the loss in plan, info, report and tune",
     "estimator.loss_scores": "scores of models with a loss other than squares",
@@ -210,7 +210,7 @@ def test_no_top_level_name_is_defined_twice() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """Check also private classes and those inside of functions."""
+    """Check also private classes and classes inside of functions."""
     classes = [
         node.name
         for tree in LAYOUT.trees.values()

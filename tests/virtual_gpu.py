@@ -35,7 +35,7 @@ class Counts:
     host_reads: int = 0
     syncs: int = 0
     uploads: int = 0
-    """Copies from host to device; those of a ring are `sent` instead."""
+    """Copies from host to device; copies of a ring count as `sent` instead."""
     sent: int = 0
     pageable: int = 0
     """Copies of a ring from memory that is not pinned."""
@@ -226,7 +226,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._view(self.raw[key if ... in key else (*key, ...)])  # never a scalar
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if value is not self:  # what `a[...] += b` ends with
+        if value is not self:  # as at the end of `a[...] += b`
             self._call(np.ndarray.__setitem__, (self, key, value), {}, queued=True)
 
     # -- operations: queued where they write into memory there is ---------------------------
@@ -324,7 +324,7 @@ def _wrapped(device: Device, result: Any) -> Any:
 
 
 class Library:
-    """The array library of a device: what makes arrays is its own, all else is NumPy's."""
+    """The array library of a device: its own functions make arrays, all others are NumPy's."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.empty = device, device.empty

@@ -73,7 +73,7 @@ class Backend(DenseAlgebra):
     host_memory: HostMemory = PAGEABLE
     """Memory for host arrays that are uploaded."""
     library_bytes = 0
-    """Bytes of libraries that this backend loads in addition to those of streamkern."""
+    """Bytes of libraries that only this backend loads."""
     float64_cost = 2.0
     """Time of a FLOP in float64, in units of the time of a FLOP in float32."""
     l1_entries = 1 << 15

@@ -278,7 +278,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             return int(self.device.mem_info[0])
 
     def costs(self, precision: str) -> Costs:
-        """Return the costs of an H100; `tools/gpu_check.py` measures those of another GPU."""
+        """Return the costs of an H100; `tools/gpu_check.py` measures the costs of another GPU."""
         return device_costs(precision)
 
     # -- walking tiles ---------------------------------------------------------------------

@@ -92,7 +92,9 @@ def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
     LinAlgError
         LAPACK does not converge.
     """
-    n, n_found, info = len(A), ctypes.c_int(), ctypes.c_int()
+    n = len(A)
+    n_found = ctypes.c_int()
+    info = ctypes.c_int()
     values, vectors = np.empty(n, A.dtype), np.empty((k, n), A.dtype)
     zero, support = np.zeros(1, A.dtype), np.empty(2 * k, np.intc)
     # Row i of `vectors` is eigenvector i, as a column of LAPACK. The zeros stand for the range of

@@ -170,7 +170,7 @@ class CenterPartition:
         return np.arange(part.start, part.stop)
 
     def parts(self, arrays: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
-        """Return this rank's rows of those arrays whose name begins with one of `names`."""
+        """Return this rank's rows of the arrays whose names begin with one of `names`."""
         return {
             name: self.part(a, int(k) if (k := name.partition(".")[2]) else None)
             for name, a in arrays.items()

@@ -233,7 +233,7 @@ def _device_number(backend: Any) -> int:
 
 
 def _warn_without_nccl(ranks: list[int], backend: Any) -> None:
-    """Warn that all-reduces copy arrays through the host. ranks : those without NCCL."""
+    """Warn that all-reduces copy arrays through the host. ranks : ranks without NCCL"""
     cuda = backend.xp.cuda.runtime.runtimeGetVersion() // 1000
     warn(
         f"all-reduces between the GPUs copy every array through host memory and TCP: CuPy finds no "
@@ -261,7 +261,7 @@ class Nccl(Communicator):
 
     @property
     def waited_s(self) -> float:  # type: ignore[override]
-        """Seconds spent in sums on the host, and in those on the device that have finished."""
+        """Seconds spent in sums on the host, and in finished sums on the device."""
         cuda = self._backend.xp.cuda
         while self._pending_events and self._pending_events[0][1].done:
             self._on_device_s += cuda.get_elapsed_time(*self._pending_events.popleft()) / 1000

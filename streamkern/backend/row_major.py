@@ -120,11 +120,15 @@ class RowMajor:
         if 0 in (n, c):
             return
         of_B, ldb = self._layout(B, False)
-        lda, ldc, dtype = _leading_dimension(A), _leading_dimension(out), out.dtype
+        lda = _leading_dimension(A)
+        ldc = _leading_dimension(out)
+        dtype = out.dtype
         item, out_item = A.itemsize, out.itemsize
         of_A = self._cublas.CUBLAS_OP_T if transposed else self._cublas.CUBLAS_OP_N
         products = triangle_parts(n, block, lda, B.strides[0] // item, ldc, transposed)
-        kind, out_kind, handle = self._types[A.dtype], self._types[dtype], self._handle()
+        kind = self._types[A.dtype]
+        out_kind = self._types[dtype]
+        handle = self._handle()
         compute, algorithm = self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT
         alpha = self._number(scale, dtype)
         for part in products:

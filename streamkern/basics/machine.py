@@ -108,7 +108,8 @@ def _address_space_left() -> float:
         return math.inf
     threads = _BYTES_PER_THREAD * (available_cpus() + 1)
     used_pages = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
-    page, remaining = os.sysconf("SC_PAGE_SIZE"), math.inf
+    page = os.sysconf("SC_PAGE_SIZE")
+    remaining = math.inf
     for kind, n_pages in used_pages.items():
         limit = resource.getrlimit(kind)[0]
         if limit != resource.RLIM_INFINITY:

@@ -24,6 +24,11 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_MAX_NAMES])) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
+def first_names_text(names: Sequence[object]) -> str:
+    """Return the names, or the first of many, as text without quotes."""
+    return ", ".join(map(str, names[:_MAX_NAMES])) + (", ..." if len(names) > _MAX_NAMES else "")
+
+
 _PLURAL_OF_ONE = re.compile(
     r"(?<![\d.,:])1 (row|value|chunk|column|feature|output|center|word|epoch|file|step)s\b"
 )

@@ -17,11 +17,18 @@ from streamkern.basics.values import parse_bytes
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
+    CategoricalOption,
+    DateOption,
     DropMissingTargetsOption,
+    DropOption,
+    EncodeOption,
     ExternalOption,
     ForeignOption,
     JsonOption,
+    LikeOption,
     MissingOption,
+    NaValueOption,
+    NumericOption,
     OverwriteOption,
     StorageOption,
     XArrayOption,
@@ -35,15 +42,6 @@ from streamkern.cli.options import (
     parse_options,
     parse_transform,
     target_columns,
-)
-from streamkern.cli.table_options import (
-    CategoricalOption,
-    DateOption,
-    DropOption,
-    EncodeOption,
-    LikeOption,
-    NaValueOption,
-    NumericOption,
 )
 from streamkern.config.data import DataConfig
 from streamkern.filesystem.urls import local_path
@@ -293,7 +291,7 @@ _AUGMENT_OPTIONS = {
 
 
 def _checked_config(**settings: Any) -> DataConfig:
-    """Return the settings as those of a run, which checks them and raises the same errors."""
+    """Return the settings of a run with these values; it raises the errors of a run."""
     try:
         return DataConfig(**settings)
     except ConfigError as error:

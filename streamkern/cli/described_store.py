@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern.basics.text import escape_unprintable, size_text, use_singular
+from streamkern.basics.text import escape_unprintable, first_names_text, size_text, use_singular
 from streamkern.cli.glossary import STORE_MEANINGS, with_meaning
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.store.facts import chunks_text, row_shape_text
@@ -29,7 +29,7 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     shape = row_shape_text(store["row_shape"], store.get("sparse_features"))
     targets = store["targets"]
     if targets == "classes":
-        targets = f"classes: {_class_names_text(store)}"
+        targets = f"classes: {first_names_text(store['classes'])}"
     facts = [
         ("rows", f"{store['n_rows']:,} rows of {shape} {store['dtype']}, "
          f"{store['n_outputs']} {targets}"),
@@ -98,9 +98,3 @@ def _left_out_facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the line on rows that were left out, if there are any."""
     n = store.get("n_left_out", 0)
     return [("left_out", f"{n:,} rows without a target were left out")] if n else []
-
-
-def _class_names_text(store: Mapping[str, Any]) -> str:
-    """Return the names of the first twelve classes."""
-    names = store["classes"]
-    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")

@@ -182,7 +182,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
             write_stderr("interrupted")
         out.flush()
-        command, write_error = "".join(arguments[:1]), out.write_error
+        command = "".join(arguments[:1])
+        write_error = out.write_error
         if write_error is not None and command in PRINTING_COMMANDS:
             write_stderr(f"the output of {command} could not be written: {write_error.strerror}")
             return EXIT_FAILED

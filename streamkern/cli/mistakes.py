@@ -135,13 +135,8 @@ def _unknown_option_text(error: Any, command: Any, words: Sequence[str]) -> str:
         return f"{message}; it is a setting of a run: give it to streamkern train as {set_option}"
     if error.possibilities:
         return f"{message}; did you mean {' or '.join(sorted(error.possibilities))}?"
-    help_command = " ".join(["streamkern", *_command_words(command), "--help"])
-    return f"{message}; {help_command} lists the options"
-
-
-def _command_words(command: Any) -> list[str]:
-    """Return the name of the command as a list; empty for the main command."""
-    return [command.name] if command.name in EXAMPLES else []
+    command_text = f"{command.name} " if command.name in EXAMPLES else ""  # "" for the main command
+    return f"{message}; streamkern {command_text}--help lists the options"
 
 
 def _setting_path(name: str) -> str | None:

@@ -22,6 +22,9 @@ from streamkern.train.setup import choose_kernel as search
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continuation
 
+_PHASES = ("metric", "centers", "sample", "noise", "setup", "train")
+"""The phases of a run, in order."""
+
 
 def plan(
     config: RunConfig | str | os.PathLike[str] | Mapping[str, Any], *,
@@ -46,10 +49,18 @@ def plan(
         For the same settings and data for which `train_model` raises them.
     """
     config = with_rank_count(as_config(config))
-    run = open_run(config) if continues is None else open_continuation(config, continues)
+    run = resolve_run(config, continues)
     with run.backend:
         times = expected_times(run, open_test(config, run.data)) if measure else None
         return plan_overview(run, times)
+
+
+def resolve_run(config: RunConfig, continues: str | os.PathLike[str] | None) -> ResolvedRun:
+    """Return a run that `train_model` would start, or with which it would continue another run.
+
+    The caller closes `ResolvedRun.backend`.
+    """
+    return open_run(config) if continues is None else open_continuation(config, continues)
 
 
 def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any]:
@@ -57,7 +68,9 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
     times : the expected times on this machine, if they were measured
     """
-    problem, sizes, kernel = run.problem, run.sizes, _describe_kernel(run)
+    problem = run.problem
+    sizes = run.sizes
+    kernel = _describe_kernel(run)
     batches_per_epoch, batches = planned_batches(run)
     # Scripts read these keys from `streamkern plan --json`, so they must not change.
     return {
@@ -110,7 +123,7 @@ def _describe_kernel(run: ResolvedRun) -> dict[str, Any]:
 
 def _describe_memory(run: ResolvedRun) -> dict[str, Any]:
     """Return the budget, and the peak by phase and buffer, in bytes and in the order of a run."""
-    phases = _sort_phases(run.buffers.phases)
+    phases = sorted(run.buffers.phases, key=_PHASES.index)
     return {
         "budget_bytes": run.budget_bytes,
         "peak_bytes": run.buffers.peak,
@@ -136,7 +149,9 @@ def _describe_effort(run: ResolvedRun) -> dict[str, Any] | None:
 
     None if the number of centers is set, or centers are chosen by a method other than "random".
     """
-    model, problem, names = run.config.model, run.problem, list(EFFORT_LEVELS)
+    model = run.config.model
+    problem = run.problem
+    names = list(EFFORT_LEVELS)
     if model.n_centers != "auto" or run.centers_from not in ("random", "all"):
         return None
     amounts = {"centers": problem.p, "metric_rows": problem.metric_rows}
@@ -176,11 +191,6 @@ def _describe_centers(run: ResolvedRun) -> dict[str, Any]:
     origin = run.centers_from
     method = redact(run.config.model.centers) if origin == "file" else origin
     return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
-
-
-def _sort_phases(phases: list[str]) -> list[str]:
-    """Return the phases in the order of a run."""
-    return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
 def _used_sizes(run: ResolvedRun) -> dict[str, Any]:

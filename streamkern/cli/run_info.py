@@ -75,7 +75,7 @@ def run_overview(
             live, evaluations = read_history(records).progress, evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
-                metrics = _metrics_in(evaluations[-1]) if evaluations else metrics
+                metrics = metrics_in(evaluations[-1]) if evaluations else metrics
             solver = None
             if setup is not None:
                 solver = solver_facts(setup.meta, {} if saved is None else saved.meta["state"])
@@ -243,7 +243,7 @@ def _metric_facts(run: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _metrics_in(evaluation: Mapping[str, Any]) -> dict[str, float]:
+def metrics_in(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics in a record of an evaluation."""
     return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
 

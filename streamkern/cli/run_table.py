@@ -42,8 +42,9 @@ def runs_command(
         typer.echo(text_table([_text_row(row) for row in rows], list(_text_row(rows[0]))))
     else:
         write_stderr(f"there is no run in {redact(folder)} or in the folders directly below it")
-    for text in () if as_json else (*problems, *(note for run in runs for note in run.notes)):
-        write_stderr(f"note: {text}")
+    if not as_json:
+        for text in (*problems, *(note for run in runs for note in run.notes)):
+            write_stderr(f"note: {text}")
 
 
 def _entries_of(folder: str, options: Mapping[str, Any] | None) -> list[str]:

@@ -18,8 +18,9 @@ from streamkern.basics.text import redact, text_table, time_text, utc_now
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped_entry
 from streamkern.cli.options import JsonOption, add_options
-from streamkern.cli.overview import plan_overview
+from streamkern.cli.overview import plan_overview, resolve_run
 from streamkern.cli.plan_text import plan_text
+from streamkern.cli.run_info import metrics_in
 from streamkern.cli.run_options import config_from_options
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.evaluation import format_metrics
@@ -28,10 +29,9 @@ from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.log_reader import processes_in
 from streamkern.train.over_ranks import with_rank_count
-from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup.planned import Times, expected_times, planned_flops
-from streamkern.train.train import open_continuation
 from streamkern.train.train import train as run_training
 
 LONG_RUN_S = 60.0
@@ -66,13 +66,11 @@ def plan_command(
 ) -> None:
     """Show the sizes, the memory, the work and the time of a run without starting it."""
     config = with_rank_count(config)
-    run = open_run(config) if continues is None else open_continuation(config, continues)
-    try:
+    run = resolve_run(config, continues)
+    with run.backend:
         test = open_test(config, run.data)
         times = _estimate_times(run, test) if measure else None
         overview = plan_overview(run, times)
-    finally:
-        run.backend.close()
     typer.echo(json_text(overview) if as_json else plan_text(overview, everything=everything))
 
 
@@ -137,16 +135,15 @@ def _estimate_seconds(config: RunConfig, continues: str | None) -> float:
     """Return the expected seconds of the run; 0 if it is certainly short, or cannot be measured."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns again
-        run = open_run(config) if continues is None else open_continuation(config, continues)
-    try:
+        run = resolve_run(config, continues)
+    with run.backend:
         flops = sum(planned_flops(run).values())
         if flops <= MIN_FLOPS_PER_S * LONG_RUN_S and run.problem.n_rows <= MAX_FAST_ROWS:
             return 0.0
-        return expected_times(run, None).whole
-    except (DataError, OSError):
-        return 0.0
-    finally:
-        run.backend.close()
+        try:
+            return expected_times(run, None).whole
+        except (DataError, OSError):
+            return 0.0
 
 
 def _new_run_dir(store: str) -> str:
@@ -173,8 +170,7 @@ def _sum_earlier_seconds(config: RunConfig, start_time: str) -> float:
 
 def show_evaluation(record: Mapping[str, Any]) -> None:
     """Print an evaluation during a run."""
-    figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
-    write_stderr(f"{record['samples']:,} samples: {format_metrics(figures)}")
+    write_stderr(f"{record['samples']:,} samples: {format_metrics(metrics_in(record))}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import typer
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.plots import png_bytes
 from streamkern.basics.stop import handle_stop
-from streamkern.basics.text import redact, text_table
+from streamkern.basics.text import redact, text_table, time_text
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import JsonOption, StorageOption, parse_numbers
 from streamkern.cli.run_options import (
@@ -85,9 +85,7 @@ CentersOption = Annotated[
 ]
 TuneEpochsOption = Annotated[
     int | None,
-    typer.Option(
-        help="Pass over the sample this many times.  [default: enough for 100000 rows, at most 20]"
-    ),
+    typer.Option(help="Train for this many epochs.  [default: enough for 100000 rows, at most 20]"),
 ]
 FoldsOption = Annotated[
     int, typer.Option(help="Average over this many splits, each with other held-out rows.")
@@ -246,7 +244,7 @@ def _report_event(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
     left_text = ""
     if fields["left"]:
-        left_text = f"; {fields['left']} left, about {_time_left_text(fields['seconds_left'])}"
+        left_text = f"; {fields['left']} left, about {time_text(fields['seconds_left'])}"
     write_stderr(
         f"{kernel_text(fields['kernel'])}{bandwidth_text}, "
         f"ridge {fields['ridge']:.4g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
@@ -262,9 +260,7 @@ def _metric_names(metric: str) -> list[str]:
 def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     """Print the table of trials and the best settings, or JSON, and notes."""
     if as_json:
-        result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
-        result |= {"search": tuned.search, "toml": tuned.toml, "out": redact(folder)}
-        typer.echo(json_text(result))
+        typer.echo(json_text(tuned.as_record() | {"out": redact(folder)}))
         return
     typer.echo(text_table(*_table_rows(tuned)))
     typer.echo(f"\n{tuned.toml}")
@@ -331,8 +327,3 @@ def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
     secrets_note = "" if not config.data.storage_options else "; data.storage_options are not in it"
     run_note = "" if run_dir is None else f", for a run in {redact(run_dir)}"
     write_stderr(f"wrote {target}{run_note}{secrets_note}")
-
-
-def _time_left_text(seconds: float) -> str:
-    """Return a duration in seconds or minutes."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

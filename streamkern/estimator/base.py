@@ -98,10 +98,10 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
     def _fit_model(
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
-        """Return the result of `fit`. owner : the estimator of which this one is a snapshot"""
+        """Return the result of `fit`. owner : the estimator, whose snapshot `self` is"""
         self._check_saved("centers", "loss", "metric", "transforms")
         previous = self._previous_fit()
-        # With warm_start=True, the features and the encoder are those of the previous fit.
+        # With warm_start=True, the previous fit gives the features and the encoder.
         expected = None if previous is None else previous.schema
         source, schema = self._open_data(X, y, sample_weight, expected=expected)
         held_out = None
@@ -236,7 +236,7 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
             y = y[:, 0]
         if expected is not None or is_indicator(y):
             labels = None if expected is None else expected.labels
-        if y is None and is_lazy(X):
+        if y is None and (is_lazy(X) or not inputs.is_stream(X)):
             raise files.missing_targets_error(type(self).__name__, expected)
         if inputs.is_stream(X):
             X = X if expected is None else self._without_targets(X, expected)
@@ -247,8 +247,6 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
             flat = source.n_outputs == 1 if y is None else len(target_shape(y)) == 1
             schema = Schema.from_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.record_columns(source, data)
-        if y is None:
-            raise files.missing_targets_error(type(self).__name__, expected)
         if sample_weight is not None:
             min_rows = 2 if expected is None else 1
             X, y, sample_weight = targets.drop_negligible_rows(

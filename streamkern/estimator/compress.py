@@ -3,11 +3,13 @@
 Randomly pivoted Cholesky selects q of the p centers of a model f, whose kernel functions nearly
 span the kernel functions of all centers. Their weights w are fitted to f on the caller's rows x:
 
-    minimise  sum over x of |f(x) - sum_j w_j k(x, z_j)|^2 + penalty |w|^2.
+    minimise  sum over x of |f(x) - sum_j w_j k(x, z_j)|^2 + ridge |w|^2,
 
-The normal equations of the first q centers are the leading q x q block of the largest system. One
-pass over the rows therefore gives the whole curve of the difference against the number of centers.
-Every fourth row is held out to measure the difference.
+with the normal equations (k^T k + ridge I) w = k^T F. Here k (n, q) are the kernel values between n
+rows and the centers, F (n, c) the outputs of f, and ridge = penalty tr(k^T k) / q. The equations of
+the first q centers are the leading q x q block of the largest system, so one pass over the rows
+gives the whole curve of the difference against the number of centers. Every fourth row is held out
+to measure the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import bisect
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,10 +28,10 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
+from streamkern.basics.optional import on_demand
 from streamkern.basics.text import size_text
 from streamkern.basics.values import checked_int, parse_bytes
 from streamkern.centers.rpcholesky import PIVOT_BLOCK, rpcholesky
-from streamkern.estimator.center_equations import PENALTIES, CenterEquations, CenterSums
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.predicting import PredictionMixin
 from streamkern.planning.memory import EVALUATED_ROWS, default_budget
@@ -45,6 +47,8 @@ MIN_KEPT_CENTERS = 8
 """Smallest of the halved numbers of centers that are tried first."""
 HOLD_OUT_EVERY = 4
 """Every fourth row is held out."""
+PENALTIES = tuple(10.0**k for k in range(-13, -2, 2))
+"""Penalties to try, relative to the mean of the diagonal of k^T k."""
 
 
 def compress(
@@ -200,6 +204,71 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
             f"{mention('tolerance', 0.05)}"
         )
     return max(1, min(p - 1, MAX_KEPT_CENTERS))
+
+
+class CenterSums:
+    """Sums over n rows, in float64.
+
+    A : (q, q) k^T k, with the kernel values k (n, q) between the rows and q candidate centers
+    B : (q, c) k^T F, with the outputs F (n, c) of the original model
+    squares : sum of the squares of F
+    n : number of rows
+    """
+
+    def __init__(self, q: int, c: int) -> None:
+        self.A = np.zeros((q, q))
+        self.B = np.zeros((q, c))
+        self.squares = 0.0
+        self.n = 0
+
+    def add(self, k: Floats, F: Floats) -> None:
+        """Add m rows, with their kernel values k (m, q) and outputs F (m, c), to the sums."""
+        self.A += k.T @ k
+        self.B += k.T @ F
+        self.squares += float(np.vdot(F, F))
+        self.n += len(F)
+
+
+@dataclass(frozen=True)
+class CenterEquations:
+    """The least-squares problem of all candidate centers.
+
+    fit_sums : sums over the rows to which the weights are fitted
+    held_out_sums : sums over the held-out rows, on which fits are compared
+    output_std : standard deviation of the outputs F
+    """
+
+    fit_sums: CenterSums
+    held_out_sums: CenterSums
+    output_std: float
+
+    def solve(self, q: int, penalty: float) -> Floats | None:
+        """Return the weights (q, c) of the first q candidates; None if the factorisation fails.
+
+        penalty : factor of |w|^2, relative to the mean of the diagonal of k^T k
+        """
+        linalg = on_demand("scipy.linalg")
+        A, B = self.fit_sums.A[:q, :q].copy(), self.fit_sums.B[:q]
+        A.flat[:: q + 1] += penalty * np.trace(A) / q
+        try:
+            # A.T has the memory order of LAPACK, which then overwrites it without a copy.
+            factor = linalg.cho_factor(A.T, lower=True, overwrite_a=True)
+            weights: Floats = linalg.cho_solve(factor, B)
+        except linalg.LinAlgError:
+            return None
+        return weights
+
+    def difference(self, w: Floats | None) -> float:
+        """Return the RMSE of k w against F on the held-out rows, divided by `output_std`.
+
+        w : (q, c) weights of the first q candidates; None gives infinity
+        """
+        if w is None:
+            return math.inf
+        q, sums = len(w), self.held_out_sums
+        # The sum of the squares of k w - F, expanded in terms of the sums.
+        total = np.vdot(w, sums.A[:q, :q] @ w) - 2 * np.vdot(w, sums.B[:q]) + sums.squares
+        return math.sqrt(max(float(total), 0.0) / (sums.n * w.shape[1])) / self.output_std
 
 
 def _sum_equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> CenterEquations:

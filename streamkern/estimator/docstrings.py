@@ -41,7 +41,7 @@ _ADDITIONS = {
     "class_sampling": "Not for `partial_fit`.",
     "class_weight": "Not for `partial_fit`.",
     "early_stopping": "Not for `partial_fit`.",
-    "epochs": 'In `partial_fit`, passes over each block; "auto": one.',
+    "epochs": 'In `partial_fit`, the epochs on each block; "auto": one.',
     "loss": "Or an object, or a class, that derives from `streamkern.Loss`.",
     "memory": "On a GPU, it also limits the memory of the GPU.",
     "posterior": '`predict(X, return_std=True)` uses it; `report_["posterior"]` has the standard '
@@ -92,7 +92,7 @@ history_ : the evaluations on `test`, oldest first: `test_mse` in squared units 
     over rows and outputs, and `test_r2` or, for classes, `test_accuracy`; with `early_stopping`
     also `validation_mse` and so on, for the validation rows. The evaluation of the final weights is
     in report_ as well. With several labels for a row, they are evaluated as values.
-validation_scores_ : with `early_stopping` the score of every pass on the validation rows, oldest
+validation_scores_ : with `early_stopping` the score of each epoch on the validation rows, oldest
     first: accuracy or R2, or the negative metric of a loss other than the squared error; else None.
 """
 

@@ -71,12 +71,12 @@ True
         """Train on one more block of rows.
 
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
-        block, so it should be large and representative. Every call makes `epochs` ("auto": one)
-        passes over its block with the same solver state and running average. The first call
-        discards an earlier `fit`, with a warning, and raises ConfigError for a model from
-        `compress`; a later `fit` starts anew. A ridge of "auto" means no ridge, because the number
-        of rows to come is unknown. `run_dir` is not used; `save` stores the state. Returns the
-        fitted estimator.
+        block, so it should be large and representative. Every call trains `epochs` ("auto": one)
+        epochs on its block with the same solver state and running average. The first call discards
+        an earlier `fit`, with a warning, and raises ConfigError for a model from `compress`; a
+        later `fit` starts anew. A ridge of "auto" means no ridge, because the number of rows to
+        come is unknown. `run_dir` is not used; `save` stores the state. Returns the fitted
+        estimator.
 
         Parameters
         ----------
@@ -229,11 +229,11 @@ True
         """Train on one more block of rows.
 
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
-        block, so it should be large and representative. Every call makes `epochs` ("auto": one)
-        passes over its block with the same solver state and running average. The first call
-        discards an earlier `fit`, with a warning, and raises ConfigError for a model from
-        `compress`; a later `fit` starts anew. A ridge of "auto" means no ridge. `run_dir` is not
-        used; `save` stores the state. Returns the fitted estimator.
+        block, so it should be large and representative. Every call trains `epochs` ("auto": one)
+        epochs on its block with the same solver state and running average. The first call discards
+        an earlier `fit`, with a warning, and raises ConfigError for a model from `compress`; a
+        later `fit` starts anew. A ridge of "auto" means no ridge. `run_dir` is not used; `save`
+        stores the state. Returns the fitted estimator.
 
         Parameters
         ----------

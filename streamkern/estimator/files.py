@@ -364,7 +364,7 @@ def resolve_test(test: Any, y: Any) -> tuple[Any, Any]:
     y : targets of the training data; if it is the name of a column, that column of `test` is used
     """
     if not isinstance(test, tuple):
-        # A store of streamkern has its targets, whatever the name of the column was.
+        # A store of streamkern has its targets under any name of the column.
         has_targets = _has_targets(test) or (_is_store(test) and _is_streamkern_store(test))
         return test, y if isinstance(y, str) and not has_targets else None
     if len(test) != 2:

@@ -120,7 +120,9 @@ class Schema:
         facts : result of `Schema.facts`, as recorded by the run; empty for a run of `train`.
         location : path of the run, for errors.
         """
-        indicator, names, labels = facts.get("indicator"), facts.get("outputs"), None
+        indicator = facts.get("indicator")
+        names = facts.get("outputs")
+        labels = None
         if indicator is not None:
             labels = Labels(np.arange(model.n_outputs), indicator=indicator)
         elif model.classes is not None:
@@ -390,6 +392,6 @@ def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
 
 
 def find_added_transforms(result: Result, stream: BaseSource) -> list[Transform]:
-    """Return the transforms, such as a scaling, that a run added to those of its source."""
+    """Return the transforms, such as a scaling, that a run added to its source's transforms."""
     n_of_source = sum(map(is_deterministic, stream.feed_transforms))
     return list(result.model.fixed_transforms[n_of_source:])

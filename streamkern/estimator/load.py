@@ -35,8 +35,8 @@ def load(
     """Return the fitted estimator of a run directory, or of a directory that `save` has written.
 
     It has the model of the newest intact checkpoint, also while a process continues the run.
-    `partial_fit` continues from there with the solver and step sizes of the run, and makes `epochs`
-    passes over each block. Parameters are restored, except the directory, device, memory and
+    `partial_fit` continues from there with the solver and step sizes of the run, and trains
+    `epochs` epochs on each block. Parameters are restored, except the directory, device, memory and
     threads. If a parameter cannot be stored, such as a function among the transforms, `fit` raises
     an error that names it.
 

@@ -312,7 +312,8 @@ class PredictionMixin(ModelOpeningMixin):
 
         stack : closes the files that this method opens
         """
-        X, schema = convert_input(X, "X"), self._state.schema
+        X = convert_input(X, "X")
+        schema = self._state.schema
         if is_files(X):
             return stack.enter_context(open_file_rows(X, schema, targets=False))
         if inputs.is_stream(X):

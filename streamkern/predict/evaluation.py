@@ -133,7 +133,7 @@ class CalibratedFigures:
         )
         self.needs_scale = _has_enough_rows(calibration.normalised)
         self._sums: dict[str, float] = {}
-        self._bins = np.zeros((2, ECE_BINS))
+        self._bins = np.zeros((3, ECE_BINS))  # from `reliability_sums`
         self._weight = 0.0
 
     def add(
@@ -179,10 +179,7 @@ class CalibratedFigures:
         self._add("log_loss", w @ log_losses(p, labels))
         squares = np.square(p - one_hot).sum(axis=1)
         self._add("brier", w @ squares / (2 if p.shape[1] == 2 else 1))
-        largest, is_correct = p.max(axis=1), p.argmax(axis=1) == labels
-        bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
-        self._bins[0] += np.bincount(bins, w * largest, ECE_BINS)
-        self._bins[1] += np.bincount(bins, w * is_correct, ECE_BINS)
+        self._bins += reliability_sums(p, labels, w)
         if self._evaluates_intervals:
             sets = self._calibration.intervals.prediction_sets(F, EVALUATION_LEVEL)
             self._add("coverage", w @ sets[np.arange(len(F)), labels])
@@ -193,9 +190,26 @@ class CalibratedFigures:
         figures = {name: total / self._weight for name, total in self._sums.items()}
         if self._calibration.probabilities is None:
             return figures
-        figures["ece"] = float(np.abs(self._bins[0] - self._bins[1]).sum()) / self._weight
+        _, largest, correct = self._bins
+        figures["ece"] = float(np.abs(largest - correct).sum()) / self._weight
         order = ("log_loss", "brier", "ece", "coverage", "set_size")
         return {name: figures[name] for name in order if name in figures}
+
+
+def reliability_sums(p: Floats, labels: npt.NDArray[Any], w: Floats) -> Floats:
+    """Return sums over the rows in each bin of their largest probability, (3, ECE_BINS).
+
+    The sums are of the weights, of the weighted largest probabilities, and of the weights of the
+    rows whose most probable class is right.
+
+    p : (m, c) probabilities of the classes
+    labels : (m,) ids of the true classes
+    w : (m,) weights
+    """
+    largest, is_correct = p.max(axis=1), p.argmax(axis=1) == labels
+    bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
+    values = (w, w * largest, w * is_correct)
+    return np.stack([np.bincount(bins, value, ECE_BINS) for value in values])
 
 
 def r2(squared: Floats, variance: Floats) -> float:

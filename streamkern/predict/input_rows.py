@@ -277,18 +277,18 @@ def _open_store(
 
 def _check_requested_names(unresolved: ReadRequest, mark: Mapping[str, Any], location: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
-    for name, requested, stored_names in (
-        ("x", unresolved.x, mark.get("columns")),
-        ("y", unresolved.y, mark.get("target_columns")),
-        ("sample_weight", None if unresolved.w == "w" else unresolved.w, None),
-    ):
-        if requested is not None:
-            description = (
-                "without names" if stored_names is None else f"with {name} of {some(stored_names)}"
-            )
-            store_text = "with its own weights" if name == "sample_weight" else description
+    store_texts = {
+        name: f"with {name} of {some(mark[key])}" if mark.get(key) is not None else "without names"
+        for name, key in (("x", "columns"), ("y", "target_columns"))
+    }
+    store_texts["sample_weight"] = "with its own weights"
+    requested = {"x": unresolved.x, "y": unresolved.y}
+    if unresolved.w != "w":  # "w" is the array of the store's own weights
+        requested["sample_weight"] = unresolved.w
+    for name, value in requested.items():
+        if value is not None:
             raise ConfigError(
-                f"{mention(name, requested)} cannot be used with {location}, a store of streamkern "
-                f"{store_text}",
+                f"{mention(name, value)} cannot be used with {location}, a store of streamkern "
+                f"{store_texts[name]}",
                 f"leave {mention(f'{name}=')} out",
             )

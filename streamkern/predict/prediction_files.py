@@ -57,7 +57,9 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
     Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
     numbered. Unwritten parts have fill values: NaN, a label of no class, and row 2**64 - 1.
     """
-    n, c, chunk_rows = table.n_rows, table.width, min(table.chunk_rows, table.n_rows)
+    n = table.n_rows
+    c = table.width
+    chunk_rows = min(table.chunk_rows, table.n_rows)
 
     def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
         return group.create_array(

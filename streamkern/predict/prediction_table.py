@@ -69,6 +69,12 @@ class PredictionTable:
         return "label" if self.scores == "score" else MOST_PROBABLE
 
     @property
+    def value_names(self) -> Sequence[str]:
+        """Names of the values of a row: the names of the targets, or numbered ones."""
+        numbered = [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
+        return self.names or numbered
+
+    @property
     def chunk_rows(self) -> int:
         """Rows of a Zarr chunk."""
         return max(1, CHUNK_BYTES // (self.width * self.dtype.itemsize))
@@ -83,10 +89,7 @@ class PredictionTable:
         """Return the names of the columns of a table, all distinct."""
         names = ["row"] if self.input_columns is None else list(self.input_columns.names)
         if self.classes is None:
-            default_names = (
-                [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
-            )
-            columns = list(self.names or default_names)
+            columns = list(self.value_names)
         else:
             label = self.label_name
             label = self.names[0] if self.names and label == "label" else label
@@ -257,8 +260,7 @@ class OutputFormat:
             return replace(values, dtype=dtype, scores="probability", record=record)
         if self.half_width is None and not self.std and self.ends is None:
             return values
-        c = values.width
-        names = values.names or ([f"value_{k}" for k in range(c)] if c > 1 else ["value"])
+        c, names = values.width, values.value_names
         suffixes: tuple[str, ...] = ("low", "high")
         record = {"interval": self.level} | ({"normalised": True} if self.normalised else {})
         if self.ends is not None:

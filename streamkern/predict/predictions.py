@@ -122,7 +122,7 @@ def _output_slabs(buffer: PredictionBuffer, scratch: Scratch, table: PredictionT
     with _discard_on_data_error(scratch):
         if table.input_columns is None:
             yield from buffer.slabs()
-        else:  # blocks of the same size as those that were read for prediction
+        else:  # blocks of the same size as for the prediction
             yield from with_input_columns(table.input_columns.blocks(UNIT_BYTES), buffer.slabs())
 
 
@@ -204,7 +204,7 @@ def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: st
 
 
 def _output_table(table: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
-    """Return the description of what the output stores, with the record that identifies it."""
+    """Return the description of the stored columns, with the record that identifies the output."""
     only_ids = ending == ".npy" and table.classes is not None and not values
     if only_ids:
         table = replace(table, dtype=np.dtype(np.int32), width=1)

@@ -94,7 +94,9 @@ def fit_residual_scale(
         loo_values *= factor
         error = float((w @ (logs - loo_values) ** 2 / unit).sum())
         if factor.any() and error < min_error:
-            min_error, low, high = error, loo_values.min(axis=0), loo_values.max(axis=0)
+            min_error = error
+            low = loo_values.min(axis=0)
+            high = loo_values.max(axis=0)
             best = ResidualScale(X, weights * factor, low, high, bandwidth)
     return best
 

@@ -109,11 +109,21 @@ def published_manifests(folder: RunStorage) -> tuple[list[str], list[str]]:
     return [f"{name}.json" for name in setups], [f"{name}.json" for name in checkpoints]
 
 
-def newest_intact(folder: RunStorage, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the last of the manifests `names` that is intact, or None."""
+def newest_intact(
+    folder: RunStorage, names: Sequence[str], damage: list[str] | None = None
+) -> dict[str, Any] | None:
+    """Return the last of the manifests `names` that is intact, or None.
+
+    damage : receives a sentence for each newer manifest that is damaged
+    """
     for name in reversed(names):
-        with contextlib.suppress(UnverifiedError):  # reported when it is loaded
+        try:
             return read_manifest(folder, name)
+        except UnverifiedError as error:
+            if damage is None:  # reported when it is loaded
+                continue
+            if any(name in kind for kind in published_manifests(folder)):  # no writer deleted it
+                damage.append(f"{folder.location}: {error}")
     return None
 
 

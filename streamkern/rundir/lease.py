@@ -131,7 +131,7 @@ class Lease:
             raise self._unsupported_error() from error
         try:
             # Objects of low numbers are deleted, so that a free number may have been used before.
-            numbers = self._numbers()
+            numbers = _numbers(self._objects)
             is_first = [n for n in numbers if n > newest] == [number]
             # The object exists now, so a second creation succeeds only without conditional writes.
             if is_first and self._objects.create(_key(number), self._data() + b"\n"):
@@ -202,7 +202,7 @@ class Lease:
             )
 
     def _later_numbers(self) -> list[int]:
-        return [n for n in self._numbers() if n > self.number]
+        return [n for n in _numbers(self._objects) if n > self.number]
 
     def _holder_of(self, number: int) -> str:
         try:
@@ -228,9 +228,6 @@ class Lease:
             self._thread.join()
 
     # -- objects ---------------------------------------------------------------------------
-
-    def _numbers(self) -> list[int]:
-        return _numbers(self._objects)
 
     def _data(self) -> bytes:
         return seal("writer", self._note)

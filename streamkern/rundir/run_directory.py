@@ -210,9 +210,7 @@ class RunDirectory:
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
         """Store the setup. A run does so once; another call would replace it atomically."""
         with self._writing("the setup") as lock:
-            names = self._folder.names()
-            self._publish(lock, "", name_stem(lock.number, "setup"), 0, arrays, meta, names)
-            self._retention.delete_old(lock, "", names)
+            self._publish(lock, "setup", self._folder.names(), arrays, meta)
 
     def save(
         self,
@@ -238,7 +236,8 @@ class RunDirectory:
             names = self._folder.names(CHECKPOINTS)
             damaged = self._retention.unverified
             intact = [id_ for id_ in checkpoint_ids(names) if name_stem(*id_) not in damaged]
-            newest, checkpoint = max(intact, default=(0, 0)), (lock.number, step)
+            newest = max(intact, default=(0, 0))
+            checkpoint = (lock.number, step)
             if newest[0] > lock.number:
                 lock.check()  # raises an error that names the process that took over
             if not newest <= checkpoint or not 0 <= step < 10**12:
@@ -247,10 +246,7 @@ class RunDirectory:
                     f" {self.location}, and 10^12",
                     "resume from that one or give a new run directory",
                 )
-            stem = name_stem(*checkpoint)
-            self._publish(lock, CHECKPOINTS, stem, step, arrays, meta, names, before_publishing)
-            damaged.discard(stem)
-            self._retention.delete_old(lock, CHECKPOINTS, names)
+            self._publish(lock, step, names, arrays, meta, before_publishing)
 
     def delete_old(self) -> None:
         """Delete checkpoints that are too old, which a killed writer may have left.
@@ -262,17 +258,15 @@ class RunDirectory:
                 self._retention.delete_old(lock, CHECKPOINTS, self._folder.names(CHECKPOINTS))
 
     def _publish(
-        self,
-        lock: WriterLock,
-        folder_name: str,
-        stem: str,
-        step: int,
-        arrays: Mapping[str, ChunkedArray],
-        meta: Mapping[str, object],
-        names: set[str],
+        self, lock: WriterLock, step: int | str, names: set[str],
+        arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object],
         before_publishing: Callable[[], object] | None = None,
-    ) -> None:
-        """Write a group and publish its manifest in `folder_name`; add both to `names`."""
+    ) -> None:  # fmt: skip
+        """Write a group, publish its manifest, and delete old files of the same folder.
+
+        step : step of a checkpoint, or "setup"
+        names : names in the folder, to which the new ones are added
+        """
 
         def flush_and_check() -> int:
             n_logged = self._log.flush()
@@ -281,18 +275,16 @@ class RunDirectory:
             lock.check()
             return n_logged
 
+        stem = name_stem(lock.number, step)
+        folder_name = "" if step == "setup" else CHECKPOINTS
         group = publish_checkpoint(
-            self._folder,
-            folder_name + stem,
-            step,
-            arrays,
-            meta,
-            run=self._run,
-            existing_names=names,
-            before_publishing=flush_and_check,
-        )
+            self._folder, folder_name + stem, 0 if isinstance(step, str) else step, arrays, meta,
+            run=self._run, existing_names=names, before_publishing=flush_and_check,
+        )  # fmt: skip
         names |= {group, f"{stem}.json"}
         self._retention.record_group(f"{folder_name}{stem}.json", group)
+        self._retention.unverified.discard(stem)
+        self._retention.delete_old(lock, folder_name, names)
 
     @contextlib.contextmanager
     def _writing(self, file_text: str) -> Iterator[WriterLock]:

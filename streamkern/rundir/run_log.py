@@ -212,7 +212,7 @@ class ObjectLines:
         self._objects = copy.copy(objects)
         self._objects.deadline_s = min(objects.deadline_s, _WRITE_DEADLINE_S)
         self._token, self._period = token, period_s
-        self._parts = {1: bytearray()}  # by number; those before the last are full
+        self._parts = {1: bytearray()}  # by number; all but the last are full
         self._has_unsaved = False
         self._failure: Exception | None = None
         self._warned = False

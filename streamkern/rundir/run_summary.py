@@ -14,12 +14,13 @@ from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
 from streamkern.filesystem.path_kinds import no_run_text
-from streamkern.rundir.checkpoint_format import load_checkpoint, read_manifest
+from streamkern.rundir.checkpoint_format import load_checkpoint
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.file_names import (
     CHECKPOINTS,
     checkpoint_ids,
+    newest_intact,
     published_manifests,
     read_config,
     stored_records,
@@ -63,8 +64,8 @@ def summarise_run(
     folder = open_folder(location, storage_options)
     notes: list[str] = []
     setups, checkpoints = published_manifests(folder)
-    setup = _newest_intact(folder, setups, notes)
-    checkpoint = _newest_intact(folder, checkpoints, notes)
+    setup = newest_intact(folder, setups, notes)
+    checkpoint = newest_intact(folder, checkpoints, notes)
     config = _recorded_config(folder, setup or checkpoint, notes)
     if config is None and not setups + checkpoints:
         raise RunError(no_run_text(location, folder.location))
@@ -75,17 +76,6 @@ def summarise_run(
         folder.location, config or {}, setup, checkpoint, steps, tuple(records), folder.holder(),
         tuple(notes),
     )  # fmt: skip
-
-
-def _newest_intact(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
-    """Return the newest intact manifest of `names`, oldest first; add damaged ones to `notes`."""
-    for name in reversed(names):
-        try:
-            return read_manifest(folder, name)
-        except UnverifiedError as error:
-            if any(name in kind for kind in published_manifests(folder)):  # not deleted by a writer
-                notes.append(f"{folder.location}: {error}")
-    return None
 
 
 def _recorded_config(

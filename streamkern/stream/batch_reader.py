@@ -159,7 +159,8 @@ class BatchReader:
             return
         if self._iteration is not None:
             self._stop_reads(self._iteration)
-        self._buffers, self._straddling_batch, self._memory = [], None, memory
+        self._buffers, self._straddling_batch = [], None
+        self._memory = memory
 
     def order_key(self) -> dict[str, int]:
         """Return the values that fix the order of samples for a source; a resume compares them."""
@@ -201,7 +202,8 @@ class BatchReader:
     def positions(self, first_epoch: int, stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
         """Yield (epoch, index) of each batch of `epochs`; the epoch keys its random draws."""
         for epoch in range(first_epoch, stop):
-            for index in range(start if epoch == first_epoch else 0, self.n_batches):
+            first_index = start if epoch == first_epoch else 0
+            for index in range(first_index, self.n_batches):
                 yield 0 if self.repeat else epoch, index
 
     # ------------------------------------------------------------------- the consumer's thread
@@ -323,7 +325,7 @@ class BatchReader:
             ]
 
     def _stop_reads(self, iteration: _Iteration) -> None:
-        """Stop the reads of an iteration; wait for those under way, which write to its buffers.
+        """Stop the reads of an iteration; wait for running reads, which write to its buffers.
 
         The iteration releases the buffers, so that they are freed when the reader drops them.
         """

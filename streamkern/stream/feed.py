@@ -18,7 +18,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.log_scale import symmetric_log
 from streamkern.basics.message import mention
-from streamkern.basics.randomness import Empty, Stage
+from streamkern.basics.randomness import Empty, RowRandom, Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.transforms import Transform, apply_transforms
@@ -50,10 +50,8 @@ def prepare(
     dtype: Any,
     seed: int,
     epoch: int,
-    n_outputs: int,
-    classes: Sequence[str] | None,
+    n_classes: int | None,
     targets: TargetScale | None = None,
-    check: CheckTargets | None = None,
 ) -> tuple[Array, Array, Array | None]:
     """Return features X (m, d), targets Y (m, c) and sample weights w (m,) on the device.
 
@@ -64,19 +62,15 @@ def prepare(
     Parameters
     ----------
     factors : from `weight_factors`; without factors, w is None
-    n_outputs, classes : as in `BaseSource`
+    n_classes : number of classes; None if the targets are values
     targets : mean and scale of the outputs; with them Y is (Y - mean) / scale in `dtype`, the
         targets of a solver, computed in float64 for values. If several outputs share a single
         target, each gets a column of it.
-    check : called with the targets as stored
     """
-    if check is not None:
-        check(block.y, block.row_ids)
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
     pipeline = _BatchPipeline(
-        backend, transforms, dtype, seed, None if classes is None else n_outputs,
-        backend.xp.empty, factors, targets,
+        backend, transforms, dtype, seed, n_classes, backend.xp.empty, factors, targets
     )  # fmt: skip
     return pipeline.step_arrays(X, y, rows, epoch, w)
 
@@ -93,7 +87,8 @@ class Feed:
     dtype : float32 or float64
     seed : seed of the random transforms; usually the reader's
     factors : from `weight_factors`, for batches with sample weights
-    targets, check : mean and scale to remove from the targets, and their check, see `prepare`
+    targets : mean and scale to remove from the targets, see `prepare`
+    check : called with the targets as stored, and their row numbers, before they are uploaded
     """
 
     def __init__(
@@ -118,9 +113,8 @@ class Feed:
         source = reader.source
         reader.use_memory(backend.host_memory)
         self._arrays = _ReusableArrays(backend.xp)
-        n_classes = None if source.classes is None else source.n_outputs
         self._pipeline = _BatchPipeline(
-            backend, source.feed_transforms, self.dtype, seed, n_classes,
+            backend, source.feed_transforms, self.dtype, seed, source.n_classes,
             self._arrays.empty, factors, targets,
         )  # fmt: skip
         # One ring per array: their reuse relies on one upload per batch and ring.
@@ -227,21 +221,17 @@ class _BatchPipeline:
     ) -> tuple[Array, Array, Array | None]:
         """Return X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
         work_dtype = transform_dtype(X.dtype, self.dtype, self.transforms)
+
+        def random(number: int) -> RowRandom:
+            return RowRandom(
+                self.backend.xp, self.seed, epoch, (Stage.FEED_TRANSFORM, number), rows, work_dtype,
+                run=self.backend.run, fills=self.backend.fills, empty=self.empty,
+            )  # fmt: skip
+
         X, Y, weights = apply_transforms(
-            self.backend.xp,
-            self.transforms,
-            self._cast(X, work_dtype),
-            self._targets(y),
-            self._weights(y, w),
-            rows=rows,
-            seed=self.seed,
-            epoch=epoch,
-            stage=(Stage.FEED_TRANSFORM,),
-            dtype=work_dtype,
-            run=self.backend.run,
-            fills=self.backend.fills,
-            empty=self.empty,
-        )
+            self.transforms, self._cast(X, work_dtype), self._targets(y), self._weights(y, w),
+            random=random, epoch=epoch,
+        )  # fmt: skip
         flat = self._cast(X, self.dtype).reshape(len(X), math.prod(X.shape[1:]))
         return flat, self._scaled_targets(Y), weights
 

@@ -68,7 +68,8 @@ def read_speed(
             f"{mention('seconds', seconds)} must be finite and above 0", "give for example 10"
         )
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
-    store, rows = source.store, list[ReadRow]()
+    store = source.store
+    rows = list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
     max_connections = max(1, _MAX_IN_FLIGHT_BYTES // chunk_bytes)
     connection_counts = [n for n in CONNECTION_COUNTS if n <= max_connections]
@@ -193,7 +194,8 @@ def _measure(
 
     read_chunk : reads a chunk, given its number, and returns the number of bytes
     """
-    n_chunks, lock = store.n_chunks, threading.Lock()
+    n_chunks = store.n_chunks
+    lock = threading.Lock()
     finished_reads: list[_ChunkRead] = []
     order = np.random.default_rng(n_threads).permutation(n_chunks)
     start_s = time.perf_counter()

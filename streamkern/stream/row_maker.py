@@ -9,7 +9,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
-from streamkern.basics.randomness import Stage
+from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.store import layout
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
@@ -92,8 +92,7 @@ class RowMaker:
                 dtype=self._work_dtype,
                 seed=self.seed,
                 epoch=epoch,
-                n_outputs=self.source.n_outputs,
-                classes=self.source.classes,
+                n_classes=self.source.n_classes,
             )
             if self._makes_targets:
                 y = Y
@@ -130,16 +129,13 @@ class RowMaker:
             return False
         sample = self.source.read_unit(0, self.seed, 0).take(slice(_SAMPLE_ROWS))
         X, y = (self.backend.asarray(a) for a in (sample.X, sample.y))
-        Y = self._as_values(y)
+        Y, rows = self._as_values(y), self.backend.asarray(sample.row_ids)
+
+        def random(number: int) -> RowRandom:
+            stage = Stage.FEED_TRANSFORM, number
+            return RowRandom(self.backend.xp, self.seed, 0, stage, rows, self._work_dtype)
+
         _, returned, _ = apply_transforms(
-            self.backend.xp,
-            self.source.feed_transforms,
-            X.astype(self._work_dtype),
-            Y,
-            rows=self.backend.asarray(sample.row_ids),
-            seed=self.seed,
-            epoch=0,
-            stage=(Stage.FEED_TRANSFORM,),
-            dtype=self._work_dtype,
+            self.source.feed_transforms, X.astype(self._work_dtype), Y, random=random, epoch=0
         )
         return returned is not Y

@@ -40,7 +40,7 @@ from streamkern.stream.sources.base import BaseSource
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 10.0
-# Errors that are not retried: errors of streamkern itself, some of which follow retries until a
+# Errors that are not retried: errors of streamkern itself, some after retries until a
 # deadline, and OSErrors that would occur again.
 _PERMANENT_ERRORS = (
     StreamkernError,
@@ -196,7 +196,8 @@ class ClusterReader:
         A dashboard shows the tasks of a loader as one "read" and one "transform". No two tasks
         share a key, not even two tries to read the same unit.
         """
-        recipe, number = self._recipe_argument(), (epoch, u, next(self._numbers))
+        recipe = self._recipe_argument()
+        number = (epoch, u, next(self._numbers))
         # Without the time-out, a worker would read all of its units before it transforms one.
         submit = partial(self._client.submit, fifo_timeout="0s")
         key = (f"read-{self._recipe.token}", *number)

@@ -230,8 +230,9 @@ class Candidates:
             open_run(self.config(kernel, bandwidth, ridge), rows).backend.close()
 
         given_ridges = [self.trial.solver.fixed_ridge]
+        ridges = given_ridges if requested is None else requested
         for kernel in kernels:
-            for ridge in given_ridges if requested is None else requested:
+            for ridge in ridges:
                 check(kernel, ridge)
         if requested is not None:
             return requested
@@ -298,7 +299,9 @@ def _center_settings(
     n_requested : number of centers that the user has fixed for the search, or None
     is_all_data : whether the sample is the whole data
     """
-    model, name, setting = config.model, config.solver.name, _centers_setting(config)
+    model = config.model
+    name = config.solver.name
+    setting = _centers_setting(config)
     n_centers = min(MAX_CENTERS, n_fit, setting if isinstance(setting, int) else MAX_CENTERS)
     if setting == "auto" or not is_all_data:
         n_centers = min(n_centers, max(n // 5, MIN_CENTERS))
@@ -352,7 +355,8 @@ def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> lis
             )
     descriptions: list[Any] = []
     for kernel in requested:
-        for candidate in ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,):
+        candidates = ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,)
+        for candidate in candidates:
             overrides = {"model.kernel": candidate, "model.bandwidth": "auto"}
             settings = config.with_overrides(overrides).model_dump(mode="json")
             if settings["model"]["kernel"] not in descriptions:

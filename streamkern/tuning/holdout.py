@@ -125,7 +125,8 @@ def part_of_rows(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt
     its class could not be learned without it.
     """
     rng = np.random.default_rng([seed, SPLIT_STAGE])
-    part, n_assigned = np.full(len(stratum), -1), 0
+    part = np.full(len(stratum), -1)
+    n_assigned = 0
     names, counts = np.unique(stratum, return_counts=True)
     for name in names[counts > 1]:
         rows = rng.permutation(np.flatnonzero(stratum == name))

@@ -127,6 +127,11 @@ class Tuned:
         data = {"data": {"scale": scale}} if scale == "quantiles" else {}
         return toml(data | {"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
 
+    def as_record(self) -> dict[str, Any]:
+        """Return the result as JSON values, as in result.json."""
+        names = ("best", "table", "metric", "search", "toml")
+        return {name: getattr(self, name) for name in names}
+
 
 def search_settings(
     config: RunConfig | str | os.PathLike[str],
@@ -193,8 +198,7 @@ def search_settings(
         table.add(trainings.evaluate(candidates.given_settings()))
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)
-        result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
-        journal.finish(result | {"search": sizes, "toml": tuned.toml})
+        journal.finish(tuned.as_record())
     return tuned
 
 

@@ -67,7 +67,7 @@ class Trainings:
         return sizes
 
     def evaluate(self, settings: TrialSettings) -> TrialPoint:
-        """Return the results of settings on all folds; train those that are not recorded.
+        """Return the results of settings on all folds; train on the folds without a record.
 
         Every training chooses values for "auto"; the results show the values of the first one.
         """

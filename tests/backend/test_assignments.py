@@ -36,7 +36,7 @@ def values(assignments: Assignments, dtype: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(USED))
 def test_merged_assignments_equal_separate_formulas(name: str) -> None:
-    """Check in float64 that the result equals that of the separate formulas, to the last bit."""
+    """Check in float64 that the result equals the separate formulas, to the last bit."""
     assignments = USED[name]
     inputs = values(assignments, np.float64)
     truth = dict(inputs)

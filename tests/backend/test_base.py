@@ -27,7 +27,7 @@ DTYPES = [np.float32, np.float64]
 
 
 def close_to(actual: Array, desired: Array, growth: float = 1.0) -> None:
-    """Check to 100 eps of the larger of the two, times what the problem's condition adds."""
+    """Compare to 100 eps times the largest number and `growth`, a bound of the condition number."""
     eps = float(np.finfo(actual.dtype).eps)
     scale = float(np.abs(desired).max())
     np.testing.assert_allclose(actual, desired, rtol=0, atol=100 * eps * growth * scale)

@@ -241,12 +241,14 @@ def test_blocked_cholesky_equals_reference(
     assert not gpu.cholesky(indefinite)
 
 
+@pytest.mark.parametrize(("i", "j", "value"), [(20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_cholesky_reports_failure_on_gpu(dtype: Any, gpu: Backend) -> None:
-    for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan)):
-        A = np.eye(30, dtype=dtype)
-        A[i, j] = A[j, i] = value
-        assert not gpu.cholesky(gpu.asarray(A))
+def test_cholesky_reports_failure_on_gpu(
+    i: int, j: int, value: Any, dtype: Any, gpu: Backend
+) -> None:
+    A = np.eye(30, dtype=dtype)
+    A[i, j] = A[j, i] = value
+    assert not gpu.cholesky(gpu.asarray(A))
 
 
 def test_uploads_keep_their_order(gpu: Backend) -> None:
@@ -283,7 +285,7 @@ def test_random_draws_on_gpu_equal_cpu(n: int, gpu: Backend) -> None:
 def test_noise_is_added_with_the_bits_of_two_operations(
     shape: tuple[int, ...], gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check several tiles of rows, and that the draws after it are those after `normal`."""
+    """Check several tiles of rows, and that later draws are the same as after `normal`."""
     monkeypatch.setattr("streamkern.basics.randomness.DEVICE_TILE", 16)
     ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
     X = gpu.asarray(100 * rows(0, 6, int(np.prod(shape))).reshape(6, *shape), np.float32)
@@ -399,7 +401,7 @@ def test_rounded_noise_selects_integer_precision(gpu: Backend) -> None:
     close(values[1], values[0], 1e-5)
 
 
-# -- several backends, and the caller's own work, in one process -----------------------------------
+# -- several users of a device ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["block", "eigenpro4", "falkon", "direct"])
@@ -435,7 +437,7 @@ def test_model_predicts_on_another_thread(gpu: Backend) -> None:
     np.testing.assert_array_equal(expected, results[0])
 
 
-# -- what is found out before a device is used -----------------------------------------------------
+# -- checks before a device is used ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -513,25 +515,29 @@ def test_unwritable_cupy_cache_is_named(cupy: Any, monkeypatch: pytest.MonkeyPat
     assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in message
 
 
-def test_half_precision_points_are_padded_with_zeros(gpu: Backend) -> None:
-    """Check that the padding is 0, whatever the columns held before."""
+@pytest.mark.parametrize(
+    ("precision", "width"), [("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)]
+)
+def test_half_precision_points_are_padded_with_zeros(
+    precision: str, width: int, gpu: Backend
+) -> None:
+    """Check that the padding is 0 even if the columns had other contents."""
     X = gpu.asarray(rows(0, 40, 9).astype(np.float32))
-    for precision, width in (("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)):
-        grid = GRID if precision == "integer" else None
-        op = KernelOperator(Laplace(2.0), gpu, precision, None, grid)
-        room = op.empty_points(40, 9, left=True, right=True)
-        for side in (room.left, room.right):
-            side[:, : op.columns(9)] = np.nan
-        points = op.points(X, out=room)
-        assert points.width == width
-        for side in (points.left, points.right):
-            padding = gpu.to_host(side)[:, op.columns(9) :]
-            np.testing.assert_array_equal(padding, np.zeros_like(padding))
+    grid = GRID if precision == "integer" else None
+    op = KernelOperator(Laplace(2.0), gpu, precision, None, grid)
+    room = op.empty_points(40, 9, left=True, right=True)
+    for side in (room.left, room.right):
+        side[:, : op.columns(9)] = np.nan
+    points = op.points(X, out=room)
+    assert points.width == width
+    for side in (points.left, points.right):
+        padding = gpu.to_host(side)[:, op.columns(9) :]
+        np.testing.assert_array_equal(padding, np.zeros_like(padding))
 
 
 @pytest.mark.parametrize("precision", ["exact", "high", "fast", "integer"])
 def test_right_operands_can_serve_as_left_operands(gpu: Backend, precision: str) -> None:
-    """Check that products have the bits of those with a left side, with padded rows."""
+    """Check that products have the same bits as with a left side, with padded rows."""
     op = KernelOperator(
         Laplace(2.0), gpu, precision, None, GRID if precision == "integer" else None
     )
@@ -739,16 +745,18 @@ def test_switch_interval_is_short_during_device_steps(
         intervals.clear()
 
 
+@pytest.mark.parametrize(("value", "expected"), [("0", "0"), (None, "1")])
 @needs_compiler
-def test_cupy_compiles_with_precompiled_headers(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_compiles_with_precompiled_headers(
+    value: Any, expected: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check that an environment variable of the user has priority."""
-    for value, expected in (("0", "0"), (None, "1")):
-        if value is None:
-            monkeypatch.delenv("CUPY_NVRTC_USE_PCH")
-        else:
-            monkeypatch.setenv("CUPY_NVRTC_USE_PCH", value)
-        with get_backend("gpu"):
-            assert os.environ["CUPY_NVRTC_USE_PCH"] == expected
+    if value is None:
+        monkeypatch.delenv("CUPY_NVRTC_USE_PCH")
+    else:
+        monkeypatch.setenv("CUPY_NVRTC_USE_PCH", value)
+    with get_backend("gpu"):
+        assert os.environ["CUPY_NVRTC_USE_PCH"] == expected
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -776,7 +784,7 @@ def test_triangles_are_multiplied_blockwise(
     close(np.tril(gpu.to_host(C)), np.tril(1 + L.T @ L / 2), tolerance)
 
 
-# -- between a disk and a device ------------------------------------------------------------------
+# -- transfers between disk and device ------------------------------------------------------------
 
 PART = 4096  # bytes, where a p x p array has 14 400
 

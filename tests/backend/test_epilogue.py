@@ -189,14 +189,16 @@ def test_epilogue_compiles_without_spills(name: str, T: str, architecture: str) 
     assert "0 bytes stack frame, 0 bytes spill stores" in log
 
 
+@pytest.mark.parametrize(("T", "vector"), [("float", "v4.f32"), ("double", "v2.f64")])
 @needs_nvrtc
 @pytest.mark.parametrize("name", sorted(EXPRESSIONS))
-def test_epilogue_accesses_16_bytes_and_keeps_floats_in_float(name: str) -> None:
+def test_epilogue_accesses_16_bytes_and_keeps_floats_in_float(
+    T: str, vector: str, name: str
+) -> None:
     """Check that no constant is left in double precision, which would take many times as long."""
-    for T, vector in (("float", "v4.f32"), ("double", "v2.f64")):
-        code = host_cuda.ptx_for("sm_80", epilogue_source(EXPRESSIONS[name], DTYPES[T]))
-        assert f"ld.global.{vector}" in code
-        assert f"st.global.{vector}" in code
-        assert ".local" not in code
-        if T == "float":
-            assert ".f64" not in code
+    code = host_cuda.ptx_for("sm_80", epilogue_source(EXPRESSIONS[name], DTYPES[T]))
+    assert f"ld.global.{vector}" in code
+    assert f"st.global.{vector}" in code
+    assert ".local" not in code
+    if T == "float":
+        assert ".f64" not in code

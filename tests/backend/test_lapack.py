@@ -19,7 +19,8 @@ Array = npt.NDArray[Any]
 rng = np.random.default_rng(0)
 
 
-def positive(n: int, dtype: npt.DTypeLike) -> Array:
+def positive_definite(n: int, dtype: npt.DTypeLike) -> Array:
+    """Return a random positive definite matrix (n, n)."""
     A = rng.standard_normal((n, n))
     return (A @ A.T / n + np.eye(n)).astype(dtype)
 
@@ -27,7 +28,7 @@ def positive(n: int, dtype: npt.DTypeLike) -> Array:
 @pytest.mark.parametrize("work", ["potrf", "trsm", "syevr"])
 def test_lapack_releases_interpreter_lock(work: str) -> None:
     """Check that another thread works during a routine."""
-    A = positive(1500, np.float64)
+    A = positive_definite(1500, np.float64)
     L = np.linalg.cholesky(A)
     calls: dict[str, Callable[[], Any]] = {
         "potrf": lambda: lapack.potrf(A.copy()),
@@ -53,21 +54,21 @@ def test_lapack_releases_interpreter_lock(work: str) -> None:
     assert ended - start_time > 3
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_column_is_solved_in_place(dtype: npt.DTypeLike) -> None:
+def test_a_column_is_solved_in_place(transposed: bool, dtype: npt.DTypeLike) -> None:
     """Check a column of a wider array, and that the upper triangle is not read."""
-    L, B = positive(30, dtype), rng.standard_normal((30, 4)).astype(dtype)
-    for transposed in (False, True):
-        X, lower = B.copy(), np.tril(L).astype(np.float64)
-        lapack.trsv(L, X[:, 1], transposed=transposed)
-        truth = np.linalg.solve(lower.T if transposed else lower, B[:, 1])
-        np.testing.assert_allclose(X[:, 1], truth, atol=1e3 * np.finfo(dtype).eps)
-        np.testing.assert_array_equal(X[:, [0, 2, 3]], B[:, [0, 2, 3]])
+    L, B = positive_definite(30, dtype), rng.standard_normal((30, 4)).astype(dtype)
+    X, lower = B.copy(), np.tril(L).astype(np.float64)
+    lapack.trsv(L, X[:, 1], transposed=transposed)
+    truth = np.linalg.solve(lower.T if transposed else lower, B[:, 1])
+    np.testing.assert_allclose(X[:, 1], truth, atol=1e3 * np.finfo(dtype).eps)
+    np.testing.assert_array_equal(X[:, [0, 2, 3]], B[:, [0, 2, 3]])
 
 
 def test_few_columns_are_solved_without_trsm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check this because `trsm` copies the triangle, which takes longer than the solution."""
-    L, B = np.linalg.cholesky(positive(9, np.float64)), rng.standard_normal((9, 2))
+    L, B = np.linalg.cholesky(positive_definite(9, np.float64)), rng.standard_normal((9, 2))
     truth = np.linalg.solve(L, B)
     monkeypatch.setattr(lapack, "trsm", None)
     np.testing.assert_allclose(Backend(1).solve_lower(L, B), truth, rtol=1e-12)

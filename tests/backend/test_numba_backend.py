@@ -177,11 +177,13 @@ def test_expression_that_differs_from_profile_is_refused() -> None:
 # --- the choice ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "name"), [("auto", "numba"), ("numba", "numba"), ("none", "none")]
+)
 @needs_numba
-def test_accelerator_is_chosen_and_recorded() -> None:
-    for accelerator, name in (("auto", "numba"), ("numba", "numba"), ("none", "none")):
-        with get_backend("cpu", 1, accelerator) as backend:
-            assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
+def test_accelerator_is_chosen_and_recorded(accelerator: str, name: str) -> None:
+    with get_backend("cpu", 1, accelerator) as backend:
+        assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
 
 
 @needs_numba

@@ -18,7 +18,7 @@ WIDTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
 def grids(rows: int, columns: int) -> list[RankGrid]:
-    """Return that of each rank."""
+    """Return the grid of each rank."""
     return [RankGrid(rank, rows * columns, columns) for rank in range(rows * columns)]
 
 
@@ -102,10 +102,10 @@ def test_array_parts_equal_partition(shape: tuple[int, int], widths: list[int], 
     assert all(partition.parts(parts, ("Z", "alpha", "G."))[name] is a for name, a in parts.items())
 
 
-def test_grid_columns_must_divide_ranks() -> None:
-    for size, columns in ((3, 2), (1, 2), (2, 0), (2, 4)):
-        with pytest.raises(ConfigError, match=rf"run\.center_ranks={columns} must divide"):
-            RankGrid(0, size, columns)
+@pytest.mark.parametrize(("size", "columns"), [(3, 2), (1, 2), (2, 0), (2, 4)])
+def test_grid_columns_must_divide_ranks(size: int, columns: int) -> None:
+    with pytest.raises(ConfigError, match=rf"run\.center_ranks={columns} must divide"):
+        RankGrid(0, size, columns)
 
 
 def test_part_refuses_array_with_wrong_row_count() -> None:

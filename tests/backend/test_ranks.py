@@ -39,7 +39,7 @@ FORKS.set_forkserver_preload([__name__, "xgboost.collective"])
 
 
 def summed(ranks: Communicator) -> list[Any]:
-    """Return sums in either precision, of views as well, and what rank 0 says."""
+    """Return sums over the ranks in both precisions, also of views, and a message of rank 0."""
     backend = Backend(threads=1)
     rng = np.random.default_rng(ranks.rank)
     totals: list[Any] = []
@@ -195,7 +195,7 @@ IDENTITY = bytes(range(1, 128)) + b"\0"
 
 
 class StandIn:
-    """NCCL between threads: sums what pointers point to, in order."""
+    """NCCL between threads: sums the arrays at pointers, in the order of the ranks."""
 
     threads: ClassVar[list[Threads]] = []
 
@@ -320,14 +320,14 @@ def test_equal_host_names_of_two_machines_are_distinguished(
     assert [type(communicator) for communicator in communicators] == [Nccl] * 3
 
 
-def test_gpu_extras_install_nccl() -> None:
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_gpu_extras_install_nccl(cuda: str) -> None:
     """Check that the extras for GPUs install NCCL, which CuPy's own extra omits."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    for cuda in ("12", "13"):
-        requirements = extras[f"gpu-cuda{cuda}"]
-        assert any(text.startswith(f"nvidia-nccl-cu{cuda}>=") for text in requirements)
+    requirements = extras[f"gpu-cuda{cuda}"]
+    assert any(text.startswith(f"nvidia-nccl-cu{cuda}>=") for text in requirements)
 
 
 def test_nccl_start_failure_gives_warning(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,8 @@ def lower(seed: int, b: int, dtype: Any, gap: int) -> Any:
     return L
 
 
-def close(actual: Any, desired: Any, tolerance: float) -> None:
+def assert_close(actual: Any, desired: Any, tolerance: float) -> None:
+    """Check that two arrays agree to `tolerance`, relative to 1 plus the largest number."""
     size = 1 + abs(desired).max(initial=0)
     np.testing.assert_allclose(actual, desired, rtol=0, atol=tolerance * size)
 
@@ -54,7 +55,7 @@ def test_products_equal_reference(
     if beta == 0:
         out[...] = np.nan
     blas.gemm(A, B, out, transposed=transposed, alpha=0.75, beta=beta)
-    close(out, truth, tolerance)
+    assert_close(out, truth, tolerance)
 
 
 @given(SIZES, SIZES, SIZES, GAPS, PRECISIONS)
@@ -65,7 +66,7 @@ def test_products_with_transposed_left_side(
     A, B, out = matrix(0, k, r, dtype, gap), matrix(1, k, c, dtype, gap), matrix(2, r, c, dtype)
     truth = 2 * (A.T @ B)
     blas.gemm(A, B, out, left_transposed=True, alpha=2)
-    close(out, truth, tolerance)
+    assert_close(out, truth, tolerance)
 
 
 @given(
@@ -84,7 +85,7 @@ def test_products_with_triangular_operand(
     truth = 0.5 * ((A.T if transposed else A) @ B)
     out[...] = np.nan
     blas.lower(A, B, out, block, transposed=transposed, scale=0.5)
-    close(out, truth, tolerance)
+    assert_close(out, truth, tolerance)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -96,7 +97,7 @@ def test_half_precision_triangle_product_accumulates_in_float32(
     out = matrix(2, 40, 6, np.float32)
     wide = A.T.astype(np.float64) if transposed else A.astype(np.float64)
     blas.lower(A, B, out, 7, transposed=transposed)
-    close(out, wide @ B.astype(np.float64), 1e-5)
+    assert_close(out, wide @ B.astype(np.float64), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_scalars_are_allocated_once() -> None:
             for alpha, beta in ((1.0, 0.0), (0.0, 1.0), (-2.0, 1.0)):
                 truth = alpha * (A @ B) + beta * out
                 blas.gemm(A, B, out, alpha=alpha, beta=beta)
-                close(out, truth, 1e-5)
+                assert_close(out, truth, 1e-5)
     assert len(blas._numbers) == 6
 
 
@@ -154,11 +155,11 @@ def test_triangular_solves_equal_reference(
     L, B = lower(0, b, dtype, gap), matrix(1, b, k, dtype, gap)
     original, full = np.array(B), np.tril(L).astype(np.float64)
     blas.solve_lower(L, B, transposed=transposed)
-    close((full.T if transposed else full) @ B, original, tolerance)
+    assert_close((full.T if transposed else full) @ B, original, tolerance)
     B = matrix(2, k, b, dtype, gap)
     original = np.array(B)
     blas.solve_lower(L, B, right=True)
-    close(B @ full.T, original, tolerance)
+    assert_close(B @ full.T, original, tolerance)
 
 
 @given(SIZES, st.integers(0, 6), GAPS, PRECISIONS)
@@ -169,7 +170,7 @@ def test_add_gram_writes_lower_triangle(
     C, W = matrix(0, b, b, dtype, gap), matrix(1, k, b, dtype, gap)
     original, truth = np.array(C), C + 0.3 * (W.T @ W)
     blas.add_gram(C, W, 0.3)
-    close(np.tril(C), np.tril(truth), tolerance)
+    assert_close(np.tril(C), np.tril(truth), tolerance)
     np.testing.assert_array_equal(np.triu(C, 1), np.triu(original, 1))
 
 

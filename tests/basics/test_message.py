@@ -7,6 +7,7 @@ import pickle
 import warnings
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,10 +80,10 @@ def test_warning_keeps_message_for_other_vocabularies() -> None:
     assert render_message(text, lambda k: "--threads 2").startswith("--threads 2 is less")
 
 
-def test_text_can_be_appended_to_error() -> None:
-    for error in (ConfigError("a"), ConfigError("a", "b")):
-        error.append(" (c)")
-        assert str(error) in ("a (c)", "a; b (c)")
+@pytest.mark.parametrize("error", [ConfigError("a"), ConfigError("a", "b")])
+def test_text_can_be_appended_to_error(error: ConfigError) -> None:
+    error.append(" (c)")
+    assert str(error) in ("a (c)", "a; b (c)")
 
 
 def test_only_package_errors_and_warnings_contain_mentions() -> None:

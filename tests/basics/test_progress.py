@@ -122,18 +122,26 @@ def test_last_line_stays_if_drawn_or_requested(notebook: io.StringIO) -> None:
             )
 
 
-def test_pipe_gets_last_line_after_3_s_of_work(clock: SimpleNamespace) -> None:
-    for took, requested, always, is_shown in (
-        (4, "auto", True, True), (2, "auto", True, False), (4, True, False, True),
-        (2, True, False, False), (4, False, True, False),
-    ):  # fmt: skip
-        pipe = io.StringIO()
-        clock.s = 100
-        with ProgressLine(pipe, setting=requested) as line:
-            clock.s += took
-            line.draw("half")
-            line.finish("trained", always=always)
-        assert pipe.getvalue() == "streamkern: trained\n" * is_shown, (took, requested)
+@pytest.mark.parametrize(
+    ("took", "requested", "always", "is_shown"),
+    [
+        (4, "auto", True, True),
+        (2, "auto", True, False),
+        (4, True, False, True),
+        (2, True, False, False),
+        (4, False, True, False),
+    ],
+)
+def test_pipe_gets_last_line_after_3_s_of_work(
+    took: int, requested: Any, always: bool, is_shown: bool, clock: SimpleNamespace
+) -> None:
+    pipe = io.StringIO()
+    clock.s = 100
+    with ProgressLine(pipe, setting=requested) as line:
+        clock.s += took
+        line.draw("half")
+        line.finish("trained", always=always)
+    assert pipe.getvalue() == "streamkern: trained\n" * is_shown, (took, requested)
 
 
 def test_narrow_terminal_drops_last_parts_of_line(
@@ -250,7 +258,7 @@ def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPa
     assert is_done
 
 
-# ---------------------------------------------------------------------------- a whole run, real
+# ----------------------------------------------------------------------------------------- fits
 
 
 def terminal_output(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: Any) -> str:

@@ -45,7 +45,7 @@ def handlers_are_restored() -> Iterator[None]:
     assert [signal.getsignal(number) for number in SIGNALS] == handlers_before
 
 
-# -------------------------------------------------------------------------------- the request
+# ------------------------------------------------------------------------------ stop requests
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -112,7 +112,7 @@ def test_second_hangup_is_ignored_during_cleanup() -> None:
     with StopRequest(install=True):
         with pytest.raises(Stopped, match="by SIGHUP"):
             signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)  # while what was begun is put away
+        signal.raise_signal(signal.SIGHUP)  # during the cleanup
 
 
 def test_previous_signal_handlers_are_restored() -> None:
@@ -163,7 +163,7 @@ def test_only_saved_work_is_reported_as_resumable() -> None:
         work(stop, saves_work=False)
 
 
-# ------------------------------------------------------------------------------------ in a run
+# ------------------------------------------------------------------------------ stops of a run
 
 
 def test_stop_in_setup_leaves_restartable_run(
@@ -449,7 +449,7 @@ def test_second_signal_ends_saving_process_inside_library(inside: str) -> None:
     process.communicate()
 
 
-# ------------------------------------------------------------------------------- what they leave
+# ------------------------------------------------------------------ limits of BLAS and of memory
 
 
 def blas_threads() -> set[int]:
@@ -490,7 +490,7 @@ def test_memory_plan_respects_address_space_limit(
     assert machine.available_memory() < min(free_bytes, 600 << 20)
 
 
-# ---------------------------------------------------------------------------------- no endless loop
+# ------------------------------------------------------------------------- features of extreme size
 
 
 def fit_and_predict(solver: str, scale: float) -> np.ndarray:
@@ -505,7 +505,7 @@ def fit_and_predict(solver: str, scale: float) -> np.ndarray:
     return np.asarray(model.fit(X, rng_of_fit.integers(0, 3, len(X))).decision_function(X))
 
 
-@pytest.mark.filterwarnings("ignore")  # of overflow, which is what it is about
+@pytest.mark.filterwarnings("ignore")  # overflow is expected
 @pytest.mark.parametrize(
     ("solver", "scale"),
     [

@@ -48,33 +48,39 @@ def test_compress_command_writes_smaller_model(
     assert result["difference"] <= 0.1
 
 
-def test_compress_refuses_existing_output_before_reading_rows(
-    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place)
-    Path("file").touch()
-    for out, message in (
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
         ("run", "holds another model or run already; give a new or empty directory"),
         ("file", "is a file; give a directory"),
         ("file/x", "file/x cannot be written to"),
         ("run/inner", "run/inner lies within the run directory"),
         ("-", "models cannot be written to the standard output (-)"),
-    ):
-        code, _, err = run("compress", "run", "no.csv", out)
-        assert code == 2
-        assert message in err
-
-
-def test_failed_compression_leaves_no_files(
-    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ],
+)
+def test_compress_refuses_existing_output_before_reading_rows(
+    out: str, message: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    for option, arguments in (
+    Path("file").touch()
+    code, _, err = run("compress", "run", "no.csv", out)
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
         ("--tolerance 1e-9", "above --tolerance 1e-09; raise --tolerance, pass --n-centers"),
         ("--n-centers 300", "must be smaller than the number of centers of the model, 300"),
         ("--n-centers 9 --memory 1kB", "more than the 0.977 KiB of memory allowed; raise --memory"),
-    ):
-        code, _, err = run("compress", *NEW, "none", *option.split())
-        assert code == 2
-        assert arguments in err
-        assert not Path("none").exists()
+    ],
+)
+def test_failed_compression_leaves_no_files(
+    option: str, arguments: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    code, _, err = run("compress", *NEW, "none", *option.split())
+    assert code == 2
+    assert arguments in err
+    assert not Path("none").exists()

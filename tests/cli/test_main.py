@@ -25,13 +25,13 @@ from streamkern.cli import main
 from streamkern.cli.options import options_for, parse_options
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checksums
-from streamkern.rundir.run_directory import RunDirectory, SavedGroup
+from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.train.saved_model import load_model
 from tests import bit_flips
 from tests.clusters import Cluster
-from tests.runs import Run
+from tests.runs import Run, assert_same_bits, newest
 from tests.s3_server import SECRET, S3Server
 from tests.store_damage import flip_bit, remove, tree
 
@@ -114,33 +114,33 @@ def test_shell_completion_lists_commands_and_options(words: str, completion: str
     assert process.stdout.split() == [completion]
 
 
-def test_help_lists_commands_without_importing_them() -> None:
-    code = (
-        "import sys; from streamkern.cli.main import run_command; run_command(['--help']); "
-        "print(*sys.modules)"
-    )
+def output_words(code: str) -> set[str]:
+    """Return the words that a Python program prints, the last of which are the loaded modules."""
     process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    loaded = {name.partition(".")[0] for name in process.stdout.split()}
-    assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
-    assert set(main.COMMANDS) <= set(process.stdout.split())
-    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(
-        main._LOADED_NAMES
-    )
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(process.stdout.split())
+
+
+def test_help_lists_commands_without_importing_them() -> None:
+    words = output_words("from streamkern.cli.main import run_command; run_command(['--help'])")
+    packages = {word.partition(".")[0] for word in words}
+    assert not packages & {"numpy", "zarr", "dask", "pydantic", "scipy"}
+    assert set(main.COMMANDS) <= words
+
+
+def test_every_command_has_a_loaded_name() -> None:
+    names = {f"{name.replace('-', '_')}_command" for name in main.COMMANDS}
+    assert names == set(main._LOADED_NAMES)
 
 
 def test_commands_import_no_slow_modules() -> None:
     """Check that commands do not load slow modules, because every rank and worker starts this
     way."""
-    code = (
-        "import sys; from streamkern.cli import main as m; "
-        "[m._load_command(name) for name in m._LOADED_NAMES]; print(*sys.modules)"
+    loaded = output_words(
+        "from streamkern.cli import main as m; [m._load_command(name) for name in m._LOADED_NAMES]"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    loaded = set(process.stdout.split())
     assert "streamkern.train.train" in loaded
     assert not loaded & {"sklearn", "scipy.stats", "pandas", "pyarrow", "numba", "distributed"}
 
@@ -224,6 +224,7 @@ def test_plan_explains_metric_choice(run: Run, tmp_path: Path) -> None:
     streamkern.ingest_store(X, tmp_path / "table.zarr", y=X[:, 0])
 
     def output_of(*arguments: object) -> tuple[str, bool]:
+        """Return the choice of the metric with its reason, and whether the metric is learned."""
         arguments = ("plan", "--train", tmp_path / "table.zarr", "--no-measure", *arguments)
         plan = json.loads(run(*arguments, "--json")[1])
         assert (
@@ -232,14 +233,14 @@ def test_plan_explains_metric_choice(run: Run, tmp_path: Path) -> None:
         assert ("metric" in plan["memory"]["phases"]) == ("metric" in plan["flops"])
         return " ".join(plan["metric"].values()), "metric" in plan["flops"]
 
-    text, looked_for = output_of()
+    text, is_learned = output_of()
     assert text.startswith("learn chosen, as the rows are those of a table")
     assert text.endswith('model.metric="none" leaves it out')
-    assert looked_for
+    assert is_learned
     assert output_of("--set", "model.metric=none") == ("none as set", False)
-    text, looked_for = output_of("--set", "model.bandwidth=2")
+    text, is_learned = output_of("--set", "model.bandwidth=2")
     assert text.startswith("none chosen, as the bandwidth is set")
-    assert not looked_for
+    assert not is_learned
     np.save(tmp_path / "scales.npy", [1.0, 2.0, 3.0])
     assert output_of("--set", f"model.metric={tmp_path / 'scales.npy'}") == ("given as set", False)
 
@@ -273,7 +274,7 @@ def test_plan_shows_continued_run(run: Run, stores: Path, tmp_path: Path) -> Non
     facts = json.loads(run("info", first_dir, "--json")[1])
     assert plan["kernel"]["bandwidth"] == plan["kernel"]["kernel"]["bandwidth"]
     assert plan["kernel"]["bandwidth"] == facts["solver"]["bandwidth"]
-    assert plan["kernels"] is None  # none is looked for
+    assert plan["kernels"] is None  # the kernel is given
     assert not second_dir.exists()
     message = error_line(run(*onward, "--run-dir", first_dir), USAGE)
     assert "--run-dir" in message
@@ -295,20 +296,13 @@ def test_plan_accepts_every_solver(run: Run, stores: Path, solver: str) -> None:
 def test_train_evaluate_predict_and_info_work_together(
     run: Run, stores: Path, tmp_path: Path
 ) -> None:
-    arguments = (
-        "--test",
-        stores / "test.zarr",
-        "--run-dir",
-        tmp_path / "run",
-        "--epochs",
-        3,
-        *BY_STEPS,
-    )
-    code, out, err = run("train", "--train", stores / "train.zarr", *arguments)
+    data = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
+    train = ("train", *data, "--run-dir", tmp_path / "run", "--epochs", 3, *BY_STEPS)
+    code, out, err = run(*train)
     assert code == DONE
     assert "accuracy" in out
     assert [line for line in err.splitlines() if "1,500 samples" in line]
-    code, out, _ = run("train", "--train", stores / "train.zarr", *arguments, "--json")
+    code, out, _ = run(*train, "--json")
     assert code == DONE
     first_result = json.loads(out)
     assert first_result["samples"] == 1500
@@ -316,7 +310,7 @@ def test_train_evaluate_predict_and_info_work_together(
     model = load_model(tmp_path / "run", device="cpu")
     with model.backend:
         expected = model.evaluate(ZarrSource(stores / "test.zarr"))
-        values = model.values(X[500:])  # in the order of what was ingested, not of the store
+        values = model.values(X[500:])  # in the order of the ingested rows
     code, out, _ = run("evaluate", tmp_path / "run", stores / "test.zarr", "--json")
     named = {"data": str(stores / "test.zarr"), "rows": 100, **expected}
     assert (code, json.loads(out)) == (DONE, named)
@@ -342,23 +336,16 @@ def test_train_and_info_print_progress(
     run: Run, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a line is written to a pipe from time to time, and none in the first 30 s."""
-    arguments = (
-        "train",
-        "--train",
-        stores / "train.zarr",
-        "--run-dir",
-        tmp_path / "run",
-        *BY_STEPS,
-    )
-    code, _, err = run(*arguments, "--epochs", 4, "--set", "data.batch_size=10")
+    train = ("train", "--train", stores / "train.zarr", "--epochs", 4, *BY_STEPS)
+    train += ("--set", "data.batch_size=10", "--run-dir")
+    code, _, err = run(*train, tmp_path / "run")
     assert (code, err) == (DONE, "")
     monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
-    arguments = (*arguments[:4], tmp_path / "again", *BY_STEPS, "--set", "run.calibrate=false")
-    code, _, err = run(*arguments, "--epochs", 4, "--set", "data.batch_size=10")
+    code, _, err = run(*train, tmp_path / "again", "--set", "run.calibrate=false")
     lines = err.splitlines()
     assert code == DONE
     assert all(line.startswith("streamkern: ") for line in lines)
-    assert re.search(r"epoch [1-4] of 4  ", lines[-2])  # how far it is said hangs on the machine
+    assert re.search(r"epoch [1-4] of 4  ", lines[-2])  # which epoch it is depends on the machine
     assert re.search(r"trained Laplace\(.* solver block.*  4 epochs in .*  train mse", lines[-1])
     assert any(line.startswith("streamkern: setup: ") for line in lines)
     code, out, err = run("info", tmp_path / "run", "--explain")
@@ -406,7 +393,7 @@ def test_different_libraries_are_reported_in_one_line(
         manifest.unlink()
     for checkpoint in location.glob("checkpoints/*.json"):
         saved = checksums.unseal("checkpoint", checkpoint.read_bytes())
-        saved["meta"]["versions"]["numpy"] = "1.0"  # of who wrote it
+        saved["meta"]["versions"]["numpy"] = "1.0"
         checkpoint.write_bytes(checksums.seal("checkpoint", saved))
     arguments = ("--run-dir", location, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
     code, _, err = run("train", "--train", stores / "train.zarr", *arguments)
@@ -420,14 +407,12 @@ def test_different_libraries_are_reported_in_one_line(
 def test_older_checkpoint_is_never_used_silently(run: Run, stores: Path, tmp_path: Path) -> None:
     """Check that the commands say if they use an older checkpoint."""
     location = train_run(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
-    newest = max(location.glob("checkpoints/*.json"))
-    data = bytearray(newest.read_bytes())
-    data[-30] ^= 4
-    newest.write_bytes(data)
+    manifest = max(location.glob("checkpoints/*.json"))
+    flip_bit(location, f"checkpoints/{manifest.name}", -30)
     code, out, err = run("evaluate", location, stores / "test.zarr", "--json")
     assert code == DONE
     (message,) = json.loads(out)["skipped"]
-    assert f"{newest.name} is damaged" in message
+    assert f"{manifest.name} is damaged" in message
     assert f"warning: {message}" in err
     code, _, err = run("predict", location, stores / "test.zarr", tmp_path / "out.npy")
     assert code == DONE
@@ -457,7 +442,7 @@ def test_run_with_missing_run_json_is_recovered(run: Run, stores: Path, tmp_path
     assert "run.json is missing" in out
 
 
-# --------------------------------------------------------------------------- wrong from the start
+# ----------------------------------------------------------------------------------- usage errors
 
 
 BAD_TRAINING = {
@@ -499,32 +484,33 @@ def test_invalid_usage_prints_one_sentence_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_remedies_name_command_line_options(run: Run, stores: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ingest t.csv o.zarr --y z", "name columns of the file with --x and --y"),
+        ("ingest t.csv o.zarr --y d --memory 1MiB", "--memory '1 MiB' is less than 16 chunks"),
+        ("ingest t.csv o.zarr --y d --targets labels", "--targets labels is unknown"),
+        ("ingest t.npz o.zarr --x Z", "name them with --x and --y"),
+        ("ingest t.csv STORE --y d", "pass --overwrite"),
+        ("info STORE --x Z", "or pass --foreign to"),
+        ("train", "give a run file, or --train URL"),
+        ("trian", "No such command 'trian'"),
+        ("train not.toml", "not valid TOML"),
+        ("plan epoch.toml", "data.epoch is not a setting; did you mean data.epochs?"),
+    ],
+)
+def test_remedies_name_command_line_options(
+    words: str, message: str, run: Run, stores: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     rows = np.arange(40.0).reshape(10, 4)
-    np.savez(tmp_path / "t.npz", X=rows, y=rows[:, 0])
-    np.savetxt(tmp_path / "t.csv", rows, header="a,b,c,d", comments="", delimiter=",")
-    out = tmp_path / "o.zarr"
-    ingest = ["ingest", tmp_path / "t.csv", out]
-    for arguments, message in (
-        ([*ingest, "--y", "z"], "name columns of the file with --x and --y"),
-        ([*ingest, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
-        ([*ingest, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
-        (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
-        (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
-    ):
-        assert message in error_line(run(*arguments), USAGE)
-    assert run(*ingest, "--y", "d")[0] == DONE
-    assert "pass --overwrite" in error_line(run(*ingest, "--y", "c"), USAGE)
-
-
-def test_missing_training_set_and_unknown_command_are_refused(run: Run, tmp_path: Path) -> None:
-    assert "give a run file, or --train URL" in error_line(run("train"), USAGE)
-    assert "No such command 'trian'" in error_line(run("trian"), USAGE)
-    (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n[run')
-    assert "not valid TOML" in error_line(run("train", tmp_path / "run.toml"), USAGE)
-    (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n')
-    message = error_line(run("plan", tmp_path / "run.toml"), USAGE)
-    assert "data.epoch is not a setting; did you mean data.epochs?" in message
+    np.savez("t.npz", X=rows, y=rows[:, 0])
+    np.savetxt("t.csv", rows, header="a,b,c,d", comments="", delimiter=",")
+    Path("not.toml").write_text('[data]\ntrain = "x.zarr"\n[run')
+    Path("epoch.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n')
+    arguments = words.replace("STORE", str(stores / "train.zarr")).split()
+    assert message in error_line(run(*arguments), USAGE)
 
 
 def test_run_file_without_training_set_is_named(run: Run, stores: Path, tmp_path: Path) -> None:
@@ -561,29 +547,26 @@ def test_label_outside_classes_is_refused(run: Run, store: Path, tmp_path: Path)
     assert run(*arguments)[0] == DONE
 
 
-def test_model_refuses_rows_of_other_width(
+def test_model_commands_refuse_unsuitable_paths(
     run: Run, stores: Path, tmp_path: Path, make_zarr: Any
 ) -> None:
     location = train_run(stores, tmp_path, run)
     narrow = tmp_path / "narrow.zarr"
     ingest(X[:50, :4], narrow, y=Y[:50])
-    for command in (
-        ["evaluate", location, narrow],
-        ["predict", location, narrow, tmp_path / "p.zarr"],
+    classes = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "classes.zarr")
+    out = tmp_path / "p.zarr"
+    for command, expected in (
+        (("evaluate", location, narrow), "rows of shape (4,), the model was trained on (5,)"),
+        (("predict", location, narrow, out), "rows of shape (4,), the model was trained on (5,)"),
+        (("evaluate", location, classes), "rows of the unknown classes '0', '1'"),
+        (("evaluate", tmp_path / "none", stores / "test.zarr"), "there is no run in"),
+        (
+            ("predict", location, stores / "test.zarr", stores / "train.zarr"),
+            "holds a group of kind 'store'",
+        ),
     ):
-        message = error_line(run(*command), USAGE)
-        assert "rows of shape (4,), the model was trained on (5,)" in message
-    assert not (tmp_path / "p.zarr").exists()
-    other_store = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
-    assert "rows of the unknown classes '0', '1'" in error_line(
-        run("evaluate", location, other_store), USAGE
-    )
-    none = error_line(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
-    assert "there is no run in" in none
-    message = error_line(
-        run("predict", location, stores / "test.zarr", stores / "train.zarr"), USAGE
-    )
-    assert "holds a group of kind 'store'" in message
+        assert expected in error_line(run(*command), USAGE)
+    assert not out.exists()
 
 
 def test_run_directory_of_another_run_is_refused(run: Run, stores: Path, tmp_path: Path) -> None:
@@ -651,7 +634,7 @@ def plan_that_raises(error: BaseException, run: Run, stores: Path, *options: str
         raise error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamkern.cli.runs.open_run", raise_error)
+        patch.setattr("streamkern.cli.runs.resolve_run", raise_error)
         return run("plan", "--train", stores / "train.zarr", *options)
 
 
@@ -785,15 +768,8 @@ def test_every_command_works_on_s3(
     np.save(tmp_path / "y.npy", Y)
     options = s3.words(monkeypatch)
     url = f"s3://{bucket}"
-    arguments = (
-        tmp_path / "X.npy",
-        f"{url}/s.zarr",
-        "--y",
-        tmp_path / "y.npy",
-        "--chunk-mb",
-        0.002,
-    )
-    answers = [run("ingest", *arguments, *options)]
+    arguments = (tmp_path / "X.npy", f"{url}/s.zarr", "--y", tmp_path / "y.npy")
+    answers = [run("ingest", *arguments, "--chunk-mb", 0.002, *options)]
     answers.append(run("augment", f"{url}/s.zarr", f"{url}/a.zarr", "--copies", 2, *options))
     answers.append(run("info", f"{url}/a.zarr", "--verify", *options))
     assert "1,200 rows" in answers[-1][1]
@@ -808,7 +784,7 @@ def test_every_command_works_on_s3(
     metrics = json.loads(answers[-1][1])
     assert metrics["rows"] == 600
     answers.append(run("predict", f"{url}/run", f"{url}/s.zarr", f"{url}/p.zarr", *options))
-    # The same from a local output, and from a local copy of the model's input.
+    # Predictions in a local store are the same.
     local = tmp_path / "p.zarr"
     answers.append(run("predict", f"{url}/run", f"{url}/s.zarr", local, *options))
     remote = zarr.open_group(f"{url}/p.zarr", mode="r", storage_options=s3.options())
@@ -816,7 +792,7 @@ def test_every_command_works_on_s3(
         remote["labels"][:], zarr.open_group(local, mode="r")["labels"][:]
     )
     answers.append(run("bench-read", f"{url}/s.zarr", "--seconds", 0.02, *options))
-    # Places near and far in one run.
+    # One run may use local and remote stores.
     mixed = ("--train", f"{url}/a.zarr", "--test", stores / "test.zarr")
     answers.append(run("train", *mixed, "--run-dir", tmp_path / "run", *FAST, *options))
     data_options = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
@@ -872,8 +848,7 @@ def test_run_on_cluster_prints_dashboard_address(run: Run, stores: Path, tmp_pat
     assert "--dask somewhere must be the address of a Dask scheduler" in message
 
 
-# ------------------------------------------------------------------------------ processes that end
-
+# ------------------------------------------------------------------------------- ends of processes
 
 LONG = [
     *("--epochs", "40", *BY_STEPS),
@@ -905,22 +880,15 @@ def wait_for_step(process: subprocess.Popen[str], location: Path, step: int) -> 
         time.sleep(0.002)
 
 
-def newest(location: Path) -> SavedGroup:
-    saved = RunDirectory(location, writable=False).load_latest()
-    assert saved is not None
-    return saved
-
-
 def assert_same_weights(a: Path, b: Path) -> None:
-    one, two = newest(a), newest(b)
-    assert one.step == two.step
-    assert one.meta["position"] == two.meta["position"]
-    assert one.arrays.keys() == two.arrays.keys()
-    for name in one.arrays:
-        np.testing.assert_array_equal(one.arrays[name], two.arrays[name], err_msg=name)
+    """Check that the newest checkpoints of two runs have the same arrays and position."""
+    first, second = newest(a), newest(b)
+    assert first.step == second.step
+    assert first.meta["position"] == second.meta["position"]
+    assert_same_bits(first.arrays, second.arrays)
 
 
-def end(process: subprocess.Popen[str], code: int) -> str:
+def wait_for_exit(process: subprocess.Popen[str], code: int) -> str:
     """Return the stderr of a process that ends with `code`."""
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
@@ -934,12 +902,12 @@ def test_run_survives_kill_stop_and_full_disk(run: Run, stores: Path, tmp_path: 
     process = start(store, location)
     wait_for_step(process, location, 100)
     process.kill()
-    assert end(process, -signal.SIGKILL) == ""
+    assert wait_for_exit(process, -signal.SIGKILL) == ""
 
     process = start(store, location)
     wait_for_step(process, location, 600)
     process.send_signal(signal.SIGTERM)
-    err = end(process, TRY_AGAIN)
+    err = wait_for_exit(process, TRY_AGAIN)
     assert re.fullmatch(
         "streamkern: stopped by SIGTERM after [0-9]+ samples and saved; run the same command "
         "again to continue\n",
@@ -951,9 +919,9 @@ def test_run_survives_kill_stop_and_full_disk(run: Run, stores: Path, tmp_path: 
     process = start(store, location)
     wait_for_step(process, location, stopped + 200)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, 100))
-    err = end(process, FAILED)
+    err = wait_for_exit(process, FAILED)
     assert err.count("\n") == 1
-    # Whichever of the two came first; the log's may come while the checkpoint fails, too.
+    # Either the log or the checkpoint fails first, or both fail.
     log = f"run log {location / 'log.jsonl'}: {os.strerror(errno.EFBIG)}"
     checkpoint = (
         rf"the checkpoint of step \d+ could not be written to {re.escape(str(location))}\b.*"
@@ -962,8 +930,8 @@ def test_run_survives_kill_stop_and_full_disk(run: Run, stores: Path, tmp_path: 
     assert re.fullmatch(rf"streamkern: ({re.escape(log)}|{checkpoint}|{both_errors})\n", err)
     assert stopped + 200 <= newest(location).step < STEPS
 
-    # More threads to read with: the samples come in the same order.
-    end(start(store, location, "--set", "data.prefetch_threads=3"), DONE)
+    # More reading threads do not change the order of the samples.
+    wait_for_exit(start(store, location, "--set", "data.prefetch_threads=3"), DONE)
     uninterrupted = ("--run-dir", tmp_path / "whole", *LONG)
     assert run("train", "--train", store, *uninterrupted)[0] == DONE
     assert newest(location).step == STEPS

@@ -121,19 +121,25 @@ def test_file_as_test_store_suggests_ingest_command(
         assert run_command(shlex.split(f"{plan} later{k}.zarr")) == DONE
 
 
+@pytest.mark.parametrize(
+    ("mistake", "suggestion"),
+    [
+        ("train = rides.zarr", 'train = "rides.zarr"'),
+        ("x = X # rows", 'x = "X"'),
+        ("cache_size = 2 GiB", 'cache_size = "2 GiB"'),
+        ("foreign = False", "foreign = false"),
+        ("copies: 2", "copies = 2"),
+        ('scale: "auto"', 'scale = "auto"'),
+    ],
+)
 def test_unquoted_text_in_run_file_is_answered_with_correct_line(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    mistake: str, suggestion: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for mistake, suggestion in (
-        ("train = rides.zarr", 'train = "rides.zarr"'), ("x = X # rows", 'x = "X"'),
-        ("cache_size = 2 GiB", 'cache_size = "2 GiB"'), ("foreign = False", "foreign = false"),
-        ("copies: 2", "copies = 2"), ('scale: "auto"', 'scale = "auto"'),
-    ):  # fmt: skip
-        train_line = "" if mistake.startswith("train") else 'train = "rides.zarr"\n'
-        Path("run.toml").write_text(f"[data]\n{train_line}{mistake}\n")
-        assert f", as {suggestion}" in error_of("plan run.toml --no-measure", capsys)
-        Path("run.toml").write_text(f"[data]\n{train_line}{suggestion}\n")
-        assert run_command(shlex.split("plan run.toml --no-measure")) == DONE, suggestion
+    train_line = "" if mistake.startswith("train") else 'train = "rides.zarr"\n'
+    Path("run.toml").write_text(f"[data]\n{train_line}{mistake}\n")
+    assert f", as {suggestion}" in error_of("plan run.toml --no-measure", capsys)
+    Path("run.toml").write_text(f"[data]\n{train_line}{suggestion}\n")
+    assert run_command(shlex.split("plan run.toml --no-measure")) == DONE, suggestion
 
 
 def test_folder_of_runs_is_answered_with_working_commands(
@@ -183,7 +189,7 @@ def test_storage_options_accept_json_and_toml(
         assert "nothing listens at this address (connection refused, tries: 1)" in text, text
     text = error_of("info s3://b/a.zarr --storage-option 'client_kwargs={a:unshown}'", capsys)
     assert "neither JSON nor TOML" in text
-    assert "unshown" not in text  # no message shows what was given
+    assert "unshown" not in text  # no message shows the given value
 
 
 @pytest.mark.usefixtures("refused_once")

@@ -158,7 +158,7 @@ def output_of(url: str, secret: str) -> str:
 @given(urls_with(SIGNS))
 @settings(max_examples=50)
 def test_command_output_shows_no_secret_of_its_arguments(case: tuple[str, str]) -> None:
-    """Check all output about the arguments, also that of libraries and tracebacks."""
+    """Check all output about the arguments, including the output of libraries and tracebacks."""
     assert not contains_part_of(output_of(*case), case[1])
 
 
@@ -340,7 +340,7 @@ def test_secrets_of_environment_are_redacted(
     assert f"nothing/{HIDDEN}/12345678" in err
 
 
-# --------------------------------------------------------------------------- nobody who listens
+# ------------------------------------------------------------------------------- closed streams
 
 
 class ClosedPipe(io.StringIO):

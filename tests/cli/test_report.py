@@ -340,7 +340,7 @@ def test_report_with_long_run_name_fits_a_narrow_window(
 def test_calibration_and_time_line_labels_are_legible(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
-    """Check that at both widths labels are at least as large as those of the other charts."""
+    """Check that at both widths labels are at least as large as in the other charts."""
     out, path = tmp_path / "page.html", tmp_path / "calibrated"
     more = ("run.calibrate=true", "run.evaluate_every=50", "solver.name=block")
     training = ["train", *train_arguments(folder, path, *more)]

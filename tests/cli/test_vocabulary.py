@@ -118,20 +118,27 @@ def test_setting_is_rendered_as_command_line_option(
     )
 
 
-def test_library_parameter_is_rendered_as_command_option() -> None:
-    arguments = CommandVocabulary(main._options_of(["predict", "run", "ingest"]))
-    for marked_text, message in (
-        (mention("x", ["a", "b c"]), "--x 'a,b c'"), (mention("y="), "--y"),
-        (mention("missing", "fill"), "--missing fill"), (mention("overwrite", True), "--overwrite"),
-        (mention("foreign", True), "--foreign"), (mention("sample_weight", 2), "--sample-weight 2"),
-        (mention("device", "gpu:9"), "--device gpu:9"), (mention("like="), "--like"),
+@pytest.mark.parametrize(
+    ("marked_text", "message"),
+    [
+        (mention("x", ["a", "b c"]), "--x 'a,b c'"),
+        (mention("y="), "--y"),
+        (mention("missing", "fill"), "--missing fill"),
+        (mention("overwrite", True), "--overwrite"),
+        (mention("foreign", True), "--foreign"),
+        (mention("sample_weight", 2), "--sample-weight 2"),
+        (mention("device", "gpu:9"), "--device gpu:9"),
+        (mention("like="), "--like"),
         (mention("calibrate", True), "--set run.calibrate=true"),
         (mention("n_centers", 5), "--set model.n_centers=5"),
-    ):  # fmt: skip
-        assert render_message(marked_text, arguments) == message
-        assert render_message(
-            marked_text, CommandVocabulary(main._options_of(["--version"]))
-        ) == render_message(marked_text)
+    ],
+)
+def test_library_parameter_is_rendered_as_command_option(marked_text: Any, message: str) -> None:
+    arguments = CommandVocabulary(main._options_of(["predict", "run", "ingest"]))
+    assert render_message(marked_text, arguments) == message
+    assert render_message(
+        marked_text, CommandVocabulary(main._options_of(["--version"]))
+    ) == render_message(marked_text)
 
 
 def test_setting_is_rendered_as_estimator_parameter() -> None:

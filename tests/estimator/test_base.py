@@ -61,7 +61,7 @@ def test_loaded_run_has_validation_scores_and_history(tmp_path: Path) -> None:
 
 
 def test_partial_fit_after_fit_warns_and_restarts() -> None:
-    """Check that the model is that of the block alone, as without the earlier fit."""
+    """Check that the model equals a model of the block without the earlier fit."""
     X, y = load_diabetes(return_X_y=True)
     options: dict[str, Any] = {"threads": 1, "kernel": "gaussian", "metric": "none"}
     model = KernelRegressor(**options, random_state=0).fit(X[:300], y[:300])

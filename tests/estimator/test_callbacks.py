@@ -69,16 +69,17 @@ class Recorder:
 
 
 @pytest.mark.parametrize(("kind", "y"), [(KernelRegressor, Y), (KernelClassifier, LABELS)])
-def test_callback_receives_every_pass_as_task(kind: Any, y: Any) -> None:
+def test_callback_receives_every_epoch_as_task(kind: Any, y: Any) -> None:
     recorder = Recorder()
     assert isinstance(recorder, sklearn_callback().FitCallback)
     model = kind(**SMALL).set_callbacks(recorder).fit(X, y)
-    passes = [(event, "pass", k) for k in range(3) for event in ("begin", "end")]
-    assert recorder.calls == [("begin", "fit", 0), *passes, ("end", "fit", 0)]
+    # scikit-learn calls an epoch a "pass".
+    epochs = [(event, "pass", k) for k in range(3) for event in ("begin", "end")]
+    assert recorder.calls == [("begin", "fit", 0), *epochs, ("end", "fit", 0)]
     assert (recorder.setups, recorder.teardowns) == (1, 1)
     np.testing.assert_array_equal(recorder.predictions[-1], model.predict(X))
-    plain = kind(**SMALL | {"epochs": 1}).fit(X, y)
-    np.testing.assert_array_equal(recorder.predictions[0], plain.predict(X))
+    after_one_epoch = kind(**SMALL | {"epochs": 1}).fit(X, y)
+    np.testing.assert_array_equal(recorder.predictions[0], after_one_epoch.predict(X))
 
 
 def test_callback_can_stop_fit() -> None:
@@ -104,7 +105,7 @@ def test_failed_fit_tears_callbacks_down() -> None:
     assert recorder.teardowns == 1
 
 
-def test_early_stopped_pass_ends_its_task() -> None:
+def test_early_stopped_epoch_ends_its_task() -> None:
     sklearn_callback()
     recorder = Recorder()
     settings = SMALL | {"epochs": 40, "early_stopping": True, "n_iter_no_change": 1, "ridge": 0.0}
@@ -116,7 +117,7 @@ def test_early_stopped_pass_ends_its_task() -> None:
     assert len(begun_tasks) == len(ended_tasks) == model.n_iter_ + 1
 
 
-def test_scikit_learn_scoring_monitor_scores_every_pass() -> None:
+def test_scikit_learn_scoring_monitor_scores_every_epoch() -> None:
     module = sklearn_callback()
     monitor = module.ScoringMonitor(scoring="r2")
     model = KernelRegressor(**SMALL).set_callbacks(monitor).fit(X, Y)

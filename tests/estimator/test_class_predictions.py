@@ -38,11 +38,13 @@ LOG_2 = 0.69  # log loss of equal probabilities
 
 @pytest.fixture(scope="module")
 def classifier() -> KernelClassifier:
+    """Return a classifier with calibrated probabilities."""
     return KernelClassifier(**SETTINGS).fit(X[FIT], y[FIT], test=(X[NEW], y[NEW]))
 
 
 @pytest.fixture(scope="module")
 def regressor() -> KernelRegressor:
+    """Return a regressor with calibrated intervals."""
     return KernelRegressor(**SETTINGS).fit(X[FIT], t[FIT], test=(X[NEW], t[NEW]))
 
 
@@ -211,43 +213,76 @@ def test_unavailable_intervals_are_refused(
         several.predict(X, interval=0.9)
 
 
-def test_predict_and_evaluate_commands_give_probabilities(
-    classifier: KernelClassifier, regressor: KernelRegressor, tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Compare probabilities streamed from a store with those in memory, and check the figures of
-    `evaluate`."""
-    classifier.save(tmp_path / "c")
-    regressor.save(tmp_path / "r")
-    ingest(X[NEW], tmp_path / "c.zarr", y=y[NEW])
-    ingest(X[NEW], tmp_path / "r.zarr", y=t[NEW])
-    path = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
-    # Probabilities
-    out = str(tmp_path / "c.csv")
-    assert main.run_command(["predict", path["c"], path["c.zarr"], out, "--proba"]) == 0
-    with open(out, encoding="utf-8") as file:
+@pytest.fixture(scope="module")
+def saved(
+    classifier: KernelClassifier,
+    regressor: KernelRegressor,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Return a folder with the models c and r, and stores of new rows, c.zarr and r.zarr."""
+    folder = tmp_path_factory.mktemp("saved")
+    classifier.save(folder / "c")
+    regressor.save(folder / "r")
+    ingest(X[NEW], folder / "c.zarr", y=y[NEW])
+    ingest(X[NEW], folder / "r.zarr", y=t[NEW])
+    return folder
+
+
+def read_probabilities(path: Path) -> np.ndarray:
+    """Return the probabilities (n, 2) of a CSV file."""
+    with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "most_probable", "probability_no", "probability_yes"]
-    np.testing.assert_allclose(
-        [[float(row["probability_no"]), float(row["probability_yes"])] for row in rows],
-        classifier.predict_proba(X[NEW]), atol=1e-5,
-    )  # fmt: skip
-    # Intervals
+    return np.array([[float(row[f"probability_{k}"]) for k in ("no", "yes")] for row in rows])
+
+
+def test_predict_command_writes_probabilities(
+    classifier: KernelClassifier, saved: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.csv"
+    words = ["predict", str(saved / "c"), str(saved / "c.zarr"), str(out), "--proba"]
+    assert main.run_command(words) == 0
+    np.testing.assert_allclose(read_probabilities(out), classifier.predict_proba(X[NEW]), atol=1e-5)
+
+
+def test_predict_proba_writes_probabilities(classifier: KernelClassifier, tmp_path: Path) -> None:
+    out = tmp_path / "p.csv"
+    expected = classifier.predict_proba(X[NEW])
+    assert classifier.predict_proba(X[NEW], out=out) is None
+    np.testing.assert_allclose(read_probabilities(out), expected, atol=1e-5)
+    with pytest.raises(ConfigError, match="already exists"):
+        classifier.predict_proba(X[NEW], out=out)
+    classifier.predict_proba(X[NEW][:9], out=out, overwrite=True)
+    np.testing.assert_allclose(read_probabilities(out), expected[:9], atol=1e-5)
+
+
+def test_predict_command_writes_intervals(
+    regressor: KernelRegressor, saved: Path, tmp_path: Path
+) -> None:
     out = str(tmp_path / "r.npy")
-    assert main.run_command(["predict", path["r"], path["r.zarr"], out, "--interval", "0.8"]) == 0
+    words = ["predict", str(saved / "r"), str(saved / "r.zarr"), out, "--interval", "0.8"]
+    assert main.run_command(words) == 0
     values, ends = regressor.predict(X[NEW], interval=0.8)
     np.testing.assert_allclose(np.load(out), np.column_stack((values, ends)), atol=1e-5)
-    # Metrics of the calibration
-    capfd.readouterr()
-    assert main.run_command(["evaluate", path["c"], path["c.zarr"], "--json"]) == 0
+
+
+def test_evaluate_command_prints_metrics_of_calibration(
+    saved: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run_command(["evaluate", str(saved / "c"), str(saved / "c.zarr"), "--json"]) == 0
     metrics = capfd.readouterr().out
     for name in ("log_loss", "brier", "ece", "coverage", "set_size"):
         assert f'"{name}"' in metrics
-    assert main.run_command(["evaluate", path["r"], path["r.zarr"]]) == 0
+    assert main.run_command(["evaluate", str(saved / "r"), str(saved / "r.zarr")]) == 0
     assert "width" in capfd.readouterr().out
-    # A regression has no probabilities, and no level is above 1.
-    for options in (["--proba"], ["--interval", "1.5"]):
-        assert main.run_command(["predict", path["r"], path["r.zarr"], "x.csv", *options]) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [["--proba"], ["--interval", "1.5"]], ids=["no classes", "level above 1"]
+)
+def test_predict_command_of_regression_refuses(options: list[str], saved: Path) -> None:
+    words = ["predict", str(saved / "r"), str(saved / "r.zarr"), "x.csv", *options]
+    assert main.run_command(words) == 2
 
 
 def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
@@ -281,14 +316,16 @@ def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
     assert np.mean(more.partial_fit(X, labels).predict(X) == labels) > 0.9
 
 
-def test_numeric_text_labels_of_csv_are_sorted_classes(tmp_path: Path) -> None:
-    for labels in (["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]):
-        class_ids = np.arange(len(X)) % len(labels)
-        rows = X[:, :1] * 0.1 + class_ids[:, None]
-        lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, class_ids, strict=True)]
-        (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
-        ingest(tmp_path / "t.csv", store := tmp_path / f"{len(labels)}.zarr", y="label")
-        model, truth = KernelClassifier(**SETTINGS).fit(str(store)), np.array(labels)[class_ids]
-        assert list(model.classes_) == sorted(labels)
-        assert get_scorer("neg_log_loss")(model, rows, truth) > -0.1
-        assert np.mean(model.predict(rows) == truth) > 0.98
+@pytest.mark.parametrize(
+    "labels", [["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]]
+)
+def test_numeric_text_labels_of_csv_are_sorted_classes(labels: Any, tmp_path: Path) -> None:
+    class_ids = np.arange(len(X)) % len(labels)
+    rows = X[:, :1] * 0.1 + class_ids[:, None]
+    lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, class_ids, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    ingest(tmp_path / "t.csv", store := tmp_path / f"{len(labels)}.zarr", y="label")
+    model, truth = KernelClassifier(**SETTINGS).fit(str(store)), np.array(labels)[class_ids]
+    assert list(model.classes_) == sorted(labels)
+    assert get_scorer("neg_log_loss")(model, rows, truth) > -0.1
+    assert np.mean(model.predict(rows) == truth) > 0.98

@@ -48,20 +48,23 @@ def test_every_precompiling_fit_launches_kernels(
     assert err == ""
 
 
-def test_compile_kernels_refuses_cpu_and_invalid_jobs() -> None:
+def test_compile_kernels_refuses_cpu() -> None:
     with pytest.raises(ConfigError, match="device='cpu' is not a GPU"):
         compile_kernels("cpu")
-    for jobs in (0, 1.5, True):
-        with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
-            compile_kernels("gpu", jobs)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("jobs", [0, 1.5, True])
+def test_compile_kernels_refuses_invalid_jobs(jobs: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
+        compile_kernels("gpu", jobs)
+
+
+@pytest.mark.parametrize("jobs", [1, 2], ids=["in this process", "in child processes"])
 @pytest.mark.skipif("cupy" in __import__("sys").modules, reason="needs a machine without CuPy")
-def test_compile_kernels_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_kernels_without_gpu_is_refused(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[:1]))
-    for jobs in (1, 2):  # here, and in a process
-        with pytest.raises(BackendError, match="cannot be used"):
-            compile_kernels("gpu:7", jobs)
+    with pytest.raises(BackendError, match="cannot be used"):
+        compile_kernels("gpu:7", jobs)
 
 
 def _killed(name: str, device: str) -> None:

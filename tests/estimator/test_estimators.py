@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -51,12 +52,13 @@ X = rng.normal(size=(300, 4))
 Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
 LABELS = np.array(["low", "mid", "high"])[np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])]
 SMALL: dict[str, Any] = {"threads": 1}
-# A search for what these give takes ten times as long as the rest of a fit.
+# To search for these settings takes ten times as long as the rest of a fit.
 GIVEN: dict[str, Any] = {"kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3, "metric": "none"}
 QUICK = SMALL | GIVEN
 
 
-def laplace(A: np.ndarray, B: np.ndarray, bandwidth: float) -> np.ndarray:
+def laplace_kernel(A: np.ndarray, B: np.ndarray, bandwidth: float) -> np.ndarray:
+    """Return the kernel values exp(-distance / bandwidth) between two sets of points."""
     return np.exp(-cdist(A, B) / bandwidth)
 
 
@@ -67,7 +69,7 @@ WEIGHTED = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dens
 
 
 def expected_failures(estimator: Any) -> dict[str, str]:
-    """Check -> why. One that passes all the same fails (`xfail_strict`)."""
+    """Return the reasons of expected failures, by check; a check that passes is a failure."""
     return dict.fromkeys(WEIGHTED, STREAMED)
 
 
@@ -90,14 +92,16 @@ def test_estimator_passes_scikit_learn_checks(estimator: Any, check: Any) -> Non
             return  # least squares has no probabilities
         if "SCIPY_ARRAY_API" in os.environ or "SCIPY_ARRAY_API" not in str(skipped):
             raise
-        shown = checks_of_array_libraries()
-        assert f"\n{len(CHECKED)} passed, " in shown, shown
+        output = checks_of_array_libraries()
+        assert f"\n{len(CHECKED)} passed, " in output, output
 
 
 @cache
 def checks_of_array_libraries() -> str:
-    """Return pytest's output about them in a process of its own, because SciPy reads the
-    environment variable on import."""
+    """Return the output of pytest for the checks of array libraries.
+
+    They run in a process of their own, because SciPy reads the environment variable on import.
+    """
     options = ["-q", "-p", "no:xdist", "--full", "-k", "array_api"]
     process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, __file__],
@@ -123,7 +127,7 @@ print("numba" in sys.modules)
     assert process.stdout == "False\n"
 
 
-# --------------------------------------------------------------------------------- the solution
+# ------------------------------------------------------------------------------------ solutions
 
 
 def test_fitted_attributes_reproduce_predictions() -> None:
@@ -133,9 +137,9 @@ def test_fitted_attributes_reproduce_predictions() -> None:
     assert (model.centers_.shape, model.dual_coef_.shape) == ((50, 4), (50, 2))
     assert (model.bandwidth_, model.n_features_in_, model.report_["samples"]) == (2.0, 4, 600)
     assert model.report_["step_size"] > 0
-    # New rows: beside a center itself, float32 knows the distance to its root only.
+    # New rows, because in float32 the distance of a row from itself has a large relative error.
     X_new = rng.normal(size=(100, 4))
-    F = laplace(X_new, model.centers_, 2.0) @ model.dual_coef_ + model.intercept_
+    F = laplace_kernel(X_new, model.centers_, 2.0) @ model.dual_coef_ + model.intercept_
     np.testing.assert_allclose(model.predict(X_new), F, atol=1e-4)
 
 
@@ -146,10 +150,10 @@ def test_fit_converges_to_least_squares() -> None:
     ).fit(X, Y)
     np.testing.assert_array_equal(model.centers_, centers.astype(np.float32))
     mean = Y.mean(axis=0)
-    exact = np.linalg.lstsq(laplace(X, centers, 2.0), Y - mean, rcond=None)[0]
+    exact = np.linalg.lstsq(laplace_kernel(X, centers, 2.0), Y - mean, rcond=None)[0]
     X_new = rng.normal(size=(100, 4))
-    F = mean + laplace(X_new, centers, 2.0) @ exact
-    # 240 passes' worth of steps leave a thousandth of the spread of Y
+    F = mean + laplace_kernel(X_new, centers, 2.0) @ exact
+    # After 200 epochs, a thousandth of the spread of Y is left.
     np.testing.assert_allclose(model.predict(X_new), F, atol=5e-3 * np.ptp(Y))
 
 
@@ -163,11 +167,13 @@ def test_ridge_equals_kernel_ridge_regression() -> None:
     np.testing.assert_allclose(model.predict(X), expected, atol=0.02 * np.ptp(Y))
 
 
-def test_every_solver_learns() -> None:
-    for solver in ("block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"):
-        model = KernelRegressor(solver=solver, epochs=20, **SMALL).fit(X[:200], Y[:200])
-        assert model.score(X[200:], Y[200:]) > 0.7, solver
-        assert model.report_["solver"] == solver
+@pytest.mark.parametrize(
+    "solver", ["block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"]
+)
+def test_every_solver_learns(solver: str) -> None:
+    model = KernelRegressor(solver=solver, epochs=20, **SMALL).fit(X[:200], Y[:200])
+    assert model.score(X[200:], Y[200:]) > 0.7
+    assert model.report_["solver"] == solver
 
 
 def test_defaults_reach_exact_least_squares_on_digits() -> None:
@@ -177,7 +183,7 @@ def test_defaults_reach_exact_least_squares_on_digits() -> None:
     model = KernelClassifier(n_centers=500).fit(digits[:1300], labels[:1300])
     onehot = np.eye(10)[labels[:1300]]
     Z = model.centers_.astype(np.float64)
-    K = laplace(digits, Z, model.bandwidth_)
+    K = laplace_kernel(digits, Z, model.bandwidth_)
     exact = (K[1300:] @ np.linalg.lstsq(K[:1300], onehot, rcond=None)[0]).argmax(axis=1)
     # two of 497 rows
     assert model.score(digits[1300:], labels[1300:]) > accuracy_score(labels[1300:], exact) - 0.005
@@ -192,28 +198,31 @@ def test_user_defined_kernel_is_fitted() -> None:
     assert (model.bandwidth_, model.kernel.bandwidth) == (3.0, 3.0)
     F = (1 + (cdist(X, model.centers_) / 3) ** 2) ** -2 @ model.dual_coef_ + model.intercept_
     np.testing.assert_allclose(model.predict(X), F, atol=2e-3)
-    with pytest.raises(
-        ConfigError,
-        match=r"bandwidth=2 is not used by any part of kernel=Laplace\(bandwidth=1\); leave it out",
-    ):
+
+
+def test_second_bandwidth_of_kernel_is_refused() -> None:
+    message = r"bandwidth=2 is not used by any part of kernel=Laplace\(bandwidth=1\); leave it out"
+    with pytest.raises(ConfigError, match=message):
         KernelRegressor(Laplace(1.0), bandwidth=2).fit(X, Y)
 
 
 @pytest.mark.slow
 def test_equal_seeds_give_equal_bits() -> None:
-    small = {"n_centers": 200, **QUICK}
-    make = lambda seed: KernelRegressor(epochs=1, random_state=seed, **small).fit(X, Y)  # noqa: E731
-    np.testing.assert_array_equal(make(3).dual_coef_, make(3).dual_coef_)
-    assert not np.array_equal(make(3).centers_, make(4).centers_)
-    weights = [make(np.random.RandomState(5)).dual_coef_ for _ in range(2)]
+    def fit(seed: Any) -> KernelRegressor:
+        """Return a model of a seed."""
+        return KernelRegressor(epochs=1, random_state=seed, n_centers=200, **QUICK).fit(X, Y)
+
+    np.testing.assert_array_equal(fit(3).dual_coef_, fit(3).dual_coef_)
+    assert not np.array_equal(fit(3).centers_, fit(4).centers_)
+    weights = [fit(np.random.RandomState(5)).dual_coef_ for _ in range(2)]
     np.testing.assert_array_equal(*weights)
-    assert make(None).dual_coef_.shape == (200, 2)
+    assert fit(None).dual_coef_.shape == (200, 2)
 
 
-# ------------------------------------------------------------------------- one fit after another
+# -------------------------------------------------------------------- early ends and warm starts
 
 
-def test_direct_solver_takes_one_pass_unless_passes_differ() -> None:
+def test_direct_solver_takes_one_epoch_unless_epochs_differ() -> None:
     model = KernelRegressor(solver="direct", ridge=1e-3, n_centers=60, **SMALL).fit(X, Y)
     assert model.report_["samples"] == 300
     assert "another epoch would change nothing" in model.report_["ended"]
@@ -225,17 +234,17 @@ def test_direct_solver_takes_one_pass_unless_passes_differ() -> None:
 
 
 def test_falkon_stops_at_tolerance() -> None:
-    passes = []
+    epochs = []
     for tolerance in (0.1, None, 1e-6):
         model = KernelRegressor(
             solver="falkon", ridge=1e-4, n_centers=60, tolerance=tolerance, kernel="laplace",
             bandwidth=2.0, scale="none", **SMALL,
         ).fit(X, Y)  # fmt: skip
-        passes.append(model.report_["samples"] // 300)
+        epochs.append(model.report_["samples"] // 300)
         assert "converged" in model.report_["ended"]
-    assert passes[0] < passes[1] < passes[2] < 20
+    assert epochs[0] < epochs[1] < epochs[2] < 20
     Z = model.centers_.astype(np.float64)
-    K, K_zz = laplace(X, Z, 2.0), laplace(Z, Z, 2.0)
+    K, K_zz = laplace_kernel(X, Z, 2.0), laplace_kernel(Z, Z, 2.0)
     mean = Y.mean(axis=0)
     truth = np.linalg.solve(K.T @ K / 300 + 1e-4 * K_zz, K.T @ (Y - mean) / 300)
     np.testing.assert_allclose(model.predict(X), mean + K @ truth, atol=2e-4 * np.ptp(Y))
@@ -243,10 +252,9 @@ def test_falkon_stops_at_tolerance() -> None:
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4", "falkon"])
 def test_warm_start_continues_from_previous_fit(solver: str) -> None:
-    """Check that its first evaluation is that of a trained model, and that fits without it are
-    equal.
+    """Check that the first evaluation of a warm start is nearly the last one of the first fit.
 
-    The block solver's always is: it starts from what its sample teaches.
+    The block solver starts near its solution even without a warm start, from a fit to its sample.
     """
     options: dict[str, Any] = {"solver": solver, "n_centers": 60, "epochs": 6, **SMALL}
     options |= {"kernel": "laplace", "bandwidth": "median"}
@@ -274,7 +282,7 @@ def test_warm_start_of_converged_falkon_stops_at_once() -> None:
     refitted = pickle.loads(pickle.dumps(model)).fit(X, LABELS)
     assert refitted.report_["samples"] <= 600 < n_samples
     np.testing.assert_allclose(refitted.predict_values(X), values, atol=1e-4)
-    # Other rows with the same centers; and with others.
+    # The same centers with other rows, other classes and other centers.
     assert model.fit(X[100:], LABELS[100:]).report_["samples"] < n_samples
     with pytest.raises(DataError, match="none of the 3 classes of the training data"):
         model.fit(X, np.where(LABELS == "mid", "medium", LABELS))
@@ -285,8 +293,10 @@ def test_warm_start_of_converged_falkon_stops_at_once() -> None:
 def test_warm_start_reads_run_directory(tmp_path: Path) -> None:
     model = KernelRegressor(n_centers=60, solver="block", run_dir=tmp_path / "a", **SMALL)
     model.fit(X, Y, test=(X, Y))
-    still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
-    restarted = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
+    restarted = clone(model).set_params(
+        run_dir=tmp_path / "b", warm_start=tmp_path / "a", epochs=1, step_scale=1e-9
+    )
+    restarted.fit(X, Y)
     np.testing.assert_allclose(restarted.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* set"):
         clone(model).set_params(warm_start=True).fit(X, Y)
@@ -311,9 +321,8 @@ def test_images_equal_flat_rows() -> None:
         by_image.predict(images[:, :, :, :1][:, :, :, [0]])
 
 
-def forms(X: Any, y: Any, make_zarr: Any, name: str) -> dict[str, tuple[Any, Any]]:
-    import dask.array as da
-
+def input_forms(X: Any, y: Any, make_zarr: Any, name: str) -> dict[str, tuple[Any, Any]]:
+    """Return X and y as the arguments of `fit`, by the name of their form."""
     path = make_zarr({"X": X, "y": y}, chunk_rows=50, name=name)
     group = zarr.open_group(path, mode="r")
     return {
@@ -335,7 +344,7 @@ def test_fit_accepts_every_data_format(make_zarr: Any) -> None:
     for kind, y in ((KernelRegressor, Y[:, 0]), (KernelClassifier, classes)):
         expected: Any = kind(**small).fit(X, y)
         score = (r2_score if kind is KernelRegressor else accuracy_score)(y, expected.predict(X))
-        for name, (data, targets) in forms(X, y, make_zarr, f"{kind.__name__}.zarr").items():
+        for name, (data, targets) in input_forms(X, y, make_zarr, f"{kind.__name__}.zarr").items():
             model: Any = kind(**small).fit(data, targets)
             np.testing.assert_array_equal(model.dual_coef_, expected.dual_coef_, err_msg=name)
             np.testing.assert_array_equal(model.predict(data), expected.predict(X), err_msg=name)
@@ -346,8 +355,6 @@ def test_fit_accepts_every_data_format(make_zarr: Any) -> None:
 
 
 def test_streamed_labels_may_be_any_integers() -> None:
-    import dask.array as da
-
     y = np.where(X[:, 0] > 0, 7, -3)
     lazy = da.from_array(X, chunks=100), da.from_array(y, chunks=100)
     model = KernelClassifier(epochs=2, **SMALL).fit(*lazy)
@@ -360,17 +367,21 @@ def test_streamed_labels_may_be_any_integers() -> None:
     assert integers.predict(lazy[0]).shape == (300,)
 
 
-def test_csv_classes_are_integers_if_64_bits_hold_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [(("1", "9223372036854775811"), "O"), (("1", "007"), "O"), (("-3", "7"), "i")],
+)
+def test_csv_classes_are_integers_if_64_bits_hold_them(
+    names: tuple[str, str], kind: str, tmp_path: Path
+) -> None:
     X = np.float32([[0, 0], [1, 1]] * 10)
-    for k, names in enumerate((("1", "9223372036854775811"), ("1", "007"), ("-3", "7"))):
-        rows = [f"{a:g},{b:g},{names[int(a)]}" for a, b in X.tolist()]
-        (tmp_path / "a.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
-        store = tmp_path / f"{k}.zarr"
-        streamkern.ingest_store(tmp_path / "a.csv", store, y="y", targets="classes")
-        model = KernelClassifier(bandwidth=1.0, solver="direct", ridge=1e-3).fit(store)
-        assert model.classes_.dtype.kind == ("i" if names == ("-3", "7") else "O")
-        assert sorted(map(str, model.classes_.tolist())) == sorted(names)
-        assert [str(label) for label in model.predict(X[:2])] == list(names)
+    rows = [f"{a:g},{b:g},{names[int(a)]}" for a, b in X.tolist()]
+    (tmp_path / "a.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    streamkern.ingest_store(tmp_path / "a.csv", tmp_path / "a.zarr", y="y", targets="classes")
+    model = KernelClassifier(bandwidth=1.0, solver="direct", ridge=1e-3).fit(tmp_path / "a.zarr")
+    assert model.classes_.dtype.kind == kind
+    assert sorted(map(str, model.classes_.tolist())) == sorted(names)
+    assert [str(label) for label in model.predict(X[:2])] == list(names)
 
 
 def test_predict_writes_zarr(tmp_path: Path) -> None:
@@ -429,9 +440,9 @@ def test_partial_fit_warns_if_first_block_has_one_class() -> None:
 
 
 def test_partial_fit_of_one_block_equals_fit() -> None:
-    """Check solvers without rows as centers, because `fit` knows the share of these in all rows."""
-    # 90 steps: enough for the guard to look at them twice.
-    # With rows that are others in every epoch, as those of later blocks are.
+    """Check centers that are no rows, because `fit` knows the share of these in all rows."""
+    # In 90 steps, the guard against divergence checks the loss twice. The noise makes the rows of
+    # every epoch differ, as the rows of later blocks do.
     noise = (GaussianNoise(1e-3),)
     options = {"centers": X[::5] + 0.1, "solver": "block", "ridge": 0.0, "transforms": noise}
     options |= SMALL
@@ -442,18 +453,18 @@ def test_partial_fit_of_one_block_equals_fit() -> None:
 
 
 def test_later_blocks_use_accelerator_of_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    backends: list[str] = []
+    accelerators: list[str] = []
 
-    def noted(*requested: Any) -> Any:
+    def record_backend(*requested: Any) -> Any:
         backend = get_backend(*requested)
-        backends.append(backend.accelerator)
+        accelerators.append(backend.accelerator)
         return backend
 
-    monkeypatch.setattr(resolved_run, "get_backend", noted)
+    monkeypatch.setattr(resolved_run, "get_backend", record_backend)
     model = KernelRegressor(**SMALL).partial_fit(X, Y)
     monkeypatch.setattr(devices, "WORTH_COMPILING", 0.0)
     model.partial_fit(X, Y)
-    assert backends == ["none", "none"]
+    assert accelerators == ["none", "none"]
 
 
 def test_partial_fit_score_improves_with_blocks() -> None:
@@ -468,18 +479,18 @@ def test_partial_fit_score_improves_with_blocks() -> None:
     assert model.report_["samples"] == 4000
     assert scores[-1] > scores[0]
     Z = model.centers_.astype(np.float64)
-    K = laplace(features, Z, model.bandwidth_)
+    K = laplace_kernel(features, Z, model.bandwidth_)
     exact = r2_score(y[4000:], K[4000:] @ np.linalg.lstsq(K[:4000], y[:4000], rcond=None)[0])
     assert scores[-1] > exact - 0.02
 
 
-def test_partial_fit_continues_after_pickling() -> None:
-    for solver in ("block", "eigenpro4"):
-        stay, travel = (KernelRegressor(solver=solver, **SMALL) for _ in range(2))
-        for block in (slice(0, 100), slice(100, 200), slice(200, 300)):
-            stay.partial_fit(X[block], Y[block])
-            travel = pickle.loads(pickle.dumps(travel)).partial_fit(X[block], Y[block])
-        np.testing.assert_array_equal(stay.dual_coef_, travel.dual_coef_)
+@pytest.mark.parametrize("solver", ["block", "eigenpro4"])
+def test_partial_fit_continues_after_pickling(solver: str) -> None:
+    model, pickled_model = (KernelRegressor(solver=solver, **SMALL) for _ in range(2))
+    for block in (slice(0, 100), slice(100, 200), slice(200, 300)):
+        model.partial_fit(X[block], Y[block])
+        pickled_model = pickle.loads(pickle.dumps(pickled_model)).partial_fit(X[block], Y[block])
+    np.testing.assert_array_equal(model.dual_coef_, pickled_model.dual_coef_)
 
 
 def test_diverged_block_leaves_model_unchanged() -> None:
@@ -506,53 +517,60 @@ def test_partial_fit_accepts_smaller_blocks_and_streams() -> None:
     model.partial_fit(X[:3], LABELS[:3])
     model.partial_fit(ArraySource(X, LABELS))
     assert model.report_["samples"] == 603
-    model.fit(X[:100], LABELS[:100])
+
+
+def test_partial_fit_after_fit_discards_the_model() -> None:
+    model = KernelClassifier(**SMALL).fit(X[:100], LABELS[:100])
     with pytest.warns(UserWarning, match="discards the model"):
         model.partial_fit(X[:100], LABELS[:100])
     assert model.report_["samples"] == 100
 
 
 def test_partial_fit_refuses_invalid_input(tmp_path: Path) -> None:
-    few = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2)
-    fitted, values = few._fitted_, KernelRegressor(**SMALL).partial_fit(X, Y)
+    two, three = np.arange(50) % 2, np.arange(50) % 3
+    classifier = KernelClassifier(**SMALL).partial_fit(X[:50], two)
+    fitted = classifier._fitted_
+    regressor = KernelRegressor(**SMALL).partial_fit(X, Y)
     for call, message in (
-        (lambda: few.partial_fit(X[:50], np.arange(50) % 3), "label 2 of row 2 is none of"),
-        (lambda: few.partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2]), "differ from"),
-        (lambda: few.partial_fit(X[:50, :3], np.arange(50) % 2), "X has 3 features, but KernelCl"),
+        (lambda: classifier.partial_fit(X[:50], three), "label 2 of row 2 is none of"),
+        (lambda: classifier.partial_fit(X[:50], two, classes=[0, 1, 2]), "differ from"),
+        (lambda: classifier.partial_fit(X[:50, :3], two), "X has 3 features, but KernelCl"),
         (lambda: KernelRegressor(run_dir=tmp_path / "run").partial_fit(X, Y), "run_dir=.* cannot"),
         (lambda: KernelRegressor(solver="eigenpro2").partial_fit(X, Y), "needs all rows at once"),
-        (lambda: values.partial_fit(X, Y[:, 0]), "y has 1 outputs, but the model was trained"),
+        (lambda: regressor.partial_fit(X, Y[:, 0]), "y has 1 outputs, but the model was trained"),
     ):  # fmt: skip
         with pytest.raises((ConfigError, DataError), match=message):
             call()
-    assert few._fitted_ is fitted
-    with_classes = KernelClassifier(**SMALL).partial_fit(
-        X[:50], np.arange(50) % 2, classes=[0, 1, 2]
-    )
-    with_classes.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
-    np.testing.assert_array_equal(with_classes.classes_, [0, 1, 2])
+    assert classifier._fitted_ is fitted
+
+
+def test_partial_fit_accepts_classes_that_later_blocks_have() -> None:
+    model = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2])
+    model.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
+    np.testing.assert_array_equal(model.classes_, [0, 1, 2])
 
 
 # ------------------------------------------------------------------------- persistence and errors
 
 
 def test_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
-    make = lambda **more: KernelClassifier(run_dir=tmp_path / "run", epochs=3, **more)  # noqa: E731
-    many_threads = make().fit(X, LABELS)
-    one_thread = make(threads=1).fit(X, LABELS)
+    model = KernelClassifier(run_dir=tmp_path / "run", epochs=3)
+    many_threads = clone(model).fit(X, LABELS)
+    one_thread = clone(model).set_params(threads=1).fit(X, LABELS)
     np.testing.assert_array_equal(many_threads.dual_coef_, one_thread.dual_coef_)
     with pytest.raises(ResumeMismatchError, match=r"ridge: was 'auto', now 1.0"):
-        make(ridge=1.0).fit(X, LABELS)
+        clone(model).set_params(ridge=1.0).fit(X, LABELS)
     with pytest.raises(ResumeMismatchError, match="other rows or targets"):
-        make().fit(X + 1, LABELS)
+        clone(model).fit(X + 1, LABELS)
     with pytest.raises(ConfigError, match="random_state=None must be a whole number with run_dir"):
-        make(random_state=None).fit(X, LABELS)
+        clone(model).set_params(random_state=None).fit(X, LABELS)
 
 
 def test_interrupted_fit_resumes(tmp_path: Path) -> None:
     calls = 0
 
-    def interrupting(X: Any, Y: Any, rng: Any) -> Any:
+    def interrupt_once(X: Any, Y: Any, rng: Any) -> Any:
+        """Return the rows; the eighth call sends SIGINT."""
         nonlocal calls
         calls += 1
         if calls == 8:
@@ -560,7 +578,7 @@ def test_interrupted_fit_resumes(tmp_path: Path) -> None:
         return X, Y
 
     model = KernelRegressor(
-        epochs=5, batch_size=100, transforms=[interrupting], run_dir=tmp_path / "run", **QUICK
+        epochs=5, batch_size=100, transforms=[interrupt_once], run_dir=tmp_path / "run", **QUICK
     )
     with pytest.raises(TrainingInterrupted, match=r"stopped by SIGINT after \d+ samples"):
         model.fit(X, Y)
@@ -570,7 +588,7 @@ def test_interrupted_fit_resumes(tmp_path: Path) -> None:
     assert model.report_["samples"] == 1500
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+INVALID_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"bandwidth": -1.0}, '^bandwidth=-1.0 must be "auto", "median" or a number above 0'),
     ({"kernel": "rbv"}, '^kernel=\'rbv\' must be "auto", one of "laplace"'),
     ({"solver": "adam"}, "^solver='adam' must be one of"),
@@ -592,11 +610,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_invalid_settings_give_one_sentence() -> None:
-    for settings, message in WRONG:
-        with pytest.raises((ConfigError, DataError), match=message) as raised:
-            KernelRegressor(**SMALL, **settings).fit(X, Y)
-        assert "\n" not in str(raised.value)
+@pytest.mark.parametrize(("settings", "message"), INVALID_SETTINGS)
+def test_invalid_settings_give_one_sentence(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message) as raised:
+        KernelRegressor(**SMALL, **settings).fit(X, Y)
+    assert "\n" not in str(raised.value)
 
 
 def test_invalid_data_gives_one_sentence(make_zarr: Any) -> None:
@@ -605,10 +623,8 @@ def test_invalid_data_gives_one_sentence(make_zarr: Any) -> None:
     model = KernelRegressor(epochs=1, **QUICK).fit(X, Y)
     classifier = KernelClassifier(epochs=1, **QUICK).fit(X, LABELS)
     two = np.arange(300) % 2
-    from_store, values = (
-        make_zarr({"X": X, "y": two}, 50, "a.zarr"),
-        make_zarr({"X": X, "y": Y}, name="b"),
-    )
+    class_store = make_zarr({"X": X, "y": two}, 50, "classes.zarr")
+    value_store = make_zarr({"X": X, "y": Y}, name="values.zarr")
     for call, message in (
         (lambda: KernelRegressor().fit(X, Y[:299]), "X has 300 rows, but y has 299; give"),
         (lambda: KernelClassifier().fit(X, LABELS[:299]), "X has 300 rows, but y has 299"),
@@ -618,9 +634,9 @@ def test_invalid_data_gives_one_sentence(make_zarr: Any) -> None:
         (lambda: model.score(ArraySource(X, Y), sample_weight=np.ones(300)), "sample_weight"),
         (lambda: model.score(ArraySource(X, Y[:, :1])), "y has 1 outputs, but the model"),
         (lambda: classifier.score(ArraySource(X, np.array(["a", "b"])[two])), "classes 'a', 'b'"),
-        (lambda: KernelRegressor().fit(from_store), "2 classes, not values; use KernelClassifier"),
-        (lambda: KernelClassifier().fit(values), "use KernelRegressor"),
-        (lambda: KernelRegressor().fit(values, Y), "leave y out"),
+        (lambda: KernelRegressor().fit(class_store), "2 classes, not values; use KernelClassifier"),
+        (lambda: KernelClassifier().fit(value_store), "use KernelRegressor"),
+        (lambda: KernelRegressor().fit(value_store, Y), "leave y out"),
     ):  # fmt: skip
         with pytest.raises((ConfigError, DataError), match=message):
             call()
@@ -633,11 +649,11 @@ def test_r2_of_stream_with_constant_output() -> None:
     assert model.score(ArraySource(X, constant)) == pytest.approx(expected)
 
 
-# ---------------------------------------------------------------------------- what a fit says
+# -------------------------------------------------------------------- loss curve and progress
 
 
-def curved(solver: str, **more: Any) -> KernelRegressor:
-    """Return a model with a loss curve."""
+def model_with_curve(solver: str, **more: Any) -> KernelRegressor:
+    """Return a small model, whose loss curve is tested."""
     settings = {"n_centers": 40, "batch_size": 10, "epochs": 3, **SMALL, **more}
     return KernelRegressor("laplace", bandwidth=3.0, solver=solver, **settings)
 
@@ -646,15 +662,18 @@ def test_loss_curve_is_in_squared_units_of_y() -> None:
     """Check that the curve is the variance for tiny steps, and the remaining error for a
     solution."""
     y, options = 1e3 * Y[:256] + 7e5, {"batch_size": 8, "epochs": 1, "n_centers": "auto"}
-    still = curved("sgd", step_scale=1e-12, ridge=0, **options).fit(X[:256], y)
-    model = curved("direct", **options).fit(X[:256], y)
+    still = model_with_curve("sgd", step_scale=1e-12, ridge=0, **options).fit(X[:256], y)
+    model = model_with_curve("direct", **options).fit(X[:256], y)
     for fitted, error in ((still, y - y.mean(axis=0)), (model, y - model.predict(X[:256]))):
         assert fitted.n_iter_ == 1
         np.testing.assert_allclose(fitted.loss_curve_, [np.mean(error**2)], rtol=1e-3)
 
 
 def test_partial_fit_extends_loss_curve() -> None:
-    full, parts = curved("eigenpro3").fit(X, Y), curved("eigenpro3").partial_fit(X, Y)
+    full, parts = (
+        model_with_curve("eigenpro3").fit(X, Y),
+        model_with_curve("eigenpro3").partial_fit(X, Y),
+    )
     assert (
         (full.n_iter_, len(full.loss_curve_)) == (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
     )
@@ -664,7 +683,7 @@ def test_partial_fit_extends_loss_curve() -> None:
     parts.partial_fit(X[:50], Y[:50])
     assert (parts.n_iter_, len(parts.loss_curve_)) == (6, 6)
     assert parts.loss_curve_[:3] == first_losses
-    direct, curve = curved("direct", ridge=1e-4, epochs=1), []
+    direct, curve = model_with_curve("direct", ridge=1e-4, epochs=1), []
     for rows in (slice(0, 100), slice(100, 250)):
         direct.partial_fit(X[rows], Y[rows, 0])
         curve.append(np.mean((direct.predict(X[rows]) - Y[rows, 0]) ** 2))
@@ -676,12 +695,12 @@ def test_loss_curve_is_loss_after_every_epoch(solver: str, tmp_path: Path) -> No
     """Check the curve after a fit, after save and load, and in the log of the run."""
     y = Y[:, 0]
     ridge = 1e-4 if solver in ("direct", "falkon") else "auto"
-    model = curved(solver, batch_size=32, epochs=7, ridge=ridge).fit(X, y)
+    model = model_with_curve(solver, batch_size=32, epochs=7, ridge=ridge).fit(X, y)
     curve, error = model.loss_curve_, np.mean((model.predict(X) - y) ** 2)
     assert len(curve) == model.n_iter_
     if solver in ("direct", "falkon"):
         np.testing.assert_allclose(curve[-1], error, rtol=1e-3)
-    else:  # before each step, and so a little more
+    else:  # the loss before each step, which is a little larger
         assert 0.9 * error < curve[-1] < 2 * error < y.var()
     model.save(tmp_path / "saved")
     assert streamkern.load(tmp_path / "saved").loss_curve_ == curve
@@ -690,19 +709,22 @@ def test_loss_curve_is_loss_after_every_epoch(solver: str, tmp_path: Path) -> No
 
 
 def test_repeated_fit_restores_loss_curve(tmp_path: Path) -> None:
-    first_fit = curved("block", run_dir=tmp_path).fit(X, Y)
+    first_fit = model_with_curve("block", run_dir=tmp_path).fit(X, Y)
     assert len(first_fit.loss_curve_) == 3
-    for repeated in (curved("block", run_dir=tmp_path).fit(X, Y), streamkern.load(tmp_path)):
+    for repeated in (
+        model_with_curve("block", run_dir=tmp_path).fit(X, Y),
+        streamkern.load(tmp_path),
+    ):
         assert (repeated.loss_curve_, repeated.n_iter_) == (first_fit.loss_curve_, 3)
 
 
 @pytest.mark.slow
-def test_small_fits_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    for verbose in (0, False, "auto"):
-        model = KernelRegressor(n_centers=20, epochs=1, verbose=verbose, **QUICK)
-        model.fit(X, Y)
-        clone(model).partial_fit(X, Y)
-        assert capfd.readouterr() == ("", ""), verbose
+@pytest.mark.parametrize("verbose", [0, False, "auto"])
+def test_small_fits_print_nothing(verbose: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    model = KernelRegressor(n_centers=20, epochs=1, verbose=verbose, **QUICK)
+    model.fit(X, Y)
+    clone(model).partial_fit(X, Y)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_verbose_fits_print_progress(
@@ -720,9 +742,12 @@ def test_verbose_fits_print_progress(
         assert "epoch 1 of 2" in err
         assert "epoch 2 of 2" in err
         assert "streamkern: setup: " in err
-    for verbose in (2, -1, "loud", None):
-        with pytest.raises(ConfigError, match=r'verbose=.* must be 0, 1 or "auto"'):
-            model.set_params(verbose=verbose).fit(X, Y)
+
+
+@pytest.mark.parametrize("verbose", [2, -1, "loud", None])
+def test_invalid_verbose_is_refused(verbose: Any) -> None:
+    with pytest.raises(ConfigError, match=r'verbose=.* must be 0, 1 or "auto"'):
+        KernelRegressor(verbose=verbose).fit(X, Y)
 
 
 def test_folds_with_fewer_rows_than_centers_are_scored() -> None:

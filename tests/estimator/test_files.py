@@ -126,7 +126,7 @@ def test_columns_left_out_of_training_may_be_present_later(
 
 
 def test_dask_frames_hold_their_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that columns of a Dask data frame are found by name, as those of pandas are."""
+    """Check that columns of a Dask data frame are found by name, as in pandas."""
     frame = pd.DataFrame(X, columns=list("pqr")).assign(u=Y, v=Y**2, w=W)
     lazy = dask.dataframe.from_pandas(frame, npartitions=3)
     for y in ("u", ["u", "v"]):

@@ -120,7 +120,7 @@ UNSUPPORTED_LABELS: dict[str, tuple[Any, str]] = {
 
 
 def with_missing_label(values: Any, missing: Any, dtype: Any = object) -> Any:
-    """Return labels of which one is missing, as an array of objects or a pandas series."""
+    """Return labels with a missing one, as an array of objects or a pandas series."""
     labels = object_array(list(values))
     labels[MISSING_ROW] = missing
     return labels if dtype is object else pd.Series(labels.tolist()).astype(dtype)
@@ -198,11 +198,13 @@ def test_error_for_unsupported_labels_names_row(name: str) -> None:
         KernelClassifier(**SETTINGS).partial_fit(X, y)
 
 
-def test_fractions_are_refused_as_labels() -> None:
+@pytest.mark.parametrize(
+    "fit", [KernelClassifier(**SETTINGS).fit, KernelClassifier(**SETTINGS).partial_fit]
+)
+def test_fractions_are_refused_as_labels(fit: Any) -> None:
     y = array_of_labels([0.5, 1.25, 2])
-    for fit in (KernelClassifier(**SETTINGS).fit, KernelClassifier(**SETTINGS).partial_fit):
-        with pytest.raises(DataError, match="Unknown label type: continuous"):
-            fit(X, y)
+    with pytest.raises(DataError, match="Unknown label type: continuous"):
+        fit(X, y)
 
 
 @pytest.mark.parametrize("name", LABELS_WITH_MISSING)

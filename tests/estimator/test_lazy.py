@@ -101,12 +101,12 @@ def test_predictions_of_dask_arrays_are_lazy(
         assert_lazy(answer(counted.rows), answer(X), counted)
 
 
-def test_lazy_predictions_use_model_at_call() -> None:
-    for method in ("fit", "partial_fit"):
-        model = getattr(KernelRegressor(**SMALL), method)(X, Y)
-        expected, lazy = model.predict(X), model.predict(da.from_array(X, chunks=(100, 4)))
-        getattr(model, method)(X, -Y)
-        assert_nearly_equal(lazy.compute(), expected)
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_lazy_predictions_use_model_at_call(method: str) -> None:
+    model = getattr(KernelRegressor(**SMALL), method)(X, Y)
+    expected, lazy = model.predict(X), model.predict(da.from_array(X, chunks=(100, 4)))
+    getattr(model, method)(X, -Y)
+    assert_nearly_equal(lazy.compute(), expected)
 
 
 def test_predictions_of_lazy_images_are_lazy() -> None:

@@ -208,7 +208,7 @@ def test_column_names_of_store_are_restored(tmp_path: Path) -> None:
     assert loaded.score(tmp_path / "t.zarr") == fitted.score(tmp_path / "t.zarr")
 
 
-# ------------------------------------------------------------------------------- going on with it
+# ---------------------------------------------------------------------------- training after load
 
 
 def test_partial_fit_continues_after_load(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_saved_model_serves_as_warm_start(tmp_path: Path) -> None:
     assert not np.array_equal(from_disk.predict(X), fitted.predict(X))
 
 
-# --------------------------------------------------------------------------- the commands read it
+# --------------------------------------------------------------------------------------- commands
 
 
 def test_commands_accept_saved_model(tmp_path: Path, run: Run) -> None:
@@ -300,14 +300,14 @@ def test_commands_accept_saved_model(tmp_path: Path, run: Run) -> None:
         f'[data]\ntrain = "{tmp_path}/rows.zarr"\n[run]\nrun_dir = "{tmp_path}/saved"\n'
     )
     streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
-    files = contents(tmp_path / "saved")
+    files = contents_by_path(tmp_path / "saved")
     code, _, refused = run("train", tmp_path / "run.toml")
     assert code == 2
     assert "holds a run that differs" in refused
-    assert contents(tmp_path / "saved") == files
+    assert contents_by_path(tmp_path / "saved") == files
 
 
-# ----------------------------------------------------------------------------------- what is not
+# -------------------------------------------------------------------------------------- refusals
 
 
 class Odd(Kernel):
@@ -315,24 +315,27 @@ class Odd(Kernel):
         return (1 + sq) ** -1
 
 
-def twice(X: Any, Y: Any, rng: Any) -> Any:
+def draw_unused_numbers(X: Any, Y: Any, rng: Any) -> Any:
+    """Return the same rows; a random transform, since it is not marked as deterministic."""
     return X * (1 + 0 * rng.uniform((1,))), Y
 
 
-def twofold(X: Any, Y: Any, rng: Any) -> Any:
+def double_rows(X: Any, Y: Any, rng: Any) -> Any:
+    """Return twice the rows."""
     return 2 * X, Y
 
 
-twofold.deterministic = True  # type: ignore[attr-defined]
+double_rows.deterministic = True  # type: ignore[attr-defined]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents_by_path(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_model_with_local_function_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="twofold"):
-        KernelRegressor(**SMALL, transforms=[twofold]).fit(X, Y).save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match="double_rows"):
+        KernelRegressor(**SMALL, transforms=[double_rows]).fit(X, Y).save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
@@ -347,15 +350,15 @@ def test_model_with_user_kernel_loads_where_its_class_exists(tmp_path: Path) -> 
 
 
 def test_parameters_that_are_not_saved_must_be_set(tmp_path: Path) -> None:
-    fitted = KernelRegressor(**SMALL, transforms=[twice], metric=METRIC).fit(X, Y)
+    fitted = KernelRegressor(**SMALL, transforms=[draw_unused_numbers], metric=METRIC).fit(X, Y)
     fitted.save(tmp_path / "saved")
     loaded = load(tmp_path / "saved")
     same(loaded, fitted)
     with pytest.raises(ConfigError, match=r"metric was an array.*set_params\(metric=\.\.\.\)"):
         loaded.fit(X, Y)
-    with pytest.raises(ConfigError, match="transforms was a list with 'twice'"):
+    with pytest.raises(ConfigError, match="transforms was a list with 'draw_unused_numbers'"):
         clone(loaded).set_params(metric=METRIC).fit(X, Y)
-    loaded.set_params(metric=METRIC, transforms=[twice], threads=1).fit(X, Y)
+    loaded.set_params(metric=METRIC, transforms=[draw_unused_numbers], threads=1).fit(X, Y)
     same(loaded, fitted)
 
 
@@ -366,14 +369,14 @@ def test_save_writes_only_to_new_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     fitted.save(tmp_path / "mine")
-    assert contents(tmp_path / "mine")["notes.txt"] == b"mine"
+    assert contents_by_path(tmp_path / "mine")["notes.txt"] == b"mine"
     (tmp_path / "other" / "checkpoints").mkdir(parents=True)
     (tmp_path / "other" / "checkpoints" / "best.pt").write_bytes(b"mine")
     with pytest.raises(RunError, match=r"holds 'checkpoints/?.*' but no run of streamkern"):
         fitted.save(tmp_path / "other")
-    assert contents(tmp_path / "other") == {"checkpoints/best.pt": b"mine"}
+    assert contents_by_path(tmp_path / "other") == {"checkpoints/best.pt": b"mine"}
     fitted.save(tmp_path / "saved")
-    files = contents(tmp_path / "saved")
+    files = contents_by_path(tmp_path / "saved")
     fitted.save(tmp_path / "saved")  # it is there already
     with pytest.raises(RunError, match="holds another model or run already"):
         KernelRegressor(**SMALL).fit(X, Y[:, ::-1]).save(tmp_path / "saved")
@@ -383,7 +386,7 @@ def test_save_writes_only_to_new_folder(tmp_path: Path) -> None:
     KernelRegressor(**SMALL, run_dir=run).fit(X, Y)
     with pytest.raises(RunError, match="holds another model or run already"):
         fitted.save(run)
-    assert contents(tmp_path / "saved") == files
+    assert contents_by_path(tmp_path / "saved") == files
 
 
 def test_load_refuses_folder_that_is_not_a_run(tmp_path: Path) -> None:
@@ -421,7 +424,7 @@ def test_killed_save_is_completed_by_next_save(tmp_path: Path) -> None:
     it."""
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     fitted.save(tmp_path / "whole")
-    files = sorted(contents(tmp_path / "whole"))
+    files = sorted(contents_by_path(tmp_path / "whole"))
     for n_kept in range(len(files)):
         path = tmp_path / f"part-{n_kept}"
         shutil.copytree(tmp_path / "whole", path)

@@ -38,7 +38,7 @@ def test_unknown_parameter_suggests_intended_one() -> None:
             ):
                 kind(**{keyword: 2})
     with pytest.raises(TypeError, match="class_weight"):
-        KernelRegressor(class_weight="balanced")  # that of the classifier
+        KernelRegressor(class_weight="balanced")  # a parameter of the classifier
     assert set(FOREIGN_PARAMETERS.values()) <= PARAMETER_SETTINGS.keys()
     assert not FOREIGN_PARAMETERS.keys() & PARAMETER_SETTINGS.keys()
 

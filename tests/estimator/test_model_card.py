@@ -107,10 +107,12 @@ def test_model_card_omits_training_metrics(tmp_path: Path) -> None:
     assert front["tags"][-1] == "regression"
     assert "model-index" not in front
     assert "mse" not in text
-    KernelRegressor(**SMALL, solver="block", early_stopping=True).fit(X, Y).save(
-        tmp_path / "b", card=True
-    )
-    front, text = front_matter(tmp_path / "b")
+
+
+def test_model_card_names_rows_that_stopped_the_training(tmp_path: Path) -> None:
+    model = KernelRegressor(**SMALL, solver="block", early_stopping=True).fit(X, Y)
+    model.save(tmp_path / "model", card=True)
+    front, _ = front_matter(tmp_path / "model")
     (result,) = front["model-index"][0]["results"]
     assert result["dataset"]["name"] == (
         "rows held out of the training data, which stopped the training"
@@ -142,27 +144,41 @@ def test_run_directory_and_loaded_model_write_cards(tmp_path: Path) -> None:
     assert first_card.read_bytes() == second_card.read_bytes()
 
 
-def test_card_is_optional_and_never_replaces_a_users_card(tmp_path: Path) -> None:
-    model = KernelRegressor(**SMALL).fit(X, Y)
+@pytest.fixture(scope="module")
+def model() -> KernelRegressor:
+    """Return a model that was not tested."""
+    return KernelRegressor(**SMALL).fit(X, Y)
+
+
+def test_card_is_optional(model: KernelRegressor, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    assert not (tmp_path / "model" / "README.md").exists()
+
+
+def test_edited_card_is_not_replaced(model: KernelRegressor, tmp_path: Path) -> None:
     target = tmp_path / "model"
-    model.save(target)
     card = target / "README.md"
-    assert not card.exists()
-    model.save(target, card=True)  # the card of the saved model
+    model.save(target)
     model.save(target, card=True)
+    model.save(target, card=True)  # the same card may be written again
     card.write_text(text := card.read_text() + "\nTrained for a friend.\n")
     with pytest.raises(RunError, match=r"README\.md exists already, but is not the card of this"):
         model.save(target, card=True)
     model.save(target)
     assert card.read_text() == text
     np.testing.assert_array_equal(streamkern.load(target).predict(X), model.predict(X))
+
+
+def test_card_is_written_to_local_folders_only(model: KernelRegressor) -> None:
     with pytest.raises(ConfigError, match="to a local folder only"):
         model.save("memory://model", card=True)
-    (folder := tmp_path / "other").mkdir()
-    (folder / "README.md").symlink_to(tmp_path / "nowhere")
+
+
+def test_broken_link_in_place_of_a_card_is_kept(model: KernelRegressor, tmp_path: Path) -> None:
+    (tmp_path / "README.md").symlink_to(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"README\.md exists already"):
-        model.save(folder, card=True)
-    assert [path.name for path in folder.iterdir()] == ["README.md"]  # nothing was written
+        model.save(tmp_path, card=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]  # nothing was written
 
 
 def test_hub_library_reads_model_card(tmp_path: Path) -> None:

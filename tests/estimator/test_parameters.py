@@ -258,12 +258,17 @@ def test_bandwidth_of_user_kernel_is_chosen_or_given(tmp_path: Path) -> None:
 def test_n_centers_all_takes_all_rows() -> None:
     requested = KernelRegressor(n_centers="all")._config(1).model
     assert (requested.centers, requested.n_centers) == ("all", "auto")
-    for centers in ("kmeans", np.zeros((2, 3))):
-        with pytest.raises(ConfigError, match=r"n_centers=.all"):
-            KernelRegressor(n_centers="all", centers=centers)._config(1)
 
 
-def test_foreign_parameter_names_suggest_bandwidth() -> None:
-    for parameter, message in (("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")):
-        with pytest.raises(ConfigError, match=message):
-            GridSearchCV(KernelRegressor(), {parameter: [1.0]}).fit(np.eye(9), np.arange(9.0))
+@pytest.mark.parametrize("centers", ["kmeans", np.zeros((2, 3))])
+def test_n_centers_all_refuses_other_centers(centers: Any) -> None:
+    with pytest.raises(ConfigError, match=r"n_centers=.all"):
+        KernelRegressor(n_centers="all", centers=centers)._config(1)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"), [("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")]
+)
+def test_foreign_parameter_names_suggest_bandwidth(parameter: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GridSearchCV(KernelRegressor(), {parameter: [1.0]}).fit(np.eye(9), np.arange(9.0))

@@ -137,13 +137,20 @@ def test_multilabel_targets_refuse_unsupported_options(
         KernelClassifier(centers="balanced", n_centers=50, **SETTINGS).fit(X, Y)
 
 
-def test_labels_other_than_0_and_1_are_named() -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a", "holds '.'; give 0 or 1"),
+        (None, "holds None"),
+        (0.5, "holds 0.5"),
+        (np.nan, "NaN in"),
+        (pd.NA, "no value in some row"),
+        (pd.Timestamp("2020"), "give 0 or 1"),
+    ],
+)
+def test_labels_other_than_0_and_1_are_named(value: Any, message: str) -> None:
     Y_missing = Y.astype(object)
-    for value, message in (
-        ("a", "holds '.'; give 0 or 1"), (None, "holds None"), (0.5, "holds 0.5"),
-        (np.nan, "NaN in"), (pd.NA, "no value in some row"), (pd.Timestamp("2020"), "give 0 or 1"),
-    ):  # fmt: skip
-        Y_missing[3, 1] = value
-        for targets in (Y_missing, [tuple(row) for row in Y_missing.tolist()]):
-            with pytest.raises(DataError, match=message):
-                KernelClassifier(**SETTINGS).fit(X, targets)
+    Y_missing[3, 1] = value
+    for targets in (Y_missing, [tuple(row) for row in Y_missing.tolist()]):
+        with pytest.raises(DataError, match=message):
+            KernelClassifier(**SETTINGS).fit(X, targets)

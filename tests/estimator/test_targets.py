@@ -81,12 +81,14 @@ def test_formatted_numbers_are_refused_as_values(kind: str, tmp_path: Path) -> N
         assert any(phrase in message for phrase in phrases), (name, message)
 
 
-def test_few_formatted_numbers_are_classes() -> None:
-    for labels in (["5%", "10%"], ["0,5", "1,5", "2"], ["0.5", "1.0"], ["10 kg", "20 kg"], ["a"]):
-        y = [*labels, "none"] * (N // (len(labels) + 1))
-        model = sk.KernelClassifier(**SETTINGS, calibrate=False).fit(X[: len(y)], y)
-        assert model.classes_.tolist() == sorted({*y})
-        assert {*model.predict(X)} <= {*y}
+@pytest.mark.parametrize(
+    "labels", [["5%", "10%"], ["0,5", "1,5", "2"], ["0.5", "1.0"], ["10 kg", "20 kg"], ["a"]]
+)
+def test_few_formatted_numbers_are_classes(labels: Any) -> None:
+    y = [*labels, "none"] * (N // (len(labels) + 1))
+    model = sk.KernelClassifier(**SETTINGS, calibrate=False).fit(X[: len(y)], y)
+    assert model.classes_.tolist() == sorted({*y})
+    assert {*model.predict(X)} <= {*y}
 
 
 def test_many_text_labels_are_classes() -> None:
@@ -142,14 +144,14 @@ def test_target_error_names_row_in_own_words() -> None:
             call(X[:2], ["1", "x"])
 
 
-def test_targets_of_unsupported_type_are_named() -> None:
-    for y in (pd.cut(Y, 4), [object()] * N, [{"a": 1}] * N, np.full(N, 1j).astype(object),
-              [*Y[:-1], {1}]):  # fmt: skip
-        for call in ("fit", "partial_fit"):
-            with pytest.raises(
-                DataError, match=r"^y holds .* in row \d+, of type \w+, which is no"
-            ):
-                getattr(sk.KernelRegressor(**SETTINGS), call)(X, y)
+@pytest.mark.parametrize(
+    "y",
+    [pd.cut(Y, 4), [object()] * N, [{"a": 1}] * N, np.full(N, 1j).astype(object), [*Y[:-1], {1}]],
+)
+def test_targets_of_unsupported_type_are_named(y: Any) -> None:
+    for call in ("fit", "partial_fit"):
+        with pytest.raises(DataError, match=r"^y holds .* in row \d+, of type \w+, which is no"):
+            getattr(sk.KernelRegressor(**SETTINGS), call)(X, y)
 
 
 def test_text_sample_weights_are_refused_by_name() -> None:

@@ -47,7 +47,7 @@ def values_of(X: Array) -> Array:
 
 
 def split_rows(config: Any, source: Any) -> tuple[Any, Any]:
-    """Return the rows that a search trains on, and those that it holds out."""
+    """Return the rows that a search trains on, and the rows that it holds out."""
     candidates = Candidates(config, open_data(config, source), folds=1, centers=40, epochs=2)
     return candidates.split(0)
 
@@ -223,9 +223,9 @@ def test_tune_accepts_data_frames_and_stores(tmp_path: Path) -> None:
     assert (type(source.estimator), source.metric) == (sk.KernelRegressor, "mse")
 
 
-def test_tune_infers_estimator_from_metric_or_targets() -> None:
-    quick = FEW_TRAININGS | {"centers": 10, "kernels": ["laplace"]}
-    for y, metric, kind in (
+@pytest.mark.parametrize(
+    ("y", "metric", "kind"),
+    [
         ([0, 1] * 20, "auto", sk.KernelClassifier),
         (["a", "b"] * 20, "auto", sk.KernelClassifier),
         ([True, False] * 20, "mse", sk.KernelClassifier),
@@ -234,8 +234,11 @@ def test_tune_infers_estimator_from_metric_or_targets() -> None:
         ([0, 1] * 20, "mae", sk.KernelRegressor),
         ([[0, 1]] * 20 + [[1, 0]] * 20, "auto", sk.KernelRegressor),
         (pd.Series(["a", "b"] * 20, dtype="category"), "auto", sk.KernelClassifier),
-    ):
-        assert type(sk.tune(random_rows(40), y, metric=metric, **quick).estimator) is kind
+    ],
+)
+def test_tune_infers_estimator_from_metric_or_targets(y: Any, metric: str, kind: Any) -> None:
+    quick = FEW_TRAININGS | {"centers": 10, "kernels": ["laplace"]}
+    assert type(sk.tune(random_rows(40), y, metric=metric, **quick).estimator) is kind
 
 
 def test_tune_uses_weights_class_weights_and_transforms() -> None:

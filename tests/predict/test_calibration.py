@@ -88,10 +88,10 @@ def test_prediction_sets_contain_likeliest_class_and_truth() -> None:
     )
 
 
-def test_invalid_levels_are_refused() -> None:
-    for level in (0, 1, -0.1, 2, "0.9", None, True, float("nan")):
-        with pytest.raises(ConfigError, match="interval="):
-            Intervals.from_scores(np.ones((30, 1)), None).score_quantile(level)  # type: ignore[arg-type]
+@pytest.mark.parametrize("level", [0, 1, -0.1, 2, "0.9", None, True, float("nan")])
+def test_invalid_levels_are_refused(level: object) -> None:
+    with pytest.raises(ConfigError, match="interval="):
+        Intervals.from_scores(np.ones((30, 1)), None).score_quantile(level)  # type: ignore[arg-type]
 
 
 def test_value_intervals_roundtrip_through_arrays() -> None:

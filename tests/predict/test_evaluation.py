@@ -26,7 +26,8 @@ from tests.runs import array_source, finished, settings, stream
 rng = np.random.default_rng(2)
 
 
-def figures(F: Any, Y: Any, w: Any = None, *, classes: bool = False, parts: int = 3) -> Any:
+def metrics_of(F: Any, Y: Any, w: Any = None, *, classes: bool = False, parts: int = 3) -> Any:
+    """Return the metrics of outputs F, which are added in several parts."""
     with get_backend("cpu", 1) as backend:
         sums = EvaluationMetrics(backend, Y.shape[1], classes)
         for rows in np.array_split(np.arange(len(Y)), parts):
@@ -41,7 +42,7 @@ def test_r2_and_mse_equal_scikit_learn(offset: float, weighted: bool) -> None:
     Y = rng.standard_normal((200, 3)) * [1, 10, 0.1] + offset
     F = Y + rng.standard_normal(Y.shape) * [0.3, 5, 0.02]
     w = rng.uniform(0, 2, 200).astype(np.float32) if weighted else None
-    metrics = figures(F, Y, w)
+    metrics = metrics_of(F, Y, w)
     assert metrics["mse"] == pytest.approx(mean_squared_error(Y, F, sample_weight=w), rel=1e-9)
     assert metrics["r2"] == pytest.approx(r2_score(Y, F, sample_weight=w), rel=1e-7)
 
@@ -49,16 +50,16 @@ def test_r2_and_mse_equal_scikit_learn(offset: float, weighted: bool) -> None:
 def test_r2_of_constant_output_equals_scikit_learn() -> None:
     Y = np.column_stack([np.full(20, 7.0), rng.standard_normal(20)])
     F = Y + np.array([0, 0.1])
-    assert figures(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
+    assert metrics_of(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
     F = Y + np.array([1, 0.1])
-    assert figures(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
+    assert metrics_of(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_accuracy_equals_scikit_learn(weighted: bool) -> None:
     y, F = rng.integers(0, 4, 300), rng.standard_normal((300, 4))
     w = rng.uniform(0, 2, 300).astype(np.float32) if weighted else None
-    metrics = figures(F, np.eye(4)[y], w, classes=True)
+    metrics = metrics_of(F, np.eye(4)[y], w, classes=True)
     expected = accuracy_score(y, F.argmax(axis=1), sample_weight=w)
     assert metrics["accuracy"] == pytest.approx(expected, rel=1e-6)
 
@@ -95,7 +96,8 @@ def test_history_of_classifier_has_accuracy() -> None:
     assert result.metrics.keys() == {"test_mse", "test_accuracy"}
 
 
-def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def random_classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return random outputs (m, c), labels (m,) that agree with many of them, and weights (m,)."""
     F = rng.normal(0.3, 0.4, (m, c)).astype(np.float32)
     labels = (F + rng.normal(0, 0.3, (m, c))).argmax(axis=1)
     return F, labels, rng.uniform(0, 2, m)
@@ -104,7 +106,7 @@ def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("c", [2, 4])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> None:
-    F, labels, w = classes(600, c)
+    F, labels, w = random_classes(600, c)
     calibration = Calibration.fit_to_classes(F[:300], labels[:300], w[:300] if weighted else None)
     assert calibration.probabilities is not None
     figures = CalibratedFigures(calibration)

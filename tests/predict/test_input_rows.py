@@ -435,7 +435,7 @@ def test_blocks_do_not_depend_on_start_of_reading(
                 np.testing.assert_array_equal(block.row_ids, expected_block.row_ids)
 
 
-# -- refused --------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 def test_unknown_label_is_named(place: Path, run: Run, tmp_path: Path) -> None:

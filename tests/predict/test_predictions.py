@@ -49,7 +49,7 @@ FORMATS = (".zarr", ".npy", ".csv", ".parquet")
 
 
 class Shuffled(ArraySource):
-    """Rows whose numbers are another order than that of reading, as in a shuffled store."""
+    """Rows whose numbers are not in the order of reading, as in a shuffled store."""
 
     def __init__(self, X: Array, numbers: Array, unit_rows: int = 16) -> None:
         super().__init__(X, unit_rows=unit_rows)
@@ -65,7 +65,8 @@ def model(result: Result) -> KernelModel:
 
 
 @pytest.fixture(scope="module")
-def regression() -> Result:
+def regression_result() -> Result:
+    """Return a run with two targets that are values."""
     X, _ = arrays()
     return finished(settings(), source=ArraySource(X, X[:, :2], unit_rows=16))
 
@@ -119,7 +120,6 @@ def read(path: Path) -> dict[str, Any]:
 def test_predictions_of_shuffled_rows_have_source_order_or_numbers(
     model: KernelModel, truth: Array, suffix: str, tmp_path: Path
 ) -> None:
-    """Check that predictions are in the order of the source, or have row numbers."""
     source, numbers = shuffled()
     for order in ("source", "store") if suffix != ".npy" else ("source",):
         expected, rows = (
@@ -218,7 +218,7 @@ def test_predictions_record_their_origin(run_dir: Path, result: Result, tmp_path
 
 
 def test_npy_holds_labels_of_classes_or_values(
-    model: KernelModel, regression: Result, tmp_path: Path
+    model: KernelModel, regression_result: Result, tmp_path: Path
 ) -> None:
     source = array_source(N_TEST, 5)
     model.predict_to(source, tmp_path / "labels.npy")
@@ -227,38 +227,48 @@ def test_npy_holds_labels_of_classes_or_values(
     np.testing.assert_array_equal(labels, np.array(CLASSES)[values.argmax(axis=1)])
     model.predict_to(source, tmp_path / "scores.npy", values=True)
     np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), values)
-    regression.model.predict_to(source, tmp_path / "values.npy")
+    regression_result.model.predict_to(source, tmp_path / "values.npy")
     np.testing.assert_array_equal(
-        np.load(tmp_path / "values.npy"), regression.model.predict(source)
+        np.load(tmp_path / "values.npy"), regression_result.model.predict(source)
     )
 
 
-def test_regression_predictions_have_no_labels(regression: Result, tmp_path: Path) -> None:
-    regression.model.predict_to(array_source(N_TEST, 5), tmp_path / "out")
+def test_regression_predictions_have_no_labels(regression_result: Result, tmp_path: Path) -> None:
+    regression_result.model.predict_to(array_source(N_TEST, 5), tmp_path / "out")
     group = zarr.open_group(str(tmp_path / "out"), mode="r")
     assert set(group.keys()) == {"values"}
-    regression.model.predict_to(array_source(N_TEST, 5), tmp_path / "out.csv")
+    regression_result.model.predict_to(array_source(N_TEST, 5), tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith("row,value_0,value_1\n0,")
     written = np.float64(read(tmp_path / "out.csv")["values"])
     np.testing.assert_array_equal(written, group["values"][:])
 
 
-def test_labels_are_integers_if_all_classes_are() -> None:
-    assert output_labels(("3", "5", "-7"), None).tolist() == [3, 5, -7]
-    for names in (("3", "05"), ("3", "x"), ("9" * 30, "1")):
-        assert output_labels(names, None).tolist() == [*names]
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("3", "5", "-7"), [3, 5, -7]),
+        *((names, [*names]) for names in (("3", "05"), ("3", "x"), ("9" * 30, "1"))),
+    ],
+)
+def test_labels_are_integers_if_all_classes_are(names: Any, labels: list[Any]) -> None:
+    assert output_labels(names, None).tolist() == labels
 
 
-def test_output_columns_have_unique_names() -> None:
-    for width, classes, names, header in (
+@pytest.mark.parametrize(
+    ("width", "classes", "names", "header"),
+    [
         (2, np.array(["a", "b"]), ("row",), ["row", "row_", "score_a", "score_b"]),
         (2, None, ("y", "z"), ["row", "y", "z"]),
         (1, None, None, ["row", "value"]),
-    ):
-        assert PredictionTable(9, np.dtype(np.float32), width, classes, names).header() == header
+    ],
+)
+def test_output_columns_have_unique_names(
+    width: int, classes: Any, names: Any, header: Any
+) -> None:
+    assert PredictionTable(9, np.dtype(np.float32), width, classes, names).header() == header
 
 
-# -- whose place it is ----------------------------------------------------------------------------
+# -- foreign files --------------------------------------------------------------------------------
 
 
 def needs_attributes(folder: Path) -> None:
@@ -393,7 +403,7 @@ def test_call_killed_between_link_and_unlink_is_complete(
 ) -> None:
     url = tmp_path / "p.csv"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamkern.predict.prediction_files.Path.unlink", _killed)
+        patch.setattr("streamkern.predict.prediction_files.Path.unlink", interrupt)
         with pytest.raises(KeyboardInterrupt):
             result.model.predict_to(array_source(20, 5), url)
     assert url.stat().st_nlink == 2
@@ -402,7 +412,8 @@ def test_call_killed_between_link_and_unlink_is_complete(
     assert (os.listdir(tmp_path), url.read_bytes()) == (["p.csv"], content_before)
 
 
-def _killed(path: Path, missing_ok: bool = False) -> None:
+def interrupt(path: Path, missing_ok: bool = False) -> None:
+    """Raise KeyboardInterrupt in place of `Path.unlink`."""
     raise KeyboardInterrupt
 
 
@@ -494,7 +505,7 @@ def test_invalid_outputs_are_refused(
     assert os.listdir(tmp_path) == []
 
 
-# -- killed ---------------------------------------------------------------------------------------
+# -- interruptions --------------------------------------------------------------------------------
 
 
 def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:

@@ -20,7 +20,8 @@ rng = np.random.default_rng(0)
 Floats = npt.NDArray[np.float64]
 
 
-def laplace(A: Floats, B: Floats, width: float = 2.0) -> Floats:
+def laplace_kernel(A: Floats, B: Floats, width: float = 2.0) -> Floats:
+    """Return the kernel values exp(-distance / width) between two sets of points."""
     K: Floats = np.exp(-cdist(A, B) / width)
     return K
 
@@ -47,7 +48,7 @@ def test_residual_scale_equals_leave_one_out_refits(weighted: bool) -> None:
     X = rng.normal(size=(60, 2))
     residuals = np.abs(rng.normal(size=(60, 2))) * np.exp(2 * X[:, :1] * (1, -1))
     w = rng.uniform(0.5, 2, 60) if weighted else np.ones(60)
-    K = laplace(X, X)
+    K = laplace_kernel(X, X)
     scale = fit_residual_scale(X, {0.0: K}, residuals, w if weighted else None)
     assert scale.points is X
     w = w / w.mean()
@@ -67,7 +68,7 @@ def test_residual_scale_chooses_more_informative_kernel() -> None:
     out."""
     X = rng.normal(size=(200, 2))
     noise = rng.normal(size=(200, 1))
-    blind, seeing = laplace(X[:, 1:], X[:, 1:]), laplace(X[:, :1], X[:, :1])
+    blind, seeing = laplace_kernel(X[:, 1:], X[:, 1:]), laplace_kernel(X[:, :1], X[:, :1])
     hard = np.abs(noise * np.exp(X[:, :1]))
     for kernels, residuals, bandwidth in (
         ({1.0: blind, 2.0: seeing}, hard, 2.0),
@@ -81,13 +82,13 @@ def test_residual_scale_chooses_more_informative_kernel() -> None:
 
 
 def test_residual_scale_follows_known_noise() -> None:
-    """Check that the found spread is proportional to that of the noise."""
+    """Check that the residual scale is proportional to the standard deviation of the noise."""
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
     residuals = np.abs(rng.normal(size=(600, 1)) * spread)
-    scale = fit_residual_scale(X, {2.0: laplace(X, X)}, residuals, None)
+    scale = fit_residual_scale(X, {2.0: laplace_kernel(X, X)}, residuals, None)
     new_rows = rng.normal(size=(500, 2))
-    sigma = scale.sigma(laplace(new_rows, X) @ scale.weights)
+    sigma = scale.sigma(laplace_kernel(new_rows, X) @ scale.weights)
     assert np.corrcoef(np.log(sigma[:, 0]), new_rows[:, 0])[0, 1] > 0.9
     far_sigma = scale.sigma(np.array([[50.0], [-50.0]]))
     np.testing.assert_allclose(np.log(far_sigma[:, 0]), (scale.high[0], scale.low[0]))

@@ -54,7 +54,8 @@ def texts(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
-def cells(column: pd.Series) -> list[str]:
+def cell_texts(column: pd.Series) -> list[str]:
+    """Return the cells of a column as in a CSV file."""
     return ["" if pd.isna(cell) else str(cell) for cell in column]
 
 
@@ -149,28 +150,31 @@ def test_output_columns_do_not_replace_input_columns(place: Path, run: Run, tmp_
     )
 
 
-def test_probabilities_and_intervals_are_added_to_input(
-    place: Path, run: Run, tmp_path: Path
-) -> None:
-    frame().to_csv(tmp_path / "new.csv", index=False)
-    for name, arguments, answers in (
+@pytest.mark.parametrize(
+    ("name", "arguments", "answers"),
+    [
         ("city", ["--proba"], ["most_probable", *(f"probability_{k}" for k in sorted({*CITY}))]),
         ("price", ["--interval", 0.8], [f"predicted_price{k}" for k in ("", "_low", "_high")]),
-    ):
-        out = tmp_path / f"{name}.csv"
-        assert run("predict", place / name, tmp_path / "new.csv", out, *arguments,
-                   "--with-input") == (0, "")  # fmt: skip
-        output = pd.read_csv(out)
-        assert list(output.columns) == [*frame().columns, *answers]
-        if name == "city":
-            np.testing.assert_allclose(output[answers[1:]].sum(axis=1), 1)
-        else:
-            assert (output[answers[1]] < output[answers[2]]).all()
+    ],
+)
+def test_probabilities_and_intervals_are_added_to_input(
+    name: str, arguments: Any, answers: Any, place: Path, run: Run, tmp_path: Path
+) -> None:
+    frame().to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / f"{name}.csv"
+    assert run("predict", place / name, tmp_path / "new.csv", out, *arguments,
+               "--with-input") == (0, "")  # fmt: skip
+    output = pd.read_csv(out)
+    assert list(output.columns) == [*frame().columns, *answers]
+    if name == "city":
+        np.testing.assert_allclose(output[answers[1:]].sum(axis=1), 1)
+    else:
+        assert (output[answers[1]] < output[answers[2]]).all()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_encoded_table_keeps_original_words_and_gaps(run: Run, tmp_path: Path, suffix: str) -> None:
-    """Check that the columns are those of the file, and not the encoded features."""
+    """Check that the output has the columns of the file, and not the encoded features."""
 
     def write(table: pd.DataFrame, name: str) -> Path:
         path = tmp_path / f"{name}{suffix}"
@@ -258,7 +262,7 @@ def test_parquet_and_csv_are_converted(place: Path, run: Run, tmp_path: Path) ->
     )  # fmt: skip
     assert (pd.to_datetime(output.pop("when"), utc=True) == expected.pop("when")).all()
     for name in expected.columns:
-        assert cells(output[name]) == cells(expected[name]), name
+        assert cell_texts(output[name]) == cell_texts(expected[name]), name
     frame().to_csv(tmp_path / "t.csv", index=False)
     assert run("predict", place / "price", tmp_path / "t.csv", tmp_path / "o.parquet",
                "--with-input") == (0, "")  # fmt: skip
@@ -267,7 +271,7 @@ def test_parquet_and_csv_are_converted(place: Path, run: Run, tmp_path: Path) ->
     assert parquet_output.astype(object).equals(texts(tmp_path / "t.csv").astype(object))
 
 
-# -- interrupted ----------------------------------------------------------------------------------
+# -- interruptions --------------------------------------------------------------------------------
 
 
 def _predict_and_die(run_dir: Path, data: Path, out: Path, death: Any) -> None:
@@ -374,7 +378,7 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     assert peak < 1 << 20 < (tmp_path / "out.csv").stat().st_size
 
 
-# -- refused --------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 def test_unsupported_input_is_refused_in_one_sentence(

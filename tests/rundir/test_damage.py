@@ -56,10 +56,11 @@ def in_one_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-Look = Callable[[Path], Any]
+ReadRun = Callable[[Path], Any]
 
 
 def load_model_outputs(path: Path) -> Any:
+    """Return the outputs of the model on ten fixed rows."""
     model = load_model(path, device="cpu", threads=1)
     with model.backend:
         values = model.values(np.linspace(-1, 1, 50, dtype=np.float32).reshape(10, 5))
@@ -67,13 +68,15 @@ def load_model_outputs(path: Path) -> Any:
 
 
 def load_overview(path: Path) -> Any:
+    """Return the values of `streamkern info`."""
     overview = run_overview(path)
     with checkpoint_errors(str(path)):  # as `info` does
         run_text(overview)
     return overview
 
 
-def resumed(path: Path) -> Any:
+def finish_run(path: Path) -> Any:
+    """Resume the run, and return its weights, history and metrics."""
     result = finished(config(path), source=stream(), test=array_source(10, 5))
     return np.asarray(result.model.weights).tobytes(), result.history, result.metrics
 
@@ -85,7 +88,8 @@ def reports_damage(overview: Any) -> bool:
     )
 
 
-def outcome(run: Path, flip: bit_flips.Flip | None, look: Look, expected: Any) -> str:
+def describe_read(run: Path, flip: bit_flips.Flip | None, read_run: ReadRun, expected: Any) -> str:
+    """Copy the run, flip a bit, and say how the result of `read_run` differs from `expected`."""
     path = Path("run")
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(run, path)
@@ -97,7 +101,7 @@ def outcome(run: Path, flip: bit_flips.Flip | None, look: Look, expected: Any) -
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
-            result = look(path)
+            result = read_run(path)
         except StreamkernError:
             return "an error"
     if result == expected:
@@ -105,48 +109,53 @@ def outcome(run: Path, flip: bit_flips.Flip | None, look: Look, expected: Any) -
     return "another, with a warning" if message or reports_damage(result) else "SILENT"
 
 
-def check_flips(run: Path, look: Look, n: int, seed: int) -> None:
-    expected = look(Path(shutil.copytree(run, "run")))
-    assert outcome(run, None, look, expected) == "the same"
+def check_flips(run: Path, read_run: ReadRun, n: int, seed: int) -> None:
+    """Check that no flipped bit changes the result of `read_run` without an error or a warning."""
+    expected = read_run(Path(shutil.copytree(run, "run")))
+    assert describe_read(run, None, read_run, expected) == "the same"
     count: Counter[str] = Counter()
     silent = []
     for flip in bit_flips.flips(run, n, seed):
-        how = outcome(run, flip, look, expected)
+        how = describe_read(run, flip, read_run, expected)
         count[how] += 1
         if how == "SILENT":
             silent.append(flip)
-    print(f"{look.__name__}: {dict(count)}")
+    print(f"{read_run.__name__}: {dict(count)}")
     assert not silent
-    assert count.total() == n > count["the same"]  # what was changed is seen now and then
+    assert count.total() == n > count["the same"]  # some flips have an effect
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(
-    ("look", "n"), [(load_model_outputs, 25), (load_overview, 50), (resumed, 5)]
+    ("read_run", "n"), [(load_model_outputs, 25), (load_overview, 50), (finish_run, 5)]
 )
-def test_flipped_bit_never_changes_a_result_silently(look: Look, n: int, run: Path) -> None:
+def test_flipped_bit_never_changes_a_result_silently(read_run: ReadRun, n: int, run: Path) -> None:
     """Flip bits of every kind of file; each result is unchanged, or an error."""
-    check_flips(run, look, n, 1)
+    check_flips(run, read_run, n, 1)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("look", "n"), [(load_model_outputs, 10_000), (load_overview, 10_000), (resumed, 1_000)]
+    ("read_run", "n"), [(load_model_outputs, 10_000), (load_overview, 10_000), (finish_run, 1_000)]
 )
-def test_many_flipped_bits_never_change_a_result_silently(look: Look, n: int, run: Path) -> None:
-    check_flips(run, look, n, 2)
+def test_many_flipped_bits_never_change_a_result_silently(
+    read_run: ReadRun, n: int, run: Path
+) -> None:
+    check_flips(run, read_run, n, 2)
 
 
-# -- a search --------------------------------------------------------------------------------------
+# -- folder of a search ----------------------------------------------------------------------------
 
 
 def resume_search(path: Path) -> Any:
+    """Return the records of the search in a folder, in a fixed order."""
     with TrialJournal(path, {"settings": {"a": 1}}) as trials:
         return sorted(json.dumps(record) for record in trials.records())
 
 
 def check_search_flips(n: int) -> None:
+    """Check flipped bits in the folder of a finished search."""
     with TrialJournal("search", {"settings": {"a": 1}}) as trials:
         for number in range(4):
             trials.add(
@@ -171,7 +180,7 @@ def test_many_flipped_bits_never_change_a_search_silently() -> None:
     check_search_flips(10_000)
 
 
-# -- anything at all in the place of a small file --------------------------------------------------
+# -- altered JSON files ----------------------------------------------------------------------------
 
 KINDS = {
     "run.json": "run",
@@ -182,7 +191,7 @@ KINDS = {
 }
 
 
-def altered(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
+def alter(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
     """Return bytes that are not JSON, or a document edited by hand, which in most cases is sealed
     again."""
     how = rng.integers(6)
@@ -196,11 +205,12 @@ def altered(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
         seal_keys = ("format", "version", "sha256", "crc32c")
         body = {name: value for name, value in json.loads(text).items() if name not in seal_keys}
         with contextlib.suppress(ValueError):  # NaN
-            text = checksums.seal(kind, body) if kind else sealed_line(body)
+            text = checksums.seal(kind, body) if kind else seal_line(body)
     return text + b"".join(others)
 
 
-def sealed_line(record: dict[str, Any]) -> bytes:
+def seal_line(record: dict[str, Any]) -> bytes:
+    """Return a line of a log with its checksum."""
     return _sealed_line(json.dumps(record, allow_nan=False).encode()) if record else b"{}\n"
 
 
@@ -211,8 +221,8 @@ def read(path: Path) -> None:
         run.load_latest()
 
 
-def acquired(path: Path) -> None:
-    """Open the run as a writer, which repairs what it can."""
+def acquire_and_release(path: Path) -> None:
+    """Open the run as a writer, which repairs damage if possible."""
     with RunDirectory(path) as run, run.open_log() as log:
         recorded_run(run)
         log.write(step=9, epoch=0, samples=9)
@@ -234,21 +244,21 @@ def test_small_file_with_any_content_is_handled_or_refused(name: str, n: int, ru
     slow: list[Callable[[], Any]] = [
         lambda: load_overview(path),
         lambda: load_model_outputs(path),
-        lambda: acquired(started_run),
-        lambda: resumed(Path(shutil.copytree(path, "other", dirs_exist_ok=True))),
+        lambda: acquire_and_release(started_run),
+        lambda: finish_run(Path(shutil.copytree(path, "other", dirs_exist_ok=True))),
     ]
     with RunDirectory(path):  # so that writer.json names somebody
         full, message = (path / name).read_bytes(), list[str]()
     for k in range(n):
-        text = altered(full, KINDS[name], np.random.default_rng([k, len(name)]))
+        text = alter(full, KINDS[name], np.random.default_rng([k, len(name)]))
         for location in (path, started_run):
             if (location / name).exists():
                 (location / name).write_bytes(text)
-        for look in readers if k % (20 if n < 1000 else 200) else readers + slow:
+        for read_run in readers if k % (20 if n < 1000 else 200) else readers + slow:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 try:
-                    look()
+                    read_run()
                 except StreamkernError as error:
                     message.append(str(error))
                 except Exception as error:
@@ -267,7 +277,7 @@ def test_edited_figures_are_handled_or_refused(value: float, run: Path) -> None:
     (path / "setup.json").write_bytes(checksums.seal("checkpoint", body))
     message = ""
     try:
-        weights, _, metrics = resumed(path)
+        weights, _, metrics = finish_run(path)
     except StreamkernError as error:
         message = str(error)
     if message:
@@ -287,7 +297,7 @@ def test_lease_with_any_content_is_handled(data: st.DataObject, counter: int) ->
     held.acquire()
     note = bytes(objects.get("lease/000000000001.json"))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    objects.put("lease/000000000001.json", altered(note, "writer", rng))
+    objects.put("lease/000000000001.json", alter(note, "writer", rng))
     now = iter(range(0, 10**6, 7))
     second = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
     with warnings.catch_warnings():

@@ -206,7 +206,7 @@ def test_any_interleaving_admits_one_writer(moves: list[tuple[str, Any, int]]) -
     nothing."""
     world = World()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of those who wait
+        warnings.simplefilter("ignore", UserWarning)  # of waiting processes
         patch.setattr(lease, "_machine_id", lambda: None)  # each is on a machine of its own
         try:
             play(world, [("start", 0, 0), ("start", 0, 0), *moves])
@@ -351,7 +351,7 @@ def test_unreadable_lease_is_waited_for(objects: Objects) -> None:
 
 
 class Faulty:
-    """An engine that does as it is told instead of what it should."""
+    """An engine that raises the errors that a test sets."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -395,16 +395,28 @@ def test_unanswered_create_does_not_lock_out_own_process(objects: Objects, fault
     assert_next_is(objects, 2)
 
 
-@pytest.mark.parametrize("at", ["start", "_numbers"])
+@pytest.mark.parametrize("at", ["listing", "start"])
 def test_interrupted_acquire_does_not_lock_out_own_process(
     at: str, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Any, *arguments: Any) -> Any:
+    list_objects = Objects.list
+
+    def interrupt(self: Any, *arguments: Any) -> Any:
         raise KeyboardInterrupt
 
+    def interrupt_once_created(self: Objects, prefix: str) -> Any:
+        """Raise KeyboardInterrupt as soon as there is an object to list."""
+        if entries := list_objects(self, prefix):
+            raise KeyboardInterrupt
+        return entries
+
     with monkeypatch.context() as patch:
-        patch.setattr(Lease, at, interrupted)
-        patch.setattr(Objects, "delete", interrupted)  # nor can the note be taken back
+        if at == "listing":
+            patch.setattr(Objects, "list", interrupt_once_created)
+        else:
+            patch.setattr(Lease, "start", interrupt)
+        # The created object cannot be deleted either.
+        patch.setattr(Objects, "delete", interrupt)
         with pytest.raises(KeyboardInterrupt):
             RunDirectory(objects.url).acquire()
     assert_next_is(objects, 2)

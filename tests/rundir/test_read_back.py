@@ -124,6 +124,7 @@ NEWEST = f"checkpoints/{STEPS:012d}/alpha/c/0/0"
 
 
 def rerun(path: Path, **more: Any) -> Any:
+    """Train the run again with the same settings."""
     return finished(settings(path, **{"run.checkpoint_every": 5}), source=stream(), **more)
 
 
@@ -134,7 +135,7 @@ def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
     with pytest.warns(UserWarning, match=text) as caught:
         model = load_model(run)
     model.backend.close()
-    assert [w.filename for w in caught] == [__file__]  # whoever loads
+    assert [w.filename for w in caught] == [__file__]  # the caller of load_model
     assert len(model.damaged_checkpoints) == 1
     assert f"{STEPS:012d}/alpha/c/0/0 does not match its checksum" in model.damaged_checkpoints[0]
     (shown,) = run_overview(run)["warnings"]
@@ -142,11 +143,10 @@ def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
     warm = settings(**{"solver.warm_start": str(run), "data.epochs": 1})
     with pytest.warns(UserWarning, match=text) as caught:
         assert finished(warm, source=stream()).skipped == model.damaged_checkpoints
-    assert [w.filename for w in caught] == [runs.__file__]  # whoever trains
+    assert [w.filename for w in caught] == [runs.__file__]  # the caller of train
 
 
 def test_resume_from_older_checkpoint_is_reported(run: Path, trained: Path) -> None:
-    """Check that a resume from an older checkpoint is reported."""
     flip_bit(run, NEWEST)
     with pytest.warns(UserWarning, match="the checkpoint of step 10 is used"):
         result = rerun(run)
@@ -157,12 +157,11 @@ def test_resume_from_older_checkpoint_is_reported(run: Path, trained: Path) -> N
     assert rerun(run).skipped == ()
 
 
-# -- whose run it is ---------------------------------------------------------------------------
+# -- owner of the run --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["lost", "edited", "damaged", "of another run", "old"])
 def test_run_json_is_restored_from_setup(case: str, run: Path, trained: Path) -> None:
-    """Check that a lost or damaged run.json is restored from the setup."""
     path = run / "run.json"
     content_before = path.read_bytes()
     if case == "lost":
@@ -256,7 +255,7 @@ def test_file_name_alone_does_not_mark_a_run_directory(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
 def test_any_document_identifies_a_run(damaged: str, run: Path) -> None:
-    """Check that any remaining document identifies the run, whatever other files are beside it."""
+    """Check that any remaining document identifies the run, also beside other files."""
     for document in {"run.json", "writer.json", "setup.json"} - {damaged}:
         (run / document).unlink()
     if damaged != "checkpoints":
@@ -269,7 +268,7 @@ def test_any_document_identifies_a_run(damaged: str, run: Path) -> None:
     assert (run / "notes.txt").read_text() == "mine"
 
 
-# -- one writer, in one place ------------------------------------------------------------------
+# -- one writer --------------------------------------------------------------------------------
 
 
 def test_moved_run_directory_ends_the_run(tmp_path: Path) -> None:
@@ -320,7 +319,7 @@ def test_run_taken_by_second_writer_ends(tmp_path: Path) -> None:
             (path / "run.lock").unlink()
             second.acquire()
 
-    # No save is under way when it is taken: what both write at once, either may find gone.
+    # No save is under way when the run is taken over, because both writers would fail.
     config = settings(path, **{"run.checkpoint_every": 4, "run.evaluate_every": 1})
     with second:
         second.close()
@@ -334,7 +333,8 @@ def test_run_taken_by_second_writer_ends(tmp_path: Path) -> None:
             RunDirectory(path).acquire()
 
 
-def write_alone(path: str, go: str) -> None:
+def train_alone(path: str, go: str) -> None:
+    """Train a run that creates the file `go` as soon as it is evaluated."""
     config = settings(Path(path), **{"run.checkpoint_every": 1, "run.evaluate_every": 1})
 
     def wait(record: dict[str, Any]) -> None:
@@ -347,12 +347,12 @@ def write_alone(path: str, go: str) -> None:
 def test_two_writers_never_both_succeed(tmp_path: Path) -> None:
     """Delete run.lock of the first of two real processes."""
     path, go = str(tmp_path / "run"), tmp_path / "go"
-    first_process = process(write_alone, path, str(go))
+    first_process = process(train_alone, path, str(go))
     while not go.exists():
         assert first_process.is_alive()
         threading.Event().wait(0.01)
     os.unlink(tmp_path / "run" / "run.lock")
-    second = process(write_alone, path, str(go))
+    second = process(train_alone, path, str(go))
     codes = []
     for child in (first_process, second):
         child.join(120)
@@ -433,6 +433,7 @@ def test_truncated_log_is_reported_with_history(n_lines_left: int, run: Path) ->
 
 
 def rerun_quietly(path: Path) -> Any:
+    """Train the run again without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return rerun(path)
@@ -474,21 +475,23 @@ def test_checkpoint_is_saved_without_a_thread(
         saver.wait()
         monkeypatch.undo()
         assert directory.steps() == [0, 1]
-        monkeypatch.setattr(RunDirectory, "save", raising(CheckpointError("disk on fire")))
+        monkeypatch.setattr(RunDirectory, "save", raising_function(CheckpointError("disk on fire")))
         monkeypatch.setattr(threading.Thread, "start", refuse)
         saver.submit(2, {}, {})
         with pytest.raises(CheckpointError, match="disk on fire"):
             saver.wait()
 
 
-def raising(error: Exception) -> Any:
+def raising_function(error: Exception) -> Any:
+    """Return a function that raises `error`."""
+
     def act(*args: Any, **more: Any) -> None:
         raise error
 
     return act
 
 
-# -- documents that were edited, and sealed again ----------------------------------------------
+# -- edited documents --------------------------------------------------------------------------
 
 
 def keys(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
@@ -500,19 +503,22 @@ def keys(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
             yield from keys(inner, *above, name)
 
 
-def value_without(value: Any, way: tuple[Any, ...]) -> Any:
-    if len(way) == 1:
-        return {name: inner for name, inner in value.items() if name != way[0]}
+def without_entry(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return a copy of JSON values without the entry at `path`."""
+    if len(path) == 1:
+        return {name: inner for name, inner in value.items() if name != path[0]}
     copy = value.copy()
-    copy[way[0]] = value_without(value[way[0]], way[1:])
+    copy[path[0]] = without_entry(value[path[0]], path[1:])
     return copy
 
 
-def warm_started(run: Path) -> None:
+def load_as_warm_start(run: Path) -> None:
+    """Load the run as the start of another one."""
     load_warm_start(settings(**{"solver.warm_start": str(run)}))
 
 
-def resumed(run: Path) -> None:
+def resume_copy(run: Path) -> None:
+    """Finish a copy of the run, which is then deleted."""
     copy = Path(shutil.copytree(run, run.with_name("copy")))
     try:
         finished(config(copy), source=stream())
@@ -525,17 +531,18 @@ def config(run: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that was stopped after 8 steps."""
     run = tmp_path_factory.mktemp("sealed") / "run"
     stopped(config(run), 8, source=stream(), test=array_source(10, 5))
     return run
 
 
-LOOKS = [
+READERS = [
     pytest.param(run_overview, id="info"),
     pytest.param(lambda run: load_model(run, device="cpu", threads=1).backend.close(), id="model"),
-    pytest.param(warm_started, id="warm start"),
-    pytest.param(resumed, id="resume", marks=pytest.mark.slow),
+    pytest.param(load_as_warm_start, id="warm start"),
+    pytest.param(resume_copy, id="resume", marks=pytest.mark.slow),
 ]
 
 
@@ -551,26 +558,31 @@ def test_invalid_file_list_is_damage(entry: Any, run: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("read_run", READERS)
 @pytest.mark.parametrize("name", ["setup.json", f"checkpoints/{8:012d}.json"])
 def test_manifest_without_an_entry_is_refused_or_sufficient(
-    name: str, look: Callable[[Path], object], half_done: Path, request: pytest.FixtureRequest
+    name: str,
+    read_run: Callable[[Path], object],
+    half_trained: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Delete each entry in turn and seal the document again: no KeyError may follow. Of the entries
     that a run does not need, every third is deleted, and fewer before a merge."""
-    full = (half_done / name).read_bytes()
+    full = (half_trained / name).read_bytes()
     body = checksums.unseal("checkpoint", full)
     every = (3, 1) if request.config.getoption("--full") else (9, 2)
-    refused, n_tries = 0, every[0] if look is resumed else every[1]
+    refused, n_tries = 0, every[0] if read_run is resume_copy else every[1]
     try:
-        for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::n_tries]:
-            (half_done / name).write_bytes(checksums.seal("checkpoint", value_without(body, way)))
+        for path in list(keys({k: v for k, v in body.items() if k != "files"}))[::n_tries]:
+            (half_trained / name).write_bytes(
+                checksums.seal("checkpoint", without_entry(body, path))
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an older checkpoint
                 try:
-                    look(half_done)
+                    read_run(half_trained)
                 except StreamkernError:
                     refused += 1
     finally:
-        (half_done / name).write_bytes(full)
+        (half_trained / name).write_bytes(full)
     assert refused > 50 // n_tries

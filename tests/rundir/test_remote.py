@@ -87,7 +87,7 @@ class Place:
         return self.run(writable=False).load_latest()
 
     def files(self, of: str = "") -> list[str]:
-        """Return the names of files, including those of arrays, that contain `of`."""
+        """Return the names that contain `of` of all files, including files of arrays."""
         folder = self.folder
         if isinstance(folder, ObjectFolder):
             names = [key for key, _ in folder.objects.list()]
@@ -132,7 +132,7 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
     return Place(f"s3://{bucket}/run", s3.options())
 
 
-# -- what every place does ---------------------------------------------------------------------
+# -- all storages ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -363,7 +363,8 @@ def test_check_before_manifest_can_stop_save(place: Place) -> None:
     assert place.published() == [1, 2]
 
 
-def same_json(a: bytes, b: bytes) -> bool:
+def are_equal_json(a: bytes, b: bytes) -> bool:
+    """Return whether both texts are JSON with the same values."""
     try:
         return bool(json.loads(a) == json.loads(b))
     except ValueError:
@@ -371,16 +372,17 @@ def same_json(a: bytes, b: bytes) -> bool:
 
 
 @pytest.fixture(scope="module")
-def two_steps() -> Place:
+def saved_place() -> Place:
+    """Return a run with checkpoints of the steps 1 and 2."""
     return Place("memory://damage/two-steps", {}).with_steps(1, 2)
 
 
 @pytest.mark.slow
 @examples(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
+def test_damage_is_never_loaded(saved_place: Place, data: st.DataObject) -> None:
     """Change every object of the newest checkpoint in every way."""
-    full = {name: two_steps.folder.read(name) for name in two_steps.files()}
+    full = {name: saved_place.folder.read(name) for name in saved_place.files()}
     names = [name for name in full if re.search(r"checkpoints/\d+-0*2[./]", name)]
     assert len(names) == 9
     name = data.draw(st.sampled_from(names))
@@ -406,11 +408,11 @@ def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
     manifest = name.count("/") == 1
     is_deleted = manifest and kind == "delete"
     # A change in the white space of a manifest is none; anything in the data is.
-    assert step == (2 if manifest and not is_deleted and same_json(damaged, full[name]) else 1)
+    assert step == (2 if manifest and not is_deleted and are_equal_json(damaged, full[name]) else 1)
     assert len(saved.skipped) == (step == 1 and not is_deleted)
 
 
-# -- what is particular about object stores ----------------------------------------------------
+# -- object stores -----------------------------------------------------------------------------
 
 
 class SpyEngine:
@@ -581,18 +583,19 @@ def test_failing_log_does_not_fail_save(spied_run: tuple[RunDirectory, SpyEngine
 def test_run_may_move_between_disk_and_object_store(bucket_place: Place, tmp_path: Path) -> None:
     """Check that disks and object stores continue each other's runs, although file names differ."""
     local = Place(str(tmp_path / "run"), {}).with_steps(1, 2)
-    copy(local, bucket_place)
+    copy_run(local, bucket_place)
     assert_is_state(bucket_place.latest(), 2)
     bucket_place.with_steps(3)
     assert bucket_place.run().steps() == [1, 2, 3]
     back = Place(str(tmp_path / "back"), {})
-    copy(bucket_place, back)
+    copy_run(bucket_place, back)
     back.with_steps(4)
     assert back.published() == [2, 3, 4]
     assert_is_state(back.latest(), 4)
 
 
-def copy(source: Place, target: Place) -> None:
+def copy_run(source: Place, target: Place) -> None:
+    """Copy all objects of a run but its lock."""
     for name in source.files():
         if "lock" not in name:
             if "://" not in target.url:
@@ -635,7 +638,8 @@ def uninterrupted_arrays() -> dict[str, Array]:
         return final(Path(folder))
 
 
-def final_of(location: Place) -> dict[str, Array]:
+def load_final(location: Place) -> dict[str, Array]:
+    """Return the arrays of a finished run, of which no checkpoint was skipped."""
     saved = newest(location.run(writable=False))
     assert saved.skipped == ()
     assert saved.meta["position"]["done"]
@@ -649,7 +653,7 @@ def test_training_is_equal_on_every_storage(place: Place) -> None:
         source=stream(),
         test=array_source(10, 5),
     )
-    assert_same_bits(final_of(place), uninterrupted_arrays())
+    assert_same_bits(load_final(place), uninterrupted_arrays())
     assert [r["step"] for r in result.history] == [4, 8, 12, STEPS]
     overview = run_overview(place.url, place.options)
     assert overview["state"] == "finished"
@@ -666,7 +670,7 @@ def test_training_is_equal_on_every_storage(place: Place) -> None:
 
 
 def _die_when(location: Place, document: str, moment: str) -> None:
-    """Run a process that kills itself when it publishes a name that ends in `what`."""
+    """Train until a document is published, and kill this process before or after."""
     guard.WINDOW = 4
     write = ObjectFolder.write
 
@@ -694,7 +698,7 @@ def test_kill_while_publishing_leaves_consistent_run(
     steps = bucket_place.run(writable=False).steps()
     assert steps == ([] if document == "setup.json" else [4] if moment == "before" else [4, 8])
     finished(remote_settings(bucket_place), source=stream())  # at once, and without a warning
-    assert_same_bits(final_of(bucket_place), uninterrupted_arrays())
+    assert_same_bits(load_final(bucket_place), uninterrupted_arrays())
     assert bucket_place.published()[-1] == STEPS
 
 
@@ -708,7 +712,7 @@ def test_random_kills_leave_resumable_run(bucket_place: Place) -> None:
         child.join(60)
         assert child.exitcode in (0, -signal.SIGKILL)
     finished(remote_settings(bucket_place), source=stream())
-    assert_same_bits(final_of(bucket_place), uninterrupted_arrays())
+    assert_same_bits(load_final(bucket_place), uninterrupted_arrays())
     bucket_place.published()
 
 
@@ -734,7 +738,7 @@ def test_run_taken_over_by_another_process_stops(
     assert location.published() == [3]
     other_runs[0].close()
     finished(config, source=stream(), test=array_source(10, 5))
-    assert_same_bits(final_of(location), uninterrupted_arrays())
+    assert_same_bits(load_final(location), uninterrupted_arrays())
 
 
 @pytest.mark.slow

@@ -72,21 +72,24 @@ def leftovers(path: Path) -> set[str]:
     return names
 
 
-def with_steps(path: Path, *steps: int, keep: int = 3) -> Path:
+def save_steps(path: Path, *steps: int, keep: int = 3) -> Path:
+    """Save the states of these steps in a run directory, and return its path."""
     with RunDirectory(path, keep=keep) as run:
         for step in steps:
             run.save(step, state(step), meta(step))
     return path
 
 
-def latest(path: Path) -> SavedGroup | None:
+def load_latest(path: Path) -> SavedGroup | None:
+    """Return the newest intact checkpoint."""
     return RunDirectory(path, writable=False).load_latest()
 
 
-# -- children: what they do, and how they are started ------------------------------------------
+# -- child processes ---------------------------------------------------------------------------
 
 
 def save_forever(path: str, acks: str) -> None:
+    """Save one step after another, and write each to the file `acks` once it is saved."""
     fd = os.open(acks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with RunDirectory(path) as run:
         saved = run.load_latest()
@@ -120,13 +123,15 @@ def save_and_die(path: str, at: int, step: int) -> None:
         run.save(step, state(step), meta(step))
 
 
-def hold(path: str) -> None:
+def hold_run(path: str) -> None:
+    """Hold the run until the process is killed."""
     with RunDirectory(path):
         Path(path, "held").touch()
         signal.pause()
 
 
 def save_with_file_limit(path: str, out: str, step: int, n_bytes: int, note: str) -> None:
+    """Save a step under a limit on the size of files, and write the error and files to `out`."""
     import resource
 
     with RunDirectory(path) as run:
@@ -144,6 +149,7 @@ def save_with_file_limit(path: str, out: str, step: int, n_bytes: int, note: str
 
 
 def acquire_unprivileged(path: str, out: str) -> None:
+    """Acquire the run without the rights of root, and write the error to `out`."""
     file = Path(out).open("w")  # noqa: SIM115 - opened before the rights to do so are given up
     if os.getuid() == 0:  # root writes anywhere, so the mode of a folder means nothing to it
         os.setgid(65534)
@@ -155,6 +161,7 @@ def acquire_unprivileged(path: str, out: str) -> None:
 
 
 def error_of(call: Callable[[], object]) -> list[Any]:
+    """Return the name of the class and the message of an error; "nothing" if there is none."""
     try:
         call()
     except Exception as error:
@@ -231,7 +238,8 @@ def has_grown(path: Path, size: int) -> bool:
     return path.stat().st_size > size
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until the condition is true, for 30 s at most."""
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "the child did not get there"
@@ -282,7 +290,7 @@ def test_every_bit_and_meta_value_is_restored(
 
 
 def test_tensorstore_opens_a_checkpoint(tmp_path: Path) -> None:
-    group = with_steps(tmp_path, 12) / "checkpoints" / "000000000012"
+    group = save_steps(tmp_path, 12) / "checkpoints" / "000000000012"
     tensorstore = pytest.importorskip("tensorstore")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{group}/alpha/"}}
     alpha = tensorstore.open(spec, read=True).result().read().result()
@@ -408,14 +416,14 @@ def test_random_kills_lose_no_acknowledged_checkpoint(children: Children, tmp_pa
         size = acks.stat().st_size
         pid = children.start(save_forever, str(run), str(acks))
         if turn % 5:  # in every fifth turn the kill may fall into the acquisition
-            until(partial(has_grown, acks, size))
+            wait_until(partial(has_grown, acks, size))
         time.sleep(draw.uniform(0, 0.04))
         children.kill(pid)
         acknowledged = [int(line) for line in acks.read_text().split()]
         if acknowledged:
             # The last save of this life, or of one before it, may not have been acknowledged.
             last_known = max(step, acknowledged[-1])
-            step = assert_is_state(latest(run))
+            step = assert_is_state(load_latest(run))
             assert step in (last_known, last_known + 1)
     assert len(acknowledged) >= 20
     assert acknowledged == sorted(set(acknowledged))
@@ -431,7 +439,7 @@ def test_kill_before_any_file_system_call_is_safe(
     step: int, children: Children, tmp_path: Path
 ) -> None:
     """Use keep=1, so that publishing, pruning and cleaning happen in one save."""
-    base = with_steps(tmp_path / "base", 3, keep=1)
+    base = save_steps(tmp_path / "base", 3, keep=1)
     (base / "checkpoints" / "000000000001").mkdir()  # an orphan, so that acquiring sweeps too
     seen_steps = set()
     for at in itertools.count(1):
@@ -439,7 +447,7 @@ def test_kill_before_any_file_system_call_is_safe(
         shutil.copytree(base, path)
         code = children.wait(children.start(save_and_die, str(path), at, step))
         seen_steps.add(tuple(published(path)))
-        loaded_step = assert_is_state(latest(path))
+        loaded_step = assert_is_state(load_latest(path))
         assert loaded_step == published(path)[-1]
         if code == 0:
             break
@@ -458,14 +466,15 @@ def test_kill_before_any_file_system_call_is_safe(
 # -- damage ------------------------------------------------------------------------------------
 
 
-def flip(path: Path, bit: int) -> None:
+def flip_bit(path: Path, bit: int) -> None:
+    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[bit // 8 % len(data)] ^= 1 << bit % 8
     path.write_bytes(data)
 
 
 def test_checkpoint_error_lists_every_damaged_checkpoint(tmp_path: Path) -> None:
-    with_steps(tmp_path, 1, 2)
+    save_steps(tmp_path, 1, 2)
     (tmp_path / "checkpoints" / "000000000001" / "t" / "c").unlink()
     os.truncate(tmp_path / "checkpoints" / "000000000002.json", 100)
     with RunDirectory(tmp_path) as run:
@@ -473,16 +482,20 @@ def test_checkpoint_error_lists_every_damaged_checkpoint(tmp_path: Path) -> None
             run.load_latest()
         assert "step 1: 000000000001/t/c is missing" in str(info.value)
         assert "step 2: 000000000002.json is damaged" in str(info.value)
-        assert latest_files(tmp_path) == {"000000000001", "000000000002"}  # nothing thrown away
+        assert checkpoint_folders(tmp_path) == {
+            "000000000001",
+            "000000000002",
+        }  # nothing thrown away
 
 
-def latest_files(path: Path) -> set[str]:
+def checkpoint_folders(path: Path) -> set[str]:
+    """Return the names of the folders of checkpoints."""
     return {p.name for p in (path / "checkpoints").iterdir() if p.is_dir()}
 
 
 def test_skipped_checkpoint_is_deleted_after_newer_save(tmp_path: Path) -> None:
-    with_steps(tmp_path, 1, 5, 9)
-    flip(tmp_path / "checkpoints" / "000000000009" / "alpha" / "c" / "0" / "0", 77)
+    save_steps(tmp_path, 1, 5, 9)
+    flip_bit(tmp_path / "checkpoints" / "000000000009" / "alpha" / "c" / "0" / "0", 77)
     with RunDirectory(tmp_path) as run:
         assert_is_state(run.load_latest(), 5)
         run.save(7, state(7), meta(7))
@@ -492,24 +505,24 @@ def test_skipped_checkpoint_is_deleted_after_newer_save(tmp_path: Path) -> None:
 
 
 def test_manifest_of_another_version_or_folder_is_refused(tmp_path: Path) -> None:
-    manifest = with_steps(tmp_path, 1) / "checkpoints" / "000000000001.json"
+    manifest = save_steps(tmp_path, 1) / "checkpoints" / "000000000001.json"
     original = manifest.read_bytes()
     manifest.write_bytes(original.replace(b'"version": 2', b'"version": 1'))
     with pytest.raises(CheckpointError, match=r"'streamkern-checkpoint' version 1 is not known"):
-        latest(tmp_path)
+        load_latest(tmp_path)
     body = checksums.unseal("checkpoint", original)
     manifest.write_bytes(checksums.seal("checkpoint", body | {"group": "../elsewhere"}))
     with pytest.raises(CheckpointError, match=r"outside the run directory"):
-        latest(tmp_path)
+        load_latest(tmp_path)
     manifest.write_bytes(checksums.seal("other", body))
     with pytest.raises(CheckpointError, match=r"'streamkern-other' version 2 is not known"):
-        latest(tmp_path)
+        load_latest(tmp_path)
 
 
 def test_data_deleted_while_read_are_not_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = with_steps(tmp_path, 1, 2) / "checkpoints"
+    root = save_steps(tmp_path, 1, 2) / "checkpoints"
     real = checkpoint_format._read_arrays
 
     def retired_meanwhile(
@@ -540,9 +553,9 @@ def test_zero_chunks_are_stored(tmp_path: Path) -> None:
 def test_reader_beside_a_writer_that_keeps_one_checkpoint(
     children: Children, tmp_path: Path
 ) -> None:
-    with_steps(tmp_path / "run", 1)
+    save_steps(tmp_path / "run", 1)
     pid = children.start(save_forever, str(tmp_path / "run"), str(tmp_path / "acks"))
-    steps = [assert_is_state(latest(tmp_path / "run")) for _ in range(30)]
+    steps = [assert_is_state(load_latest(tmp_path / "run")) for _ in range(30)]
     children.kill(pid)
     assert steps == sorted(steps)
 
@@ -552,12 +565,12 @@ def test_reader_beside_a_writer_that_keeps_one_checkpoint(
 
 @posix
 def test_second_writer_is_refused_with_name_of_first(children: Children, tmp_path: Path) -> None:
-    path = with_steps(tmp_path / "run", 1)
-    pid = children.start(hold, str(path))
-    until((path / "held").exists)
+    path = save_steps(tmp_path / "run", 1)
+    pid = children.start(hold_run, str(path))
+    wait_until((path / "held").exists)
     with pytest.raises(RunLockedError, match=rf"written by process {pid} on .* since \d{{4}}-"):
         RunDirectory(path).acquire()
-    assert_is_state(latest(path), 1)  # reading is free
+    assert_is_state(load_latest(path), 1)  # reading is free
     children.kill(pid)
     # Nothing to wait for or to delete.
     with (
@@ -571,8 +584,8 @@ def test_second_writer_is_refused_with_name_of_first(children: Children, tmp_pat
 
 @posix
 def test_note_of_dead_writer_is_ignored(children: Children, tmp_path: Path) -> None:
-    pid = children.start(hold, str(tmp_path))
-    until((tmp_path / "held").exists)
+    pid = children.start(hold_run, str(tmp_path))
+    wait_until((tmp_path / "held").exists)
     children.kill(pid)
     # The next writer has the lock and has not signed yet.
     with filelock.FileLock(tmp_path / "run.lock"):
@@ -581,7 +594,7 @@ def test_note_of_dead_writer_is_ignored(children: Children, tmp_path: Path) -> N
         assert str(pid) not in str(info.value)
 
 
-# -- places that cannot be used ---------------------------------------------------------------
+# -- unusable folders -------------------------------------------------------------------------
 
 
 def test_invalid_run_directories_are_named(tmp_path: Path) -> None:
@@ -604,7 +617,7 @@ def test_unwritable_file_system_is_reported() -> None:
 
 
 def test_file_urls_are_accepted(tmp_path: Path) -> None:
-    with_steps(tmp_path / "a b", 1)
+    save_steps(tmp_path / "a b", 1)
     url = (tmp_path / "a b").as_uri()
     assert "%20" in url
     assert_is_state(RunDirectory(url, writable=False).load_latest(), 1)
@@ -617,7 +630,7 @@ def test_read_only_directory_can_be_read(children: Children) -> None:
     # Not under tmp_path, which only its owner may enter.
     with tempfile.TemporaryDirectory() as parent, contextlib.ExitStack() as undo:
         os.chmod(parent, 0o755)
-        path, out = with_steps(Path(parent, "run"), 1), Path(parent, "out")
+        path, out = save_steps(Path(parent, "run"), 1), Path(parent, "out")
         for location in (path, path / "checkpoints"):
             os.chmod(location, 0o555)
             undo.callback(os.chmod, location, 0o755)
@@ -638,7 +651,7 @@ def test_read_only_directory_can_be_read(children: Children) -> None:
 def test_file_size_limit_is_reported(
     step: int, n_bytes: int, note: str, children: Children, tmp_path: Path
 ) -> None:
-    path, out = with_steps(tmp_path / "run", 1), tmp_path / "out"
+    path, out = save_steps(tmp_path / "run", 1), tmp_path / "out"
     pid = children.start(save_with_file_limit, str(path), str(out), step, n_bytes, note)
     assert children.wait(pid) == 0
     kind, text, remaining_files, full = json.loads(out.read_text())
@@ -649,7 +662,7 @@ def test_file_size_limit_is_reported(
     )
     assert remaining_files == ["000000000001", "000000000001.json"]
     assert full == [1]
-    assert_is_state(latest(path), 2)  # saved once the limit was gone
+    assert_is_state(load_latest(path), 2)  # saved once the limit was gone
 
 
 @pytest.fixture
@@ -702,7 +715,7 @@ def test_failed_sync_after_publication_keeps_valid_checkpoint(
             raise OSError(errno.EIO, "Input/output error")
         real(path)
 
-    with_steps(tmp_path, 1)
+    save_steps(tmp_path, 1)
     with RunDirectory(tmp_path) as run:
         monkeypatch.setattr(durable, "sync_folder", sync)
         with pytest.raises(CheckpointError, match=r"step 2 .* input/output error"):
@@ -717,7 +730,7 @@ def test_undeletable_old_files_are_reported(
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    with_steps(tmp_path, 1)
+    save_steps(tmp_path, 1)
     with RunDirectory(tmp_path, keep=1) as run:
         monkeypatch.setattr("streamkern.rundir.run_storage.remove_group", refuse)
         run.save(2, state(2), meta(2))
@@ -760,7 +773,8 @@ class GatedRun(RunDirectory):
         super().save(step, arrays, meta, before_publishing)
 
 
-def no_saver_thread() -> bool:
+def has_no_saver_thread() -> bool:
+    """Return whether no thread of an `AsyncSaver` is alive."""
     return all(t.name != THREAD for t in threading.enumerate())
 
 
@@ -778,10 +792,10 @@ def test_async_saver_has_one_save_in_flight(tmp_path: Path) -> None:
         second.join(30)
         saver.wait()
         assert run.order == published(tmp_path) == [1, 2]
-        assert no_saver_thread()
+        assert has_no_saver_thread()
         saver.submit(3, state(3), meta(3))
-    assert no_saver_thread()
-    assert_is_state(latest(tmp_path), 3)
+    assert has_no_saver_thread()
+    assert_is_state(load_latest(tmp_path), 3)
     with pytest.raises(RunError, match="after close"):
         saver.submit(4, {}, {})
 
@@ -804,7 +818,7 @@ def test_async_saver_raises_an_error_once(surfaces_at: str, tmp_path: Path) -> N
         saver.wait()
         assert run.order == [1]
         saver.close()
-    assert no_saver_thread()
+    assert has_no_saver_thread()
 
 
 def test_async_saver_does_not_hide_error_of_loop(tmp_path: Path) -> None:
@@ -817,7 +831,7 @@ def test_async_saver_does_not_hide_error_of_loop(tmp_path: Path) -> None:
         assert info.value.__notes__ == ["and the last checkpoint failed: disk on fire"]
         with pytest.raises(CheckpointError, match="disk on fire"), AsyncSaver(run) as saver:
             saver.submit(1, state(1), meta(1))
-    assert no_saver_thread()
+    assert has_no_saver_thread()
 
 
 def test_closing_the_directory_waits_for_the_save(
@@ -845,8 +859,8 @@ def test_closing_the_directory_waits_for_the_save(
             RunDirectory(tmp_path).acquire()
         gate.set()
         closing.join(30)
-    assert_is_state(latest(tmp_path), 1)
-    assert no_saver_thread()
+    assert_is_state(load_latest(tmp_path), 1)
+    assert has_no_saver_thread()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ from streamkern.rundir.run_log import (
 # -- in a file ---------------------------------------------------------------------------------
 
 
-def write(path: Path, *steps: int) -> None:
+def write_steps(path: Path, *steps: int) -> None:
+    """Write one record for each step to a log in a file."""
     with RunLog(FileLines(path)) as log:
         for step in steps:
             log.write(step=step, epoch=0, samples=10 * step, loss=1 / step)
@@ -43,8 +44,8 @@ def write(path: Path, *steps: int) -> None:
 def test_log_records_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     start = datetime.now(UTC)
-    write(path, 1, 2)
-    write(path, 3)
+    write_steps(path, 1, 2)
+    write_steps(path, 3)
     records = read_log(path)
     assert [r["step"] for r in records] == [1, 2, 3]
     assert records[1] | {"time": None} == {
@@ -96,20 +97,20 @@ def test_torn_last_line_is_repaired(
     tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
-    write(path, 1, 2)
+    write_steps(path, 1, 2)
     full = path.read_bytes()
     torn = full[: len(full) - cut % len(full)] + junk
     path.write_bytes(torn)
     lines = {line for line in full.split(b"\n") if line}
     *complete, tail = torn.split(b"\n")
-    # The last character may be what became of a newline.
+    # The last character may be the remainder of a newline.
     complete += [line for line in (tail, tail[:-1]) if line in lines][:1]
     complete = [line for line in complete if line in lines]
     expected = [json.loads(line) for line in complete]
     assert read_log(path) == [
         {k: v for k, v in r.items() if k not in ("line", "crc32c")} for r in expected
     ]
-    write(path, 7)
+    write_steps(path, 7)
     assert [r["step"] for r in read_log(path)] == [*(json.loads(r)["step"] for r in complete), 7]
     *rest, tail = path.read_bytes().split(b"\n")
     assert tail == b""
@@ -117,10 +118,10 @@ def test_torn_last_line_is_repaired(
 
 
 def test_long_torn_last_line_is_repaired(tmp_path: Path) -> None:
-    write(tmp_path / "log", 1)
+    write_steps(tmp_path / "log", 1)
     with (tmp_path / "log").open("ab") as file:
         file.write(b'{"x": "' + b"y" * 200_000)
-    write(tmp_path / "log", 2)
+    write_steps(tmp_path / "log", 2)
     assert [r["step"] for r in read_log(tmp_path / "log")] == [1, 2]
 
 
@@ -202,13 +203,15 @@ def objects(request: pytest.FixtureRequest) -> Objects:
     return store
 
 
-def steps(objects: Objects) -> list[int]:
+def read_steps(objects: Objects) -> list[int]:
+    """Return the steps of the records of a log in objects."""
     records, damage = read_lines(read_parts(objects), "the log")
     assert damage is None
     return [record["step"] for record in records]
 
 
-def add(log: RunLog, *numbers: int, **fields: object) -> None:
+def add_steps(log: RunLog, *numbers: int, **fields: object) -> None:
+    """Add one record for each step to a log."""
     for step in numbers:
         log.write(step=step, epoch=0, samples=0, **fields)
 
@@ -218,11 +221,11 @@ def test_object_log_keeps_order_of_writers_and_parts(
 ) -> None:
     monkeypatch.setattr(run_log, "PART_BYTES", 500)
     with RunLog(ObjectLines(objects, 2)) as log:
-        add(log, *range(10, 30))
+        add_steps(log, *range(10, 30))
     with RunLog(ObjectLines(objects, 10)) as log:
-        add(log, 30, text="x" * 2000)
-        add(log, 31)
-    assert steps(objects) == [*range(10, 32)]
+        add_steps(log, 30, text="x" * 2000)
+        add_steps(log, 31)
+    assert read_steps(objects) == [*range(10, 32)]
     keys = part_keys(objects)
     assert keys[0] == "log/000000000002-000001.jsonl"
     assert keys[-1] == "log/000000000010-000002.jsonl"
@@ -232,7 +235,7 @@ def test_object_log_keeps_order_of_writers_and_parts(
 
 def test_altered_log_objects_are_read_again(objects: Objects) -> None:
     with RunLog(ObjectLines(objects, 1)) as log:
-        add(log, *range(5))
+        add_steps(log, *range(5))
     engine, gets = objects._engine, []
     get = engine.get
 
@@ -244,29 +247,29 @@ def test_altered_log_objects_are_read_again(objects: Objects) -> None:
         return bytes(data)
 
     engine.get = altered  # type: ignore[method-assign]
-    assert steps(objects) == [*range(5)]
+    assert read_steps(objects) == [*range(5)]
     assert len(gets) == 2
 
 
 def test_flush_and_period_write_changed_parts(objects: Objects) -> None:
     engine: Any = objects._engine
     with RunLog(ObjectLines(objects, 1)) as log:
-        add(log, 1, 2)
-        assert steps(objects) == []
+        add_steps(log, 1, 2)
+        assert read_steps(objects) == []
         log.flush()
         log.flush()
-        assert steps(objects) == [1, 2]
+        assert read_steps(objects) == [1, 2]
         assert len(engine.puts) == 1
-        add(log, 3)
-    assert steps(objects) == [1, 2, 3]
+        add_steps(log, 3)
+    assert read_steps(objects) == [1, 2, 3]
     assert len(engine.puts) == 2
     with RunLog(ObjectLines(objects, 2, period_s=0.01)) as log:
-        add(log, 4)
+        add_steps(log, 4)
         give_up = time.monotonic() + 30
         while len(engine.puts) == 2:  # files in memory cannot be listed while one is written
             assert time.monotonic() < give_up
             time.sleep(0.005)
-    assert steps(objects) == [1, 2, 3, 4]
+    assert read_steps(objects) == [1, 2, 3, 4]
 
 
 def test_full_log_object_is_not_rewritten(
@@ -276,9 +279,9 @@ def test_full_log_object_is_not_rewritten(
     engine: Any = objects._engine
     with RunLog(ObjectLines(objects, 1)) as log:
         for step in range(9):
-            add(log, step)
+            add_steps(log, step)
             log.flush()
-    assert steps(objects) == [*range(9)]
+    assert read_steps(objects) == [*range(9)]
     assert sorted(set(engine.puts)) == part_keys(objects)
     last_of_first = max(i for i, key in enumerate(engine.puts) if key == engine.puts[0])
     assert last_of_first < 5
@@ -289,36 +292,36 @@ def test_logging_never_waits_for_the_network(objects: Objects) -> None:
     engine.gate.clear()
     with RunLog(ObjectLines(objects, 1, period_s=0.01)) as log:
         flushing = threading.Thread(target=log.flush)
-        add(log, 0)
+        add_steps(log, 0)
         flushing.start()
-        add(log, *range(1, 50))  # would hang here
+        add_steps(log, *range(1, 50))  # would hang here
         assert engine.puts == []
         engine.gate.set()
         flushing.join(30)
-    assert steps(objects) == [*range(50)]
+    assert read_steps(objects) == [*range(50)]
 
 
 def test_unwritable_log_gives_warning_and_is_retried(objects: Objects) -> None:
     engine: Any = objects._engine
     log = RunLog(ObjectLines(objects, 1))
     engine.error = PermissionError("forbidden")
-    add(log, 1)
+    add_steps(log, 1)
     assert log.flush() == 0  # lines are stored, as a checkpoint will say
     with pytest.warns(UserWarning, match="the run log could not be written .*; the run goes on"):
-        add(log, 2)
+        add_steps(log, 2)
     assert log.flush() == 0
-    add(log, 3)  # said once
+    add_steps(log, 3)  # said once
     engine.error = None
     assert log.flush() == 3
     log.close()
     log.close()
-    assert steps(objects) == [1, 2, 3]
+    assert read_steps(objects) == [1, 2, 3]
 
 
 def test_log_lost_at_close_gives_warning(objects: Objects) -> None:
     engine: Any = objects._engine
     log = RunLog(ObjectLines(objects, 1))
-    add(log, 1)
+    add_steps(log, 1)
     engine.error = PermissionError("forbidden")
     with pytest.warns(UserWarning, match="could not be written"):
         log.close()

@@ -1,4 +1,4 @@
-"""A look at a run agrees with the run, beside its writer, and says what is damaged."""
+"""Check that the summary of a run agrees with the run, also beside its writer, and with damage."""
 
 from __future__ import annotations
 

@@ -58,10 +58,11 @@ from tests.power_loss import CUTS, RECORDER
 TTL = lease.TTL_S
 KEEP = 2
 RUN = {"identity": {"settings": {"a": {"b": 1}}}, "sizes": {}, "versions": {}}
-reached: Counter[str] = Counter()  # what happened, over all runs of a machine
+reached: Counter[str] = Counter()  # events, over all runs of a machine
 
 
-def happened(name: str) -> None:
+def count_event(name: str) -> None:
+    """Count an event, and report it to Hypothesis."""
     reached[name] += 1
     event(name)
 
@@ -75,14 +76,15 @@ def state(step: int) -> dict[str, np.ndarray]:
 SETUP = state(10**6)
 
 
-def same(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+def are_equal(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    """Return whether the arrays are equal in names, dtypes, shapes and bits."""
     pairs = [(arrays[name], x) for name, x in expected.items()]
     return arrays.keys() == expected.keys() and all(
         (y.dtype, y.shape, y.tobytes()) == (x.dtype, x.shape, x.tobytes()) for y, x in pairs
     )
 
 
-# -- the two kinds of places ---------------------------------------------------------------------
+# -- storages ------------------------------------------------------------------------------------
 
 
 class Calls:
@@ -284,7 +286,7 @@ class Writer:
 
 
 def complete_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
-    """Return the steps of the manifests, oldest first, and those that are complete."""
+    """Return the steps of all manifests, oldest first, and of the complete checkpoints."""
     steps, full_steps = [], []
     for name, data in sorted(files.items()):
         match = re.fullmatch(r"checkpoints/(?:\d{12}-)?(\d{12})\.json", name)
@@ -323,9 +325,9 @@ class Machine(RuleBasedStateMachine):
         self.logged: set[int] = set()
         self.damaged: set[str] = set()  # small files that were damaged
         self.cuts = 0
-        gc.freeze()  # what is collected after a kill is of this machine
+        gc.freeze()  # a collection after a kill then visits objects of this machine only
         self.patch = pytest.MonkeyPatch()
-        numbers = itertools.count()  # names are those of the last time
+        numbers = itertools.count()  # a repeated run has the same names
         self.patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
         self.in_place = InPlace()
         self.patch.setattr(objects, "run_request", self.in_place)
@@ -451,10 +453,10 @@ class Machine(RuleBasedStateMachine):
         if writer.held is not None and previous_holder is not None:
             # It has the run, whether it lived to use it or not.
             assert self.may_take(previous_holder), f"two writers at once, and no {self.damaged}"
-            happened("taken over from a live process")
+            count_event("taken over from a live process")
             self.holder = None
         if ended == "killed":
-            happened("killed while starting")
+            count_event("killed while starting")
             if writer.held is None and previous_holder is not None and self.place.note() != note:
                 assert self.may_take(previous_holder), (
                     f"a note beside a writer's, and no {self.damaged}"
@@ -463,12 +465,12 @@ class Machine(RuleBasedStateMachine):
             return
         if ended == "locked":
             assert previous_holder is not None
-            happened("refused to a second writer")
+            count_event("refused to a second writer")
             return
         if "no run of streamkern" in ended:
             documents = [data for name, data in self.place.files().items() if ".json" in name]
             assert not any(re.search(rb'"format": *"streamkern-', d) for d in documents), ended
-            happened("nothing says whose it is")
+            count_event("nothing says whose it is")
             self.start_again()
             return
         assert ended == "done", ended
@@ -495,11 +497,11 @@ class Machine(RuleBasedStateMachine):
         ended = self.act(writer, lambda: self.load(writer))
         if ended == "done":
             assert writer.step == (uninterrupted[-1] if uninterrupted else 0)
-            happened("resumed" if writer.step else "begun")
+            count_event("resumed" if writer.step else "begun")
             return
         assert steps or "setup" in self.damaged, ended
         assert not uninterrupted or "setup" in self.damaged, ended
-        happened("nothing verifies, and it says so")
+        count_event("nothing verifies, and it says so")
         self.start_again()
 
     def load(self, writer: Writer) -> None:
@@ -510,12 +512,12 @@ class Machine(RuleBasedStateMachine):
         if setup is None:
             run.save_setup(SETUP, {"a": 1})
         else:
-            assert same(setup.arrays, SETUP)
+            assert are_equal(setup.arrays, SETUP)
             assert setup.meta == {"a": 1}
             assert setup.run == RUN
         saved = run.load_latest()
         if saved is not None:
-            assert same(saved.arrays, state(saved.step))
+            assert are_equal(saved.arrays, state(saved.step))
             assert saved.meta == {"step": saved.step}
             writer.step = saved.step
 
@@ -546,7 +548,7 @@ class Machine(RuleBasedStateMachine):
             if not self.save(writer, kill, lost):
                 break
 
-    # More than one rule, because it is what should happen most.
+    # More than one rule, because saves should be the most frequent events.
     LOST = st.sampled_from([None, None, None, "request", "answer"])
     often = rule(which=WHICH, n=st.integers(1, 4), kill=KILLS, lost=LOST)
     work_1 = often(work)
@@ -567,17 +569,17 @@ class Machine(RuleBasedStateMachine):
         if ended == "done":
             assert writer is self.holder, "a save by who is not the writer any more"
             writer.step, self.acked = step, max(self.acked, step)
-            happened("saved")
+            count_event("saved")
         elif ended == "killed":
-            happened("killed while saving")
+            count_event("killed while saving")
         elif ended == "lost":
             assert writer is not self.holder or self.damaged & {"writer", "lease"}
             writer.lost = True
-            happened("found the run taken over")
+            count_event("found the run taken over")
         else:
-            # A fault; or its steps are behind those of who took the run and was killed.
+            # A fault, or a writer that took the run over, and was killed, has saved later steps.
             assert lost or writer is not self.holder, ended
-            happened(f"a lost {lost}" if lost else "behind another writer")
+            count_event(f"a lost {lost}" if lost else "behind another writer")
         return ended == "done"
 
     @has_writers
@@ -588,7 +590,7 @@ class Machine(RuleBasedStateMachine):
             self.act(writer, writer.run.close)
         if writer in self.writers:
             self.end(writer)
-        happened(how)
+        count_event(how)
 
     @has_writers
     @rule(which=WHICH, n=st.integers(1, 3))
@@ -608,7 +610,7 @@ class Machine(RuleBasedStateMachine):
         ended = self.act(writer, add)
         if ended == "lost":
             writer.lost = True
-            happened("a log line of who lost the run was refused")
+            count_event("a log line of who lost the run was refused")
         else:
             assert ended == "done", ended
 
@@ -618,7 +620,7 @@ class Machine(RuleBasedStateMachine):
         """Delete run.lock."""
         Path(self.place.place, "run.lock").unlink(missing_ok=True)
         self.stolen = True
-        happened("run.lock deleted")
+        count_event("run.lock deleted")
 
     @precondition(
         lambda self: isinstance(self.place, Disk) and self.holder is not None and self.cuts < 2
@@ -644,7 +646,7 @@ class Machine(RuleBasedStateMachine):
             self.acked = acked
         steps, full = complete_steps(self.place.files())
         assert {*steps} - {*full} <= torn, "a manifest is there before what it names"
-        happened("power cut")
+        count_event("power cut")
         self.look()
 
     @precondition(lambda self: isinstance(self.place, Bucket) and bool(self.writers))
@@ -652,14 +654,14 @@ class Machine(RuleBasedStateMachine):
     def stop_or_wake(self, which: int, silent: bool) -> None:
         """Suspend a process by SIGSTOP, or continue it."""
         self.of(which).silent = silent
-        happened("stopped" if silent else "woken")
+        count_event("stopped" if silent else "woken")
 
     @precondition(lambda self: isinstance(self.place, Bucket))
     @rule(parts=st.integers(1, 9))
     def time_passes(self, parts: int) -> None:
         for _ in range(parts):
             self.wait(TTL / 5)
-        happened("time passed")
+        count_event("time passed")
 
     # -- damage ----------------------------------------------------------------------------------
 
@@ -692,7 +694,7 @@ class Machine(RuleBasedStateMachine):
     @rule(flip=st.booleans(), where=WHERE)
     def read_through_cache(self, flip: bool, where: int) -> None:
         """Read chunks through a cache with lost and damaged entries."""
-        happened(f"cache: {self.cache.turn(flip, where)}")
+        count_event(f"cache: {self.cache.turn(flip, where)}")
 
     def damage(self, kind: str, part: str, where: int) -> None:
         """Damage one file, as a disk or an operator may."""
@@ -721,7 +723,7 @@ class Machine(RuleBasedStateMachine):
             del data[where % len(data) :]
         content = None if kind == "delete" else bytes(data)
         self.place.put(name, content)
-        happened(f"{part}: {kind}")
+        count_event(f"{part}: {kind}")
         if part in ("setup", "writer", "lease"):
             self.damaged.add(part)
         files = {n: data for n, data in files.items() if n != name}
@@ -731,7 +733,7 @@ class Machine(RuleBasedStateMachine):
             self.acked = full[-1] if full else 0
         self.look(files)
 
-    # -- what must hold ----------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     @precondition(lambda self: self.acked > 0)
     @rule()
@@ -748,20 +750,20 @@ class Machine(RuleBasedStateMachine):
         except CheckpointError:
             assert steps
             assert not full
-            happened("a reader is told that nothing verifies")
+            count_event("a reader is told that nothing verifies")
             return
         assert (saved is None) == (not steps)
         if saved is None:
             assert not self.acked
-            happened("a reader finds nothing yet")
+            count_event("a reader finds nothing yet")
             return
         assert saved.step in full, "what does not verify is loaded"
         assert saved.step == full[-1] >= self.acked
-        assert same(saved.arrays, state(saved.step))
+        assert are_equal(saved.arrays, state(saved.step))
         assert saved.run == RUN
         newer = [step for step in steps if steps.index(step) > steps.index(saved.step)]
         assert bool(saved.skipped) == bool(newer)
-        happened("loaded an older one, and said so" if newer else "loaded the newest")
+        count_event("loaded an older one, and said so" if newer else "loaded the newest")
         self.look_at_log(reader)
 
     def look_at_log(self, reader: RunDirectory) -> None:

@@ -142,15 +142,17 @@ def test_threads_delays_and_budgets_change_no_bit() -> None:
         assert_same(results[0], other_result)
 
 
-def test_order_key_names_all_that_determines_the_order() -> None:
+@pytest.mark.parametrize(
+    "change", [{"batch_size": 8}, {"seed": 2}, {"block_bytes": 500}, {"unit_rows": 9}]
+)
+def test_order_key_names_all_that_determines_the_order(change: Any) -> None:
     def key(**changes: Any) -> dict[str, int]:
         source = array_source(changes.pop("unit_rows", 8))
         with BatchReader(source, **{"batch_size": 9, "seed": 1, **changes}) as reader:
             return reader.order_key()
 
     assert key() == key(threads=3, in_flight_bytes=1)
-    for change in ({"batch_size": 8}, {"seed": 2}, {"block_bytes": 500}, {"unit_rows": 9}):
-        assert key(**change) != key()
+    assert key(**change) != key()
 
 
 # --------------------------------------------------------------------------------- resources

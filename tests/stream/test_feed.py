@@ -94,8 +94,7 @@ def test_prepare_equals_rows_of_the_feed(backend: Backend) -> None:
         dtype=np.float32,
         seed=1,
         epoch=2,
-        n_outputs=3,
-        classes=source.classes,
+        n_classes=3,
     )
     np.testing.assert_array_equal(sample_X, X[block.row_ids])
     np.testing.assert_array_equal(sample_Y, Y[block.row_ids])

@@ -90,8 +90,10 @@ def test_materialised_rows_equal_an_epoch(
     assert (spec.classes, spec.row_shape) == (("a", "b", "c"), (3, 4, 1))
     X, y = everything(source, seed, epoch)  # the flips are in it
     X, *_ = apply_transforms(
-        np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
-        seed=seed, epoch=epoch, stage=(Stage.FEED_TRANSFORM,),
+        source.feed_transforms, X.astype(np.float32), one_hot(y), epoch=epoch,
+        random=lambda number: RowRandom(
+            np, seed, epoch, (Stage.FEED_TRANSFORM, number), np.arange(len(X))
+        ),
     )  # fmt: skip
     rows = np.concatenate(expected_order(source, 31, seed, epoch))
     assert not np.array_equal(rows, np.arange(len(rows)))

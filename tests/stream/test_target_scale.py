@@ -32,8 +32,8 @@ def as_solver_targets(targets: TargetScale, Y: np.ndarray, dtype: type = np.floa
     block = RowBlock(np.zeros((len(Y), 1)), Y, None, rows)
     with Backend(threads=1) as backend, backend.active():
         return prepare(
-            backend, block, transforms=(), dtype=dtype, seed=0, epoch=0, n_outputs=Y.shape[1],
-            classes=None, targets=targets,
+            backend, block, transforms=(), dtype=dtype, seed=0, epoch=0, n_classes=None,
+            targets=targets,
         )[1]  # fmt: skip
 
 

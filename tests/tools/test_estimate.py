@@ -24,7 +24,8 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((5000, 5)).astype(np.float32)
 
 
-def opened(ranks: int, solver: str = "block", **settings: object) -> ResolvedRun:
+def open_closed_run(ranks: int, solver: str = "block", **settings: object) -> ResolvedRun:
+    """Return a run of 4000 centers over several ranks, whose backend is closed."""
     tables = {
         "data": {"batch_size": 512},
         "model": {"n_centers": 4000, "kernel": "laplace", "bandwidth": 1.0},
@@ -38,7 +39,7 @@ def opened(ranks: int, solver: str = "block", **settings: object) -> ResolvedRun
 
 @pytest.mark.parametrize("profile", HARDWARE)
 def test_table_rows_equal_model(profile: str) -> None:
-    run = opened(6, block_size=1000, ridge=1e-6)
+    run = open_closed_run(6, block_size=1000, ridge=1e-6)
     found = expected_over_ranks(run, profile, None)
     assert found is not None
     assert [row["ranks"] for row in found["rows"]] == [1, 2, 4, 6]
@@ -52,11 +53,11 @@ def test_table_rows_equal_model(profile: str) -> None:
 
 
 def test_memory_of_a_rank_equals_its_plan() -> None:
-    run = opened(4, block_size=1000, ridge=1e-6)
+    run = open_closed_run(4, block_size=1000, ridge=1e-6)
     found = expected_over_ranks(run, "h100-ib", None)
     assert found is not None
     for row in found["rows"]:
-        own = opened(row["ranks"], block_size=1000, ridge=1e-6)
+        own = open_closed_run(row["ranks"], block_size=1000, ridge=1e-6)
         assert row["memory_bytes"] == own.buffers.total("train")
         assert row["fits"]
     before = max(run.buffers.total(phase) for phase in run.buffers.phases if phase != "train")
@@ -66,7 +67,7 @@ def test_memory_of_a_rank_equals_its_plan() -> None:
 def test_blocks_grow_with_memory_of_more_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = opened(2, block_size=1000, ridge=1e-6)
+    run = open_closed_run(2, block_size=1000, ridge=1e-6)
     tiny = replace(HARDWARE["h100-ib"], memory_bytes=run.buffers.peak)
     monkeypatch.setitem(estimate.HARDWARE, "h100-ib", tiny)
     found = expected_over_ranks(run, "h100-ib", None)
@@ -80,7 +81,7 @@ def test_blocks_grow_with_memory_of_more_ranks(
 
 
 def test_slow_network_prefers_larger_blocks() -> None:
-    found = expected_over_ranks(opened(256, block_size=250, ridge=1e-6), "cpu-10gbe", None)
+    found = expected_over_ranks(open_closed_run(256, block_size=250, ridge=1e-6), "cpu-10gbe", None)
     assert found is not None
     best = [row["best_block_size"] for row in found["rows"]]
     assert min(best) > 250
@@ -88,14 +89,14 @@ def test_slow_network_prefers_larger_blocks() -> None:
 
 def test_rows_are_distributed_by_units_if_sufficient() -> None:
     """Check the division of the loader: a block of 5000 rows has at most 5 units here."""
-    run = opened(2, block_size=1000, ridge=1e-6)
+    run = open_closed_run(2, block_size=1000, ridge=1e-6)
     assert estimate._step(run, run.sizes).dealt == run.data.source.n_units // 8
 
 
 @pytest.mark.slow
 def test_local_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "MEASURED_S", 0.0)
-    run = opened(2, block_size=1000, ridge=1e-6)
+    run = open_closed_run(2, block_size=1000, ridge=1e-6)
     with run.backend:
         measured = expected_times(run, None).speeds
     found = expected_over_ranks(run, "this", measured)
@@ -107,11 +108,11 @@ def test_local_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_solvers_are_not_modelled() -> None:
-    assert expected_over_ranks(opened(2, "falkon"), "h100-ib", None) is None
+    assert expected_over_ranks(open_closed_run(2, "falkon"), "h100-ib", None) is None
 
 
 def test_center_ranks_are_refused() -> None:
-    run = opened(2, block_size=1000)
+    run = open_closed_run(2, block_size=1000)
     shared = replace(run, problem=replace(run.problem, center_ranks=2))
     with pytest.raises(ConfigError, match=r"run\.center_ranks=2 is not in the model"):
         expected_over_ranks(shared, "h100-ib", None)

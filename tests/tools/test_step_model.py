@@ -31,7 +31,8 @@ D, C, OUTPUTS = 784, 10, 26
 FREE = Network(NOTHING, NOTHING, 1)
 
 
-def step(p: int, m: int, b: int, dealt: int = 0, **given: object) -> Step:
+def model_step(p: int, m: int, b: int, dealt: int = 0, **given: object) -> Step:
+    """Return the modelled step of p centers, m rows of a batch and blocks of size b."""
     problem = ProblemShape(
         n_rows=20 * m, epochs=1, d=D, c=C, p=p, row_bytes=4 * D, unit_rows=100, itemsize=4,
         threads=1, width=D + 2, tile_bytes=1 << 20, **({"ridge": False} | given),
@@ -40,7 +41,8 @@ def step(p: int, m: int, b: int, dealt: int = 0, **given: object) -> Step:
     return replace(step_of(problem, sizes), dealt=dealt)
 
 
-def machine(name: str, fast: bool = False) -> Machine:
+def modelled_machine(name: str, fast: bool = False) -> Machine:
+    """Return the modelled machine of a hardware profile."""
     return HARDWARE[name].machine(d=D, c=C, outputs=OUTPUTS, itemsize=4, fast=fast)
 
 
@@ -61,8 +63,8 @@ OTHER_MODEL = [
 def test_step_time_equals_independent_gpu_model(
     p: int, m: int, b: int, rounds: int, exact: tuple[float, ...], fast: tuple[float, ...]
 ) -> None:
-    """Compare within .03, of which .005 is due to the digits. The other model has no small sums."""
-    made = step(p, m, b)
+    """Compare to 0.03, with 0.005 for the digits given. The other model has no small sums."""
+    made = model_step(p, m, b)
     assert made.n_sums == rounds
     made = replace(made, n_sums=made.n_sums - SMALL_SUMS)
     for quick, expected in ((False, exact), (True, fast)):
@@ -79,7 +81,7 @@ def test_two_ranks_on_a_cpu_take_measured_time() -> None:
     """
     core = Hardware("a core", 1e11, 1e11, 5e9, CPU_ENTRY, 5e-5, 1 << 30, SKEW, LOOPBACK)
     rank = core.machine(d=D, c=C, outputs=OUTPUTS, itemsize=4, fast=False)
-    made = step(8000, 2048, 2000, dealt=15, ridge=True)
+    made = model_step(8000, 2048, 2000, dealt=15, ridge=True)
     alone, shared = (step_time(made, rank, n).seconds for n in (1, 2))
     assert 30 * alone / 2 == pytest.approx(5.80, rel=0.15)
     assert 30 * shared == pytest.approx(6.73, rel=0.15)
@@ -90,21 +92,21 @@ def test_two_ranks_on_a_cpu_take_measured_time() -> None:
 def test_step_parts_on_h100_take_measured_time(fast: bool, products_ms: float) -> None:
     """Compare with `benchmarks/results/gpu_h100.json`: both products of a batch, and H of 60 000
     centers."""
-    rank = machine("h100-ib", fast)
-    products = step_time(step(100_000, 4096, 100_000), rank, 1)
+    rank = modelled_machine("h100-ib", fast)
+    products = step_time(model_step(100_000, 4096, 100_000), rank, 1)
     assert 1e3 * products.kernel == pytest.approx(products_ms, rel=0.05)
-    factors = step_time(step(60_000, 4096, 60_000), rank, 1).factors
+    factors = step_time(model_step(60_000, 4096, 60_000), rank, 1).factors
     assert 1e3 * factors == pytest.approx(4.05 + 3.48, rel=0.05)
 
 
 STEPS = st.builds(
-    lambda p, m, parts, dealt, found: step(
+    lambda p, m, parts, dealt, found: model_step(
         p, m, max(1, p // parts), dealt, ridge=True, finds_ridge=found
     ),
     st.integers(100, 10**7), st.integers(64, 2**15), st.sampled_from([1, 2, 7, 64]),
     st.sampled_from([0, 1 << 20]), st.booleans(),
 )  # fmt: skip
-MACHINES = st.builds(machine, st.sampled_from(sorted(HARDWARE)), st.booleans())
+MACHINES = st.builds(modelled_machine, st.sampled_from(sorted(HARDWARE)), st.booleans())
 
 
 @settings(deadline=None)
@@ -148,7 +150,7 @@ def test_free_network_loses_only_replicated_work(made: Step, rank: Machine, n: i
 
 
 def test_shares_add_up_and_bottleneck_is_largest() -> None:
-    taken = step_time(step(10**5, 4096, 25_000), machine("cpu-10gbe"), 64)
+    taken = step_time(model_step(10**5, 4096, 25_000), modelled_machine("cpu-10gbe"), 64)
     assert sum(taken.shares.values()) == pytest.approx(1)
     assert taken.shares[taken.bottleneck] == max(taken.shares.values())
     assert min(taken.parts.values()) >= 0
@@ -163,8 +165,8 @@ def test_slowest_rank_equals_simulated_maximum(n: int) -> None:
 @pytest.mark.parametrize(("n", "m"), [(2, 2048), (8, 4096)])
 def test_largest_share_equals_simulated_distribution(n: int, m: int) -> None:
     rows = np.random.default_rng(0).multinomial(m, [1 / n] * n, size=2000).max(axis=1).mean()
-    rank = replace(machine("h100-ib"), skew=0.0)
-    dealt, even = (step_time(step(10**5, m, 25_000, most), rank, n) for most in (n, 0))
+    rank = replace(modelled_machine("h100-ib"), skew=0.0)
+    dealt, even = (step_time(model_step(10**5, m, 25_000, most), rank, n) for most in (n, 0))
     assert even.waiting == 0
     assert 1 + dealt.waiting / dealt.kernel == pytest.approx(rows * n / m, rel=0.005)
 

@@ -1,4 +1,4 @@
-"""Figures of rows held out, as scikit-learn has them, from what single rows lose."""
+"""Compare metrics of held-out rows, computed from losses of single rows, with scikit-learn."""
 
 from __future__ import annotations
 

@@ -9,11 +9,15 @@ import pytest
 from streamkern.tuning.plot import scores_figure
 
 
-def row(kernel: str, width: float, ridge: float, error: float, **more: float) -> dict[str, Any]:
+def table_row(
+    kernel: str, width: float, ridge: float, error: float, **more: float
+) -> dict[str, Any]:
+    """Return a row of the table of trials."""
     return {"kernel": kernel, "bandwidth": width, "ridge": ridge, "held_out_mse": error, **more}
 
 
-def texts(axis: Any) -> list[str]:
+def tick_texts(axis: Any) -> list[str]:
+    """Return the labels of the ticks within the view of an axis."""
     low, high = sorted(axis.get_view_interval())
     return [t.get_text() for t in axis.get_ticklabels() if low <= value_of(t) <= high]
 
@@ -25,20 +29,20 @@ def value_of(label: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.3, 3.0, 30.0, 1e4])
 def test_axes_are_labelled_at_decades(factor: float) -> None:
-    table = [row("laplace", 2.0 * factor**k, 0.0, 0.5 * factor**-k) for k in range(3)]
+    table = [table_row("laplace", 2.0 * factor**k, 0.0, 0.5 * factor**-k) for k in range(3)]
     figure = scores_figure(table, table[2])
     figure.canvas.draw()
     (axes,) = figure.axes
     for axis in (axes.xaxis, axes.yaxis):
-        labels = texts(axis)
+        labels = tick_texts(axis)
         assert 2 <= len(labels) <= 12
         assert all(float(text) > 0 for text in labels)
     if factor >= 30:
-        assert {"10", "100", "1000"} <= set(texts(axes.xaxis))
+        assert {"10", "100", "1000"} <= set(tick_texts(axes.xaxis))
 
 
 def test_best_trial_is_titled_and_marked() -> None:
-    table = [row("laplace", 2.0, 0.0, 0.5), row("gaussian", 8.0, 1e-6, 0.25)]
+    table = [table_row("laplace", 2.0, 0.0, 0.5), table_row("gaussian", 8.0, 1e-6, 0.25)]
     figure = scores_figure(table, table[1])
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "Best: gaussian, bandwidth 8, ridge 1e-06; error 0.25"
@@ -49,7 +53,7 @@ def test_best_trial_is_titled_and_marked() -> None:
 
 
 def test_colour_is_kernel_and_dash_is_ridge() -> None:
-    table = [row(k, 2.0, r, 0.5, se=0.1) for k in ("laplace", "cauchy") for r in (0.0, 1e-6)]
+    table = [table_row(k, 2.0, r, 0.5, se=0.1) for k in ("laplace", "cauchy") for r in (0.0, 1e-6)]
     (axes,) = scores_figure(table, table[0]).axes
     styles = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert styles["laplace, ridge 0"][0] == styles["laplace, ridge 1e-06"][0]
@@ -61,7 +65,7 @@ def test_colour_is_kernel_and_dash_is_ridge() -> None:
 
 def test_chosen_metric_is_drawn_and_named() -> None:
     more = {"held_out_balanced_accuracy": 0.75, "se": None}
-    table = [row("laplace", width, 0.0, 0.5) | more for width in (2.0, 4.0)]
+    table = [table_row("laplace", width, 0.0, 0.5) | more for width in (2.0, 4.0)]
     (axes,) = scores_figure(table, table[0], "balanced_accuracy").axes
     title = "Best: laplace, bandwidth 2, ridge 0; balanced accuracy 0.75"
     assert axes.get_title(loc="left") == title

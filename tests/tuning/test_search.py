@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ QUICK: dict[str, Any] = {"bandwidths": [1.0, 3.0, 9.0], "ridges": [0.0], "refine
 
 
 def config(**overrides: Any) -> RunConfig:
-    """Return the settings of a search over small runs, which are among those of `QUICK`."""
+    """Return the settings of a small run, whose bandwidth `QUICK` contains."""
     return settings(**{"solver.ridge": 0.0, "data.batch_size": "auto", **overrides})
 
 
@@ -67,7 +68,7 @@ def record_trials(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]
     return lambda event, fields: report.append(fields) if event == "trial" else None
 
 
-# -- what is found ---------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def gaussian_process(n: int, width: float, noise: float) -> tuple[Array, Array]:
@@ -221,7 +222,7 @@ def test_table_equals_single_trainings(classes: bool) -> None:
         for fold in range(2):
             fit, held_out = sample.X[part != fold], sample.X[part == fold]
             targets = sample.y[part != fold], sample.y[part == fold]
-            # Scaling is that of the run: from the statistics of all of its data.
+            # As in the run, the scaling has the statistics of all of its data.
             bound = [t.bind(source.base) if isinstance(t, streamkern.Scale) else t
                      for t in transforms]  # fmt: skip
             one = run.with_overrides(
@@ -295,7 +296,7 @@ def test_large_sample_stays_within_memory(tmp_path: Path) -> None:
         search_settings(run, source=source, rows=1500)
 
 
-# -- odd data ------------------------------------------------------------------------------------
+# -- degenerate data -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [5, 20])
@@ -327,21 +328,25 @@ def test_sample_weights_are_used_in_fit_and_validation() -> None:
     np.testing.assert_allclose(*errors, rtol=1e-4)
 
 
-def test_every_solver_is_searched(recwarn: pytest.WarningsRecorder) -> None:
-    in_place = ("sgd", "eigenpro1", "eigenpro2")
-    for name in ("auto", "block", *in_place, "eigenpro3", "eigenpro4", "direct", "falkon"):
-        more = {} if name in in_place else {"model.n_centers": 20}
-        run = config(**{"model.n_centers": "auto", **more, **OPEN_SETTINGS, "solver.name": name})
-        tuned = search_settings(
-            run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2
-        )
-        assert [row["as_given"] for row in tuned.table].count(True) == 1
-        ridges = {row["ridge"] for row in tuned.table if not row["as_given"]}
-        assert ridges == ({0.0} if name.startswith("eigenpro") else {0.0, 1e-6, 1e-4})
-        assert tuned.search["centers"] == ("auto" if name in in_place else 20)
+@pytest.mark.parametrize(
+    ("solver", "n_centers"),
+    [
+        *((name, "auto") for name in ("sgd", "eigenpro1", "eigenpro2")),
+        *((name, 20) for name in ("auto", "block", "eigenpro3", "eigenpro4", "direct", "falkon")),
+    ],
+)
+def test_every_solver_is_searched(
+    solver: str, n_centers: int | str, recwarn: pytest.WarningsRecorder
+) -> None:
+    run = config(**{"model.n_centers": n_centers, "solver.name": solver, **OPEN_SETTINGS})
+    tuned = search_settings(run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2)
+    assert [row["as_given"] for row in tuned.table].count(True) == 1
+    ridges = {row["ridge"] for row in tuned.table if not row["as_given"]}
+    assert ridges == ({0.0} if solver.startswith("eigenpro") else {0.0, 1e-6, 1e-4})
+    assert tuned.search["centers"] == n_centers
 
 
-# -- kernels with parts, and how centers are chosen -----------------------------------------------
+# -- composed kernels and chosen centers ----------------------------------------------------------
 
 SUM = {
     "kind": "sum",
@@ -360,7 +365,7 @@ def widths_of(run: RunConfig) -> list[float]:
 
 
 def test_kernel_parts_are_scaled_equally() -> None:
-    """Check bandwidths around those of the settings, with the errors of single trainings."""
+    """Check bandwidths around the given ones, with the errors of single trainings."""
     run = config(**{"model.kernel": SUM, "model.bandwidth": "auto", "solver.ridge": 1e-4})
     source = array_source()
     tuned = search_settings(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
@@ -372,10 +377,7 @@ def test_kernel_parts_are_scaled_equally() -> None:
     large, small = widths_of(tuned.config)
     assert (large, small) == (tuned.best["bandwidth"], pytest.approx(large / 2, rel=1e-12))
     assert tuned.config.model.bandwidth == "auto"
-    import tomllib
-
-    pasted = tomllib.loads(tuned.toml)
-    assert pasted["model"] == {"kernel": tuned.config.model.kernel}
+    assert tomllib.loads(tuned.toml)["model"] == {"kernel": tuned.config.model.kernel}
 
     candidates = Candidates(run, open_data(run, source), folds=1, centers=40, epochs=2)
     fit, held_out = candidates.split(0)
@@ -385,9 +387,7 @@ def test_kernel_parts_are_scaled_equally() -> None:
     assert result.metrics["test_mse"] == tuned.best["held_out_mse"]
 
 
-def test_open_part_bandwidths_keep_their_ratio(
-    tmp_path: Path,
-) -> None:
+def test_open_part_bandwidths_keep_their_ratio(tmp_path: Path) -> None:
     mixed = {**SUM, "parts": ["laplace", SUM["parts"][1]]}
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {
@@ -413,22 +413,27 @@ def test_open_part_bandwidths_keep_their_ratio(
 
 
 class UserKernel(streamkern.Kernel):
+    """The squared rational kernel (1 + |x - z|^2 / 2)^-2."""
+
     def profile(self, sq: Any, xp: Any) -> Any:
         return (1 + sq / 2) ** -2.0
 
 
-def test_user_kernel_points_are_not_shown() -> None:
-    """Check that a shown part makes the same kernel."""
-    for kernel in (UserKernel(2.0), UserKernel(2.0) + streamkern.Laplace(3.0)):
-        estimator = streamkern.KernelRegressor(kernel, n_centers=10, threads=1)
-        X = np.random.default_rng(0).standard_normal((60, 2))
-        tuned = streamkern.tune(
-            X, X[:, 0], estimator=estimator, bandwidths=[2.0], ridges=[0.0], refine=0, epochs=1
-        )
-        assert "values" not in f"{tuned.best} {tuned.table} {tuned.toml}"
-        shown = streamkern.KernelRegressor(tuned.best["kernel"], n_centers=10, threads=1)
-        shown.fit(X, X[:, 0])
-        assert "UserKernel" in str(shown.kernel_)
+@pytest.mark.parametrize(
+    "kernel",
+    [UserKernel(2.0), UserKernel(2.0) + streamkern.Laplace(3.0)],
+    ids=["alone", "in a sum"],
+)
+def test_user_kernel_points_are_not_shown(kernel: streamkern.Kernel) -> None:
+    """Check also that the shown description makes the same kernel."""
+    estimator = streamkern.KernelRegressor(kernel, n_centers=10, threads=1)
+    X = np.random.default_rng(0).standard_normal((60, 2))
+    tuned = streamkern.tune(
+        X, X[:, 0], estimator=estimator, bandwidths=[2.0], ridges=[0.0], refine=0, epochs=1
+    )
+    assert "values" not in f"{tuned.best} {tuned.table} {tuned.toml}"
+    shown = streamkern.KernelRegressor(tuned.best["kernel"], n_centers=10, threads=1)
+    assert "UserKernel" in str(shown.fit(X, X[:, 0]).kernel_)
 
 
 def test_kernels_with_and_without_bandwidths_are_compared() -> None:
@@ -443,6 +448,9 @@ def test_kernels_with_and_without_bandwidths_are_compared() -> None:
         (0, 2), (0, 4), (1, None), (2, 2), (2, 4), (3, 2), (3, 4)
     ]  # fmt: skip
     assert tuned.search["trainings"] == 7
+
+
+def test_kernel_without_bandwidth_is_trained_once() -> None:
     run = config(**{"model.kernel": "linear", "model.bandwidth": "auto"})
     linear = search_settings(run, source=array_source(), epochs=1, ridges=[0.0])
     assert (len(linear.table), linear.search["trainings"]) == (1, 1)
@@ -488,28 +496,34 @@ def test_trial_sizes_equal_those_of_the_run_if_possible(
     candidates = Candidates(run, open_data(run, source), folds=1, rows=rows, epochs=1)
     sizes = candidates.sizes()
     requested = settings.get("model.n_features", settings["model.n_centers"])
-    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (
-        n_centers,
-        requested,
-        135,
+    assert sizes["centers"] == n_centers
+    assert (sizes["run_centers"], sizes["run_rows"]) == (requested, 135)
+
+
+FOURIER: dict[str, Any] = {
+    "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian",
+    **OPEN_SETTINGS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("n_features", "requested", "expected"), [("auto", None, 50), (20, None, 20), ("auto", 64, 64)]
+)
+def test_fourier_features_are_reduced_like_centers(
+    n_features: int | str, requested: int | None, expected: int
+) -> None:
+    run = config(**FOURIER, **{"model.n_features": n_features})
+    tuned = search_settings(
+        run, source=array_source(), centers=requested, ridges=[1e-4], refine=0, epochs=1
     )
+    assert tuned.search["centers"] == expected
+    assert len(tuned.table) == 6
+    assert tuned.config.model.n_features == n_features
 
 
-def test_fourier_features_are_reduced_like_centers() -> None:
-    plain = {
-        "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian",
-        **OPEN_SETTINGS,
-    }  # fmt: skip
-    for setting, requested, expected in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
-        run = config(**plain, **{"model.n_features": setting})
-        tuned = search_settings(
-            run, source=array_source(), centers=requested, ridges=[1e-4], refine=0, epochs=1
-        )
-        assert tuned.search["centers"] == expected
-        assert len(tuned.table) == 6
-        assert tuned.config.model.n_features == setting
+def test_odd_number_of_fourier_features_is_refused() -> None:
     with pytest.raises(ConfigError, match="n_features=7 must be even"):
-        search_settings(run, source=array_source(), centers=7)
+        search_settings(config(**FOURIER), source=array_source(), centers=7)
 
 
 def test_search_ignores_warm_start(tmp_path: Path) -> None:
@@ -519,7 +533,7 @@ def test_search_ignores_warm_start(tmp_path: Path) -> None:
     assert tuned.config.solver.warm_start == str(tmp_path / "none")
 
 
-# -- recorded, and gone on with --------------------------------------------------------------------
+# -- resumed searches ------------------------------------------------------------------------------
 
 
 def test_search_resumes_and_extends(tmp_path: Path) -> None:
@@ -643,11 +657,8 @@ def test_concurrent_search_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_record_is_trained_again(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
-    options: dict[str, Any] = {
-        "source": array_source(),
-        "out": tmp_path,
-        "report": record_trials(report),
-    }
+    options: dict[str, Any] = {"source": array_source(), "out": tmp_path}
+    options["report"] = record_trials(report)
     tuned = search_settings(config(), **QUICK, **options)
     journal = tmp_path / JOURNAL_NAME
     *_, damaged_line, last_line = intact = journal.read_bytes().splitlines(keepends=True)
@@ -666,7 +677,7 @@ def test_damaged_record_is_trained_again(tmp_path: Path) -> None:
             repeated = search_settings(config(), **QUICK, **options)
         assert without_times(repeated) == without_times(tuned)
     assert len(report) == 3 + 1 + 2
-    # What a kill has torn at the end is not damage.
+    # An incomplete last line is left by a kill, and is not damage.
     journal.write_bytes(b"".join(intact[:-1]) + last_line[:50])
     assert without_times(search_settings(config(), **QUICK, **options)) == without_times(tuned)
     assert len(report) == 7
@@ -725,14 +736,15 @@ def test_signal_during_a_trial_is_handled_at_next_step(tmp_path: Path) -> None:
 
 def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a training diverge, because none does here by itself."""
-    real = trainings.train
+    real_train = trainings.train
 
-    def broken(one: RunConfig, **options: Any) -> Any:
+    def train_or_diverge(one: RunConfig, **options: Any) -> Any:
+        """Train, but raise DivergenceError for the bandwidth 3."""
         if one.model.bandwidth == 3.0:
             raise streamkern.DivergenceError("made to")
-        return real(one, **options)
+        return real_train(one, **options)
 
-    monkeypatch.setattr(trainings, "train", broken)
+    monkeypatch.setattr(trainings, "train", train_or_diverge)
     tuned = search_settings(config(), **QUICK, source=array_source())
     assert (tuned.table[-1]["bandwidth"], tuned.table[-1]["held_out_mse"]) == (3.0, None)
     with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
@@ -742,7 +754,7 @@ def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_non_finite_error_is_divergence_with_bandwidth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Check that the bandwidth is that of the middle of the grid."""
+    """Check that the bandwidth is the middle one of the grid."""
     real = trainings.train
 
     def overflowing(one: RunConfig, **options: Any) -> Any:
@@ -761,7 +773,7 @@ def test_non_finite_error_is_divergence_with_bandwidth(
     assert widths[2] == diverged_row["bandwidth"]
 
 
-# -- bad options -----------------------------------------------------------------------------------
+# -- refused options -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -823,8 +835,6 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["a", "b-1"]), st.dictionaries(TEXT, VALUES, max_size=3)))
 def test_toml_roundtrips(tables: dict[str, Any]) -> None:
-    import tomllib
-
     assert tomllib.loads(toml(tables)) == tables
 
 
@@ -860,12 +870,8 @@ WORDS = (
 )  # fmt: skip
 
 
-POOR_OPTIONS = (
-    "--set",
-    "model.bandwidth=0.05",
-    "--set",
-    "solver.ridge=0.0",
-)  # settings to be improved on
+POOR_OPTIONS = ("--set", "model.bandwidth=0.05", "--set", "solver.ridge=0.0")
+"""Settings that a search improves."""
 
 
 @pytest.fixture
@@ -906,17 +912,33 @@ def test_tune_command_writes_best_run_file(run: Run, run_file: Path) -> None:
     assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
     written = load_run_file(best_file)
     assert written.model.bandwidth == result["best"]["bandwidth"]
-    plain = load_run_file(run_file)
     best_settings = {
-        "model.bandwidth": written.model.bandwidth,
-        "solver.ridge": result["best"]["ridge"],
-    }
-    assert written == plain.with_overrides({**best_settings, "model.metric": "none"})
-    # Again: nothing is trained, and a file that was edited is not replaced.
+        "model.bandwidth": written.model.bandwidth, "solver.ridge": result["best"]["ridge"],
+        "model.metric": "none",
+    }  # fmt: skip
+    assert written == load_run_file(run_file).with_overrides(best_settings)
+
+
+@pytest.fixture
+def best_file(run: Run, run_file: Path) -> Path:
+    """Return the run file that `tune` has written, in the folder of `run_file`."""
+    path = run_file.with_name("best.toml")
+    assert run("tune", run_file, *WORDS, *POOR_OPTIONS, "--write", path)[0] == DONE
+    return path
+
+
+def test_repeated_tune_command_trains_nothing(run: Run, run_file: Path, best_file: Path) -> None:
     code, out, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--json")
-    assert (code, json.loads(out)["table"]) == (DONE, result["table"])
+    result = json.loads(run_file.with_name("run-tune").joinpath("result.json").read_text())
+    printed = json.loads(out)
+    assert (code, printed.pop("out")) == (DONE, str(run_file.with_name("run-tune")))
+    assert printed == {name: result[name] for name in printed}
+    assert printed.keys() == {"best", "table", "metric", "search", "toml"}
     assert "5 recorded already" in err
     assert "bandwidth" not in err.replace("best bandwidth", "")
+
+
+def test_edited_run_file_is_not_replaced(run: Run, run_file: Path, best_file: Path) -> None:
     text = best_file.read_text()
     code, _, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--write", best_file)
     assert (code, best_file.read_text()) == (DONE, text), err
@@ -928,13 +950,16 @@ def test_tune_command_writes_best_run_file(run: Run, run_file: Path) -> None:
         f"streamkern: --write '{best_file}' exists and was not written by this search, or "
         "was edited; name another file\n",
     )
+
+
+def test_changed_tune_command_is_refused(run: Run, run_file: Path, best_file: Path) -> None:
     code, _, err = run("tune", run_file, *WORDS, *POOR_OPTIONS, "--set", "solver.damping=0.1")
     assert code == USAGE
     assert "solver.damping: was 'auto', now 0.1" in err
 
 
 def test_written_file_has_a_separate_run_directory(run: Run, run_file: Path) -> None:
-    """Check that both can be trained afterwards."""
+    """Check that both run files can be trained."""
     old_run, best_file = run_file.with_name("run"), run_file.with_name("best.toml")
     with run_file.open("a") as file:
         file.write(f"run_dir = {json.dumps(str(old_run))}\n")
@@ -1033,18 +1058,28 @@ def test_plot_accepts_diverged_and_single_trials() -> None:
         assert png_bytes(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
 
 
-def test_invalid_words_give_one_sentence(run: Run, run_file: Path) -> None:
-    for arguments, sentence in (
-        (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
-        (("--kernels", "triangle"), 'model.kernel="triangle" must be "auto", one of'),
-        (("--folds", 0), "--folds 0 must be a whole number"),
-        (("--metric", "r2"), "--metric r2 is not defined for classes; take"),
-        (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
-    ):
-        code, out, err = run("tune", run_file, *arguments)
-        assert (code, out, len(err.splitlines())) == (USAGE, "", 1)
-        assert sentence in err
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--bandwidths", "wide", "--bandwidths 'wide' must be numbers with commas"),
+        ("--kernels", "triangle", 'model.kernel="triangle" must be "auto", one of'),
+        ("--folds", "0", "--folds 0 must be a whole number"),
+        ("--metric", "r2", "--metric r2 is not defined for classes; take"),
+        ("--write", "no/x.toml", "is in a folder that does not exist"),
+    ],
+)
+def test_invalid_options_of_tune_command_give_one_sentence(
+    option: str, value: str, sentence: str, run: Run, run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(run_file.parent)
+    code, out, err = run("tune", run_file, option, value)
+    assert (code, out, len(err.splitlines())) == (USAGE, "", 1)
+    assert sentence in err
     assert not run_file.with_name("run-tune").exists()
+
+
+def test_tune_command_needs_data(run: Run) -> None:
     assert run("tune")[0] == USAGE
 
 
@@ -1070,7 +1105,7 @@ sys.exit(main.run_command())
 """
 
 
-def signalled(
+def tune_until_signal(
     run_file: Path, folder: Path, records: int, number: signal.Signals
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process that gets a signal in a step, after so many records."""
@@ -1086,14 +1121,14 @@ def signalled(
 def test_search_survives_kill_and_stop(run: Run, run_file: Path, tmp_path: Path) -> None:
     """Kill the third and stop the fifth of 6 trainings and then 4."""
     folder, uninterrupted = tmp_path / "t", tmp_path / "whole"
-    killed = signalled(run_file, folder, 2, signal.SIGKILL)
+    killed = tune_until_signal(run_file, folder, 2, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     journal = folder / JOURNAL_NAME
     bits = journal.read_bytes()
     assert bits.count(b'"record"') == 2
     assert not (folder / "result.json").exists()
 
-    stopped = signalled(run_file, folder, 4, signal.SIGTERM)
+    stopped = tune_until_signal(run_file, folder, 4, signal.SIGTERM)
     assert stopped.returncode == TRY_AGAIN
     assert "stopped by SIGTERM with" in stopped.stderr.splitlines()[-1]
     trained = killed.stderr + stopped.stderr
@@ -1101,7 +1136,7 @@ def test_search_survives_kill_and_stop(run: Run, run_file: Path, tmp_path: Path)
     code, _, err = run("tune", run_file, *LONG_RUN, "--out", folder)
     assert code == DONE, err
     trained += err
-    # Nothing twice: a training is reported once it is recorded.
+    # A training is reported when it is recorded, so nothing was trained twice.
     assert journal.read_bytes().count(b'"record"') == 10
     assert sum(" laplace, bandwidth" in line for line in trained.splitlines()) == 10
     assert journal.read_bytes().startswith(bits)

@@ -31,7 +31,8 @@ def point(
     return TrialPoint([record], is_given=is_given)
 
 
-def table(*points: TrialPoint) -> SearchTable:
+def search_table_of(*points: TrialPoint) -> SearchTable:
+    """Return a table of these points, compared by accuracy."""
     search_table = SearchTable(CLASS_METRICS["accuracy"], [np.full(N, 1 / N)])
     for trial_point in points:
         search_table.add(trial_point)
@@ -47,7 +48,7 @@ def test_given_settings_stay_unless_significantly_worse(
     """Check k rows that only the given settings misclassify: a gain of k / n with a standard error
     of sqrt(k) / n."""
     given, other = point(1, n_common + n_more, is_given=True), point(2, n_common)
-    search_table = table(given, other, point(3, 100))
+    search_table = search_table_of(given, other, point(3, 100))
     assert search_table.chosen_point() is (other if changes else given)
     rows = search_table.rows()
     assert [row["bandwidth"] for row in rows] == ([2, 1, 3] if changes else [1, 2, 3])
@@ -61,7 +62,7 @@ def test_given_settings_stay_unless_significantly_worse(
 def test_discordant_errors_count_as_noise() -> None:
     """Check 8 better and 3 worse rows: a gain of 5 / n with a standard error of sqrt(11) / n."""
     given, other = point(1, 8, is_given=True), point(2, 3, first_wrong=100)
-    assert table(given, other).chosen_point() is given
+    assert search_table_of(given, other).chosen_point() is given
 
 
 def test_folds_are_independent() -> None:
@@ -81,7 +82,7 @@ def test_folds_are_independent() -> None:
 
 
 def test_equal_accuracies_are_ranked_by_mse() -> None:
-    search_table = table(point(1, 10, 0.3), point(2, 10, 0.1), point(3, 10, 0.2))
+    search_table = search_table_of(point(1, 10, 0.3), point(2, 10, 0.1), point(3, 10, 0.2))
     assert search_table.best_point().bandwidth == 2
     assert [p.bandwidth for p in search_table.ranked_points()] == [2, 3, 1]
 
@@ -89,13 +90,13 @@ def test_equal_accuracies_are_ranked_by_mse() -> None:
 def test_diverged_point_is_last_even_if_given() -> None:
     diverged = point(1, 0, is_given=True)
     diverged.records[0]["held_out_mse"] = None
-    search_table = table(diverged, point(2, 50))
+    search_table = search_table_of(diverged, point(2, 50))
     assert search_table.chosen_point().bandwidth == 2
     assert search_table.rows()[-1]["held_out_mse"] is None
     assert not search_table.rows()[-1]["within"]
 
 
 def test_equal_points_are_merged() -> None:
-    search_table = table(point(1, 10), point(1, 10), point(2, 10))
+    search_table = search_table_of(point(1, 10), point(1, 10), point(2, 10))
     assert len(search_table.points) == 2
     assert search_table.tried_values("bandwidth", "laplace") == [1, 2]

@@ -23,19 +23,20 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def plain(loss: Any = "squared_error", **parameters: Any) -> sk.KernelRegressor:
+def plain_regressor(loss: Any = "squared_error", **parameters: Any) -> sk.KernelRegressor:
+    """Return a regressor with the Laplace kernel and without a metric."""
     return sk.KernelRegressor("laplace", loss=loss, metric="none", **parameters)
 
 
 @pytest.mark.parametrize(
     ("estimator", "figure"),
     [
-        (plain("quantile", quantile=0.9), "pinball_loss"),
-        (plain("quantile", quantile=[0.1, 0.5, 0.9]), "pinball_loss"),
-        (plain("absolute_error"), "mae"),
-        (plain("huber"), "huber_loss"),
-        (plain(Distance), "loss"),
-        (plain(LogCosh(0.5)), "log_cosh"),
+        (plain_regressor("quantile", quantile=0.9), "pinball_loss"),
+        (plain_regressor("quantile", quantile=[0.1, 0.5, 0.9]), "pinball_loss"),
+        (plain_regressor("absolute_error"), "mae"),
+        (plain_regressor("huber"), "huber_loss"),
+        (plain_regressor(Distance), "loss"),
+        (plain_regressor(LogCosh(0.5)), "log_cosh"),
         (sk.KernelClassifier("laplace", loss="log_loss", metric="none"), "log_loss"),
         (sk.KernelClassifier("laplace", loss="squared_hinge", metric="none"), "squared_hinge"),
     ],
@@ -53,17 +54,21 @@ def test_loss_metric_decides(estimator: Any, figure: str) -> None:
 
 def test_another_metric_can_be_requested() -> None:
     for metric in ("mse", "r2", "pinball_loss"):
-        tuned = sk.tune(X, Y, estimator=plain("quantile"), metric=metric, **SMALL)
+        tuned = sk.tune(X, Y, estimator=plain_regressor("quantile"), metric=metric, **SMALL)
         assert tuned.metric == metric
     with pytest.raises(sk.ConfigError, match=r"metric='pinball_loss' is not known; take \"auto\""):
-        sk.tune(X, Y, estimator=plain(), metric="pinball_loss", **SMALL)
-    assert sk.tune(X, Y, estimator=plain(), **SMALL).metric == "mse"
+        sk.tune(X, Y, estimator=plain_regressor(), metric="pinball_loss", **SMALL)
+    assert sk.tune(X, Y, estimator=plain_regressor(), **SMALL).metric == "mse"
 
 
 def test_all_trials_use_one_huber_loss(tmp_path: Path) -> None:
     """Check that delta is the same for all, because a smaller delta makes every loss smaller."""
     records: list[dict[str, Any]] = []
-    options = SMALL | {"estimator": plain("huber"), "out": tmp_path / "search", "folds": 2}
+    options = SMALL | {
+        "estimator": plain_regressor("huber"),
+        "out": tmp_path / "search",
+        "folds": 2,
+    }
 
     def report(event: str, fields: dict[str, Any]) -> None:
         records.append(fields)
@@ -93,7 +98,7 @@ def test_search_refuses_changed_user_loss(tmp_path: Path) -> None:
             def values(self, xp: Any, F: Any, Y: Any) -> Any:
                 return factor * super().values(xp, F, Y)
 
-        return sk.tune(X, Y, estimator=plain(Mine()), out=tmp_path / "search", **SMALL)
+        return sk.tune(X, Y, estimator=plain_regressor(Mine()), out=tmp_path / "search", **SMALL)
 
     assert search(0.5).table == search(0.5).table
     with pytest.raises(sk.ResumeMismatchError, match=r"loss\.values"):

@@ -1,4 +1,4 @@
-"""The benchmark harness: its arithmetic, what it writes, and that a wrong result is an error."""
+"""Check the arithmetic and the files of the benchmarks, and that a wrong result is an error."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_sgemm_speed_is_the_median() -> None:
     assert harness.Sgemm(10).speed([1.0, 2.0, 4.0]) == 1000
 
 
-# -------------------------------------------------------------------------------------- the lot
+# ------------------------------------------------------------------------------- all benchmarks
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_invalid_arguments_exit_2(arguments: list[str]) -> None:
     assert stopped.value.code == 2
 
 
-# ---------------------------------------------------------------- what ours is compared with
+# ----------------------------------------------------------------- reference implementations
 
 
 def test_plain_implementations_compute_the_kernel() -> None:
@@ -276,7 +276,7 @@ def test_step_floor_is_one_kernel_evaluation(
     assert figures[0]["floor"] == 1e9 / (2 * 64 * 5)
 
 
-# ---------------------------------------------------------------------------- the public curves
+# ----------------------------------------------------------------------- curves of public codes
 
 
 def test_method_is_ahead_only_if_nearer_to_exact_model() -> None:

@@ -58,7 +58,7 @@ def test_ten_thousand_faults_change_nothing(tmp_path: Path) -> None:
     assert output["faults"].keys() == set(FAULTS)
 
 
-# -- what is found out about single requests -----------------------------------------------------
+# -- single requests -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_concurrent_expired_credentials_are_reloaded_once(
         assert 1 <= objects._renewals.count < len(keys) / 2
 
 
-# -- what does not pass --------------------------------------------------------------------------
+# -- permanent faults ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

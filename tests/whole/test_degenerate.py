@@ -29,10 +29,10 @@ Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1)
 LABELS = np.arange(N) % 3
 FIT: dict[str, Any] = {"threads": 1, "n_centers": P, "bandwidth": 2.0}
 
-# ---------------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------------------- refusals
 
 AT_LEAST = r'must be "auto" or a whole number, at least 1'
-# name: (other settings, value, what the message says of the range)
+# Name of a setting, other settings, value, the range as in the message.
 RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
     *(
         (name, {}, value, AT_LEAST)
@@ -98,7 +98,7 @@ def test_command_names_the_allowed_range(
     assert re.search(rf"{name}={value} {message}", re.sub(r"--set \w+\.", "", command_line))
 
 
-# ------------------------------------------------------------------ odd rows, and right answers
+# ------------------------------------------------------------------------------ degenerate rows
 
 
 def least_squares(Z: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_duplicate_centers_are_trained() -> None:
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_repeated_rows_are_trained(solver: str) -> None:
-    """Check rows of which a tenth are different, so that random centers coincide."""
+    """Check rows with ten copies of each, so that random centers coincide."""
     rows, values = np.repeat(X[:12], 10, axis=0), np.repeat(Y[:12], 10, axis=0)
     options = {"n_centers": "auto"} if solver == "eigenpro2" else {"n_centers": 60}
     model = KernelRegressor(
@@ -180,16 +180,16 @@ def test_equal_rows_give_the_mean_with_vanishing_kernel(kernel: str) -> None:
     np.testing.assert_allclose(make.predict(equal_rows[:1] + 1)[0], Y.mean(axis=0), atol=1e-6)
 
 
+@pytest.mark.parametrize(("seed", "power"), [(0, 5), (0, 6), (2, 6), (0, 7), (3, 8)])
 @pytest.mark.filterwarnings("ignore:nine tenths of the values", "ignore:the model explains nothing")
-def test_heavy_tailed_features_raise_no_error() -> None:
+def test_heavy_tailed_features_raise_no_error(seed: int, power: int) -> None:
     """Check a bandwidth for most rows that is so far below the largest distance that rounding hides
     the others."""
-    for seed, power in ((0, 5), (0, 6), (2, 6), (0, 7), (3, 8)):
-        rows = np.random.default_rng(seed).normal(size=(200, 3))
-        values = 2 * rows[:, 0] + np.sin(3 * rows[:, 1])
-        X = np.exp(power * rows)
-        make = KernelRegressor(threads=1).fit(X, values)
-        assert make.score(X, values) > -1e-6
+    rows = np.random.default_rng(seed).normal(size=(200, 3))
+    values = 2 * rows[:, 0] + np.sin(3 * rows[:, 1])
+    X = np.exp(power * rows)
+    make = KernelRegressor(threads=1).fit(X, values)
+    assert make.score(X, values) > -1e-6
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30])
@@ -229,10 +229,11 @@ def test_zero_weight_class_does_not_affect_scaling() -> None:
     assert model.bandwidth_ < 100
 
 
-# ------------------------------------------------------------------------------ odd classes
+# ----------------------------------------------------------------------- degenerate classes
 
 
-def labelled(counts: tuple[int, ...]) -> np.ndarray:
+def labels_with_counts(counts: tuple[int, ...]) -> np.ndarray:
+    """Return labels 0, 1, ..., each as often as its count."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
@@ -252,7 +253,7 @@ def test_single_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_rare_classes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows, y = np.random.default_rng(2).normal(size=(1010, 3)), labelled((1000, 5, 5))
+    rows, y = np.random.default_rng(2).normal(size=(1010, 3)), labels_with_counts((1000, 5, 5))
     message = "class '1' has 0.5% of the rows and class '0' 99%; set class_weight"
     small: dict[str, Any] = {"n_centers": 20, "epochs": 1, "threads": 1, "bandwidth": 2.0}
     with pytest.warns(UserWarning, match=message):

@@ -73,7 +73,7 @@ def run_toml(text: str) -> None:
 
 
 def run_line(line: str) -> str | None:
-    """Run a line of a shell block in this process; return what is wrong with it."""
+    """Run a line of a shell block in this process; return its error, or None."""
     words = shlex.split(line, comments=True)
     match words:
         case ["streamkern", *rest]:
@@ -91,7 +91,7 @@ def run_line(line: str) -> str | None:
 
 
 def run_by_shell(text: str, folder: Path) -> str | None:
-    """Run a block by a shell; return what is wrong with it."""
+    """Run a block by a shell; return its error, or None."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     program = programs / "streamkern"
@@ -134,7 +134,7 @@ LONG_PAGES = (
     "embeddings", "inputs", "loss", "losses", "callbacks", "augmentation", "predict",
     "determinism",
 )  # fmt: skip
-"""Pages whose blocks take longest; what they show is tested by its own tests as well."""
+"""Pages whose blocks take longest; other tests cover the functions that they show."""
 
 
 @pytest.mark.slow

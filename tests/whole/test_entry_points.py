@@ -41,24 +41,27 @@ FAST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def structured() -> Any:
+def structured_array() -> Any:
+    """Return the columns a and w as a structured array."""
     records = np.zeros(N, [("a", float), ("w", "U3")])
     records["a"], records["w"] = A, W
     return records
 
 
-def views() -> Any:
+def table_of_views() -> Any:
+    """Return the columns a and w as a PyArrow table, with words as a dictionary of string views."""
     words = pa.array(["ann", "bob", "cyd"], pa.string_view())
     return pa.table({"a": A, "w": pa.DictionaryArray.from_arrays(pa.array(B.astype("u1")), words)})
 
 
-def grouped() -> Any:
+def zarr_group() -> Any:
+    """Return X and y as a Zarr group."""
     group = zarr.open_group(zarr.storage.MemoryStore(), mode="w")
     group["X"], group["y"] = X, Y
     return group
 
 
-# Kind -> a call that makes it, and what it has to be read as.
+# Kind of rows -> a call that makes them, and the rows that must be read from them.
 KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "array": (lambda: X, X),
     "float32": (lambda: X.astype("f4"), X.astype("f4")),
@@ -94,12 +97,12 @@ KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: pl.DataFrame({"a": A, "w": pl.Series(W, dtype=pl.Enum(["ann", "bob", "cyd"]))}),
         WORDS,
     ),
-    "views": (views, WORDS),
+    "views": (table_of_views, WORDS),
     "batch": (lambda: pa.record_batch({"a": A, "w": W}), WORDS),
     "reader": (lambda: pa.table({"a": A, "w": W}).to_reader(), WORDS),
     "data set": (lambda: ds.dataset(pa.table({"a": A, "w": W})), WORDS),
     "duckdb": (lambda: duckdb.connect().from_arrow(pa.table({"a": A, "w": W})), WORDS),
-    "structured": (structured, WORDS),
+    "structured": (structured_array, WORDS),
 }  # fmt: skip
 TARGETS: dict[str, tuple[Callable[[], Any], Any]] = {
     "array": (lambda: Y, Y),
@@ -127,7 +130,7 @@ TARGETS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 def stored(location: Path) -> tuple[Any, ...]:
-    """Return what a store holds, in its order, and the names of its columns and classes."""
+    """Return the arrays of a store, in its order, and the names of its columns and classes."""
     group, spec = zarr.open_group(location, mode="r"), sk.open_store(location).spec
     return group["X"][:].astype(float), group["y"][:], spec.columns, spec.classes, spec.encoder
 
@@ -154,7 +157,7 @@ def test_ingest_and_append_accept_every_kind_of_rows(tmp_path: Path) -> None:
 
 
 def read(rows: Any, targets: Any) -> tuple[Any, Any]:
-    """Return what a store would be made of."""
+    """Return the arrays from which a store would be made."""
     X, x, y, w, _ = convert_for_store(rows, None, targets, None)
     with ExitStack() as files:
         reader = open_reader(X, ReadRequest(x, y, w), FileOpener({}, files))
@@ -162,12 +165,12 @@ def read(rows: Any, targets: Any) -> tuple[Any, Any]:
     return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks])
 
 
-def test_every_kind_of_targets_goes_with_every_kind_of_rows() -> None:
-    for rows in (X, NUMBERS, pl.from_pandas(NUMBERS), sp.csr_array(X), X.tolist()):
-        for name, (make, equivalent) in TARGETS.items():
-            actual, y = read(rows, make())
-            np.testing.assert_array_equal(actual, X)
-            np.testing.assert_array_equal(np.ravel(y), equivalent, err_msg=name)
+@pytest.mark.parametrize("rows", [X, NUMBERS, pl.from_pandas(NUMBERS), sp.csr_array(X), X.tolist()])
+def test_every_kind_of_targets_goes_with_every_kind_of_rows(rows: Any) -> None:
+    for name, (make, equivalent) in TARGETS.items():
+        actual, y = read(rows, make())
+        np.testing.assert_array_equal(actual, X)
+        np.testing.assert_array_equal(np.ravel(y), equivalent, err_msg=name)
 
 
 @pytest.mark.slow
@@ -295,7 +298,7 @@ def test_missing_labels_are_refused_by_row(tmp_path: Path) -> None:
 
 def test_groups_and_datasets_provide_their_arrays(tmp_path: Path) -> None:
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y), "t": ("row", Y)})
-    for rows, y in ((grouped(), None), (data, None), (data, "t")):
+    for rows, y in ((zarr_group(), None), (data, None), (data, "t")):
         sk.ingest_store(rows, tmp_path / "t.zarr", y=y, shuffle=False, overwrite=True)
         np.testing.assert_array_equal(zarr.open_group(tmp_path / "t.zarr")["X"][:], X)
         assert sk.KernelRegressor(**FAST).fit(rows, y).n_features_in_ == 2
@@ -329,33 +332,33 @@ def test_memory_accepts_the_same_spellings_everywhere(tmp_path: Path) -> None:
             sk.KernelRegressor(**FAST, memory=memory).fit(X, Y)
 
 
+@pytest.mark.parametrize("rows", [NUMBERS, WORDS])
 @pytest.mark.slow
-def test_target_and_weight_columns_may_remain_in_the_table(tmp_path: Path) -> None:
+def test_target_and_weight_columns_may_remain_in_the_table(rows: Any, tmp_path: Path) -> None:
     """Check models that were trained or loaded, through every function."""
     csv, parquet, store = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "s.zarr"
-    for rows in (NUMBERS, WORDS):
-        frame = rows.assign(y=Y, v=np.linspace(1, 2, N))
-        frame.to_csv(csv, index=False)
-        frame.to_parquet(parquet, index=False)
-        sk.ingest_store(csv, store, y="y", sample_weight="v", dtype="float32", overwrite=True)
-        tables: list[Any] = [frame, frame.drop(columns="v"), frame.drop(columns="y"), rows, csv]
-        tables += [parquet, pl.from_pandas(frame)]
-        tables += [dd.from_pandas(frame, npartitions=2)] if rows is NUMBERS else []
-        ways: list[tuple[Any, ...]] = [(frame, "y", "v"), (csv, "y", "v"), (store,)]
-        for k, way in enumerate(ways):
-            model = sk.KernelRegressor(**FAST).fit(*way, test=way[0])
-            path = tmp_path / f"{k}{rows is WORDS}"
-            model.save(path)
-            expected = model.predict(rows)
-            for fitted in (model, sk.load(path)):
-                for table in tables:
-                    answers = np.asarray(fitted.predict(table))
-                    np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
-                for table in (frame, frame.drop(columns="v"), csv, parquet):
-                    r2 = sk.evaluate(fitted, table, "y")["r2"]  # with weights in float32
-                    assert fitted.score(table, "y") == pytest.approx(r2, rel=1e-7)
-        sk.append_store(parquet, store, dtype="float32")
-        assert sk.open_store(store).spec.n_rows == 2 * N
+    frame = rows.assign(y=Y, v=np.linspace(1, 2, N))
+    frame.to_csv(csv, index=False)
+    frame.to_parquet(parquet, index=False)
+    sk.ingest_store(csv, store, y="y", sample_weight="v", dtype="float32", overwrite=True)
+    tables: list[Any] = [frame, frame.drop(columns="v"), frame.drop(columns="y"), rows, csv]
+    tables += [parquet, pl.from_pandas(frame)]
+    tables += [dd.from_pandas(frame, npartitions=2)] if rows is NUMBERS else []
+    ways: list[tuple[Any, ...]] = [(frame, "y", "v"), (csv, "y", "v"), (store,)]
+    for k, way in enumerate(ways):
+        model = sk.KernelRegressor(**FAST).fit(*way, test=way[0])
+        path = tmp_path / f"{k}{rows is WORDS}"
+        model.save(path)
+        expected = model.predict(rows)
+        for fitted in (model, sk.load(path)):
+            for table in tables:
+                answers = np.asarray(fitted.predict(table))
+                np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
+            for table in (frame, frame.drop(columns="v"), csv, parquet):
+                r2 = sk.evaluate(fitted, table, "y")["r2"]  # with weights in float32
+                assert fitted.score(table, "y") == pytest.approx(r2, rel=1e-7)
+    sk.append_store(parquet, store, dtype="float32")
+    assert sk.open_store(store).spec.n_rows == 2 * N
 
 
 def test_all_zero_weights_are_refused(tmp_path: Path) -> None:

@@ -36,66 +36,70 @@ SIGNED = {
     "SignedHeaders=host, Signature=0"
 }
 
-MakeProxy = Callable[..., FaultProxy]
+StartProxy = Callable[..., FaultProxy]
 
 
 @pytest.fixture
-def make_proxy(s3: S3Server) -> Iterator[MakeProxy]:
+def start_proxy(s3: S3Server) -> Iterator[StartProxy]:
+    """Yield a function that starts a proxy of the S3 server."""
     with contextlib.ExitStack() as stack:
         yield lambda **changes: stack.enter_context(FaultProxy(s3.endpoint, **changes))
 
 
 @contextlib.contextmanager
-def connected(server: FaultProxy | FileServer, timeout: float = PATIENCE_S) -> Iterator[Any]:
+def connect(server: FaultProxy | FileServer, timeout: float = PATIENCE_S) -> Iterator[Any]:
+    """Yield a connection to a server."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
     with contextlib.closing(connection):
         yield connection
 
 
-def request(
+def send_request(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **more: Any
 ) -> tuple[int, bytes]:
+    """Send a request, and return the status and the body of the answer."""
     connection.request(method, path, body, headers=SIGNED, **more)
     with connection.getresponse() as answer:
         return answer.status, answer.read()
 
 
-# ----------------------------------------------------------------------------- without a fault
+# ------------------------------------------------------------------------------ without faults
 
 
 @settings(max_examples=25)
 @given(n_bytes=st.one_of(st.integers(0, 3), st.integers(0, 1 << 20)), chunked=st.booleans())
 def test_bytes_pass_unchanged_on_one_connection(
-    s3: S3Server, plain: FaultProxy, n_bytes: int, chunked: bool
+    s3: S3Server, faultless_proxy: FaultProxy, n_bytes: int, chunked: bool
 ) -> None:
     sent = os.urandom(n_bytes)
     path = f"/{s3.bucket}/passed"
-    n_before = plain.stats()["connections"]
-    with connected(plain) as connection:
+    n_before = faultless_proxy.stats()["connections"]
+    with connect(faultless_proxy) as connection:
         if chunked:
             pieces = (sent[at : at + 100_000] for at in range(0, n_bytes, 100_000))
-            status, _ = request(connection, "PUT", path, pieces, encode_chunked=True)
+            status, _ = send_request(connection, "PUT", path, pieces, encode_chunked=True)
         else:
-            status, _ = request(connection, "PUT", path, sent)
+            status, _ = send_request(connection, "PUT", path, sent)
         assert status == 200
-        assert request(connection, "GET", path) == (200, sent)
-        assert request(connection, "HEAD", path) == (200, b"")
-        assert request(connection, "DELETE", path)[0] == 204
-        assert request(connection, "GET", path)[0] == 404
-    stats = plain.stats()
+        assert send_request(connection, "GET", path) == (200, sent)
+        assert send_request(connection, "HEAD", path) == (200, b"")
+        assert send_request(connection, "DELETE", path)[0] == 204
+        assert send_request(connection, "GET", path)[0] == 404
+    stats = faultless_proxy.stats()
     assert stats["connections"] == n_before + 1
     assert stats["upstream_errors"] == 0
     assert stats["faults"] == {}
 
 
 @pytest.fixture(scope="module")
-def plain(s3: S3Server) -> Iterator[FaultProxy]:
+def faultless_proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    """Yield a proxy without faults."""
     with FaultProxy(s3.endpoint) as proxy:
         yield proxy
 
 
-def test_client_waiting_for_100_continue_receives_it(s3: S3Server, make_proxy: MakeProxy) -> None:
-    proxy = make_proxy()
+def test_client_waiting_for_100_continue_receives_it(s3: S3Server, start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S) as sock:
         head = f"PUT /{s3.bucket}/k HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n"
         fields = "".join(f"{name}: {value}\r\n" for name, value in SIGNED.items())
@@ -109,7 +113,7 @@ def test_client_waiting_for_100_continue_receives_it(s3: S3Server, make_proxy: M
 def test_host_field_is_forwarded_unchanged() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
+        with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connect(proxy) as connection:
             connection.request("GET", "/a/b", headers={"Host": "name.example"})
             server_side, _ = listener.accept()
             with server_side:
@@ -123,7 +127,7 @@ def test_host_field_is_forwarded_unchanged() -> None:
 def test_server_disconnect_is_counted_but_not_as_a_fault() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
+        with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connect(proxy) as connection:
             connection.request("GET", "/a/b")
             server_side, _ = listener.accept()
             server_side.recv(10_000)
@@ -135,95 +139,100 @@ def test_server_disconnect_is_counted_but_not_as_a_fault() -> None:
 
 
 def test_latency_and_bandwidth_reach_the_configured_values(
-    s3: S3Server, make_proxy: MakeProxy
+    s3: S3Server, start_proxy: StartProxy
 ) -> None:
     # Lower bounds only: a busy machine makes this later, never wrong.
-    proxy = make_proxy(latency_s=0.2, bandwidth=4 * len(BODY))
+    proxy = start_proxy(latency_s=0.2, bandwidth=4 * len(BODY))
     start_time = time.monotonic()
-    with connected(proxy) as connection:
-        assert request(connection, "PUT", f"/{s3.bucket}/k", BODY)[0] == 200
-        assert request(connection, "GET", f"/{s3.bucket}/k") == (200, BODY)
+    with connect(proxy) as connection:
+        assert send_request(connection, "PUT", f"/{s3.bucket}/k", BODY)[0] == 200
+        assert send_request(connection, "GET", f"/{s3.bucket}/k") == (200, BODY)
     assert time.monotonic() - start_time >= 2 * 0.2 + 2 * 0.25 - 0.01
 
 
-# ---------------------------------------------------------------------------- one fault at a time
+# ---------------------------------------------------------------------------------- single faults
 
 
 @pytest.fixture
-def faulty(s3: S3Server, bucket: str, make_proxy: MakeProxy) -> Callable[..., FaultProxy]:
+def start_faulty(s3: S3Server, bucket: str, start_proxy: StartProxy) -> Callable[..., FaultProxy]:
     """Return a function that starts a proxy with one certain fault, once, over an object `k`."""
     s3.client().put_object(Bucket=bucket, Key="k", Body=BODY)
-    return lambda fault, **more: make_proxy(faults={fault: 1.0}, **{"limit": 1} | more)
+    return lambda fault, **more: start_proxy(faults={fault: 1.0}, **{"limit": 1} | more)
 
 
-def faults_of(proxy: FaultProxy) -> dict[str, int]:
+def fault_counts(proxy: FaultProxy) -> dict[str, int]:
+    """Return how often each fault was injected."""
     faults: dict[str, int] = proxy.stats()["faults"]
     return faults
 
 
-def test_refuse_closes_new_connections(faulty: Callable[..., FaultProxy], bucket: str) -> None:
-    proxy = faulty("refuse", refuse_s=1.0)
-    with connected(proxy) as connection, pytest.raises(http.client.RemoteDisconnected):
-        request(connection, "GET", f"/{bucket}/k")
+def test_refuse_closes_new_connections(
+    start_faulty: Callable[..., FaultProxy], bucket: str
+) -> None:
+    proxy = start_faulty("refuse", refuse_s=1.0)
+    with connect(proxy) as connection, pytest.raises(http.client.RemoteDisconnected):
+        send_request(connection, "GET", f"/{bucket}/k")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S).close()
 
     def works_again() -> bool:
-        with connected(proxy) as connection, contextlib.suppress(ConnectionRefusedError):
-            return request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        with connect(proxy) as connection, contextlib.suppress(ConnectionRefusedError):
+            return send_request(connection, "GET", f"/{bucket}/k") == (200, BODY)
         return False
 
     eventually(works_again)
-    assert faults_of(proxy) == {"refuse": 1}
+    assert fault_counts(proxy) == {"refuse": 1}
 
 
-def test_reset_breaks_the_connection(faulty: Callable[..., FaultProxy], bucket: str) -> None:
-    proxy = faulty("reset", limit=2)
-    with connected(proxy) as connection:
+def test_reset_breaks_the_connection(start_faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = start_faulty("reset", limit=2)
+    with connect(proxy) as connection:
         with pytest.raises(ConnectionResetError):
-            request(connection, "GET", f"/{bucket}/k")
+            send_request(connection, "GET", f"/{bucket}/k")
         connection.close()
         with pytest.raises(ConnectionResetError):
-            request(connection, "DELETE", f"/{bucket}/other")
+            send_request(connection, "DELETE", f"/{bucket}/other")
         connection.close()
-        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
-    assert faults_of(proxy) == {"reset": 2}
+        assert send_request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+    assert fault_counts(proxy) == {"reset": 2}
 
 
-def test_truncate_ends_the_answer_early(faulty: Callable[..., FaultProxy], bucket: str) -> None:
-    proxy = faulty("truncate", limit=2)
-    with connected(proxy) as connection:
+def test_truncate_ends_the_answer_early(
+    start_faulty: Callable[..., FaultProxy], bucket: str
+) -> None:
+    proxy = start_faulty("truncate", limit=2)
+    with connect(proxy) as connection:
         with pytest.raises(http.client.IncompleteRead) as caught:
-            request(connection, "GET", f"/{bucket}/k")
+            send_request(connection, "GET", f"/{bucket}/k")
         assert caught.value.partial == BODY[: len(BODY) // 2]
         connection.close()
         with pytest.raises(http.client.BadStatusLine):
-            request(connection, "HEAD", f"/{bucket}/k")
-    assert faults_of(proxy) == {"truncate": 2}
+            send_request(connection, "HEAD", f"/{bucket}/k")
+    assert fault_counts(proxy) == {"truncate": 2}
 
 
 def test_shorten_gives_a_consistent_shorter_answer(
-    faulty: Callable[..., FaultProxy], bucket: str
+    start_faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
-    proxy = faulty("shorten")
-    with connected(proxy) as connection:
-        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY[: len(BODY) // 2])
-        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+    proxy = start_faulty("shorten")
+    with connect(proxy) as connection:
+        assert send_request(connection, "GET", f"/{bucket}/k") == (200, BODY[: len(BODY) // 2])
+        assert send_request(connection, "GET", f"/{bucket}/k") == (200, BODY)
     assert proxy.stats()["connections"] == 1
 
 
-def test_badbytes_keep_the_length(faulty: Callable[..., FaultProxy], bucket: str) -> None:
-    proxy = faulty("badbytes")
-    with connected(proxy) as connection:
-        status, got = request(connection, "GET", f"/{bucket}/k")
+def test_badbytes_keep_the_length(start_faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = start_faulty("badbytes")
+    with connect(proxy) as connection:
+        status, got = send_request(connection, "GET", f"/{bucket}/k")
         assert (status, len(got)) == (200, len(BODY))
         assert sum(a != b for a, b in zip(got, BODY, strict=True)) == 2
-        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert send_request(connection, "GET", f"/{bucket}/k") == (200, BODY)
 
 
-def test_stall_stops_the_answer(faulty: Callable[..., FaultProxy], bucket: str) -> None:
-    proxy = faulty("stall", stall_s=1000.0)
-    with connected(proxy, timeout=0.5) as connection:
+def test_stall_stops_the_answer(start_faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = start_faulty("stall", stall_s=1000.0)
+    with connect(proxy, timeout=0.5) as connection:
         connection.request("GET", f"/{bucket}/k", headers=SIGNED)
         answer = connection.getresponse()
         half = answer.read(len(BODY) // 2)
@@ -231,19 +240,19 @@ def test_stall_stops_the_answer(faulty: Callable[..., FaultProxy], bucket: str) 
         with pytest.raises(TimeoutError), answer:
             answer.read()
     proxy.set(stall_s=0.01)
-    with connected(proxy) as connection, pytest.raises(ConnectionResetError):
-        request(connection, "GET", f"/{bucket}/k")
-    assert faults_of(proxy) == {"stall": 2}
+    with connect(proxy) as connection, pytest.raises(ConnectionResetError):
+        send_request(connection, "GET", f"/{bucket}/k")
+    assert fault_counts(proxy) == {"stall": 2}
 
 
-def test_slowdns_holds_the_request(faulty: Callable[..., FaultProxy], bucket: str) -> None:
-    proxy = faulty("slowdns", slow_s=1000.0)
-    with connected(proxy, timeout=0.2) as connection, pytest.raises(TimeoutError):
-        request(connection, "GET", f"/{bucket}/k")
+def test_slowdns_holds_the_request(start_faulty: Callable[..., FaultProxy], bucket: str) -> None:
+    proxy = start_faulty("slowdns", slow_s=1000.0)
+    with connect(proxy, timeout=0.2) as connection, pytest.raises(TimeoutError):
+        send_request(connection, "GET", f"/{bucket}/k")
     proxy.set(slow_s=0.01)
-    with connected(proxy) as connection:
-        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
-    assert faults_of(proxy) == {"slowdns": 2}
+    with connect(proxy) as connection:
+        assert send_request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+    assert fault_counts(proxy) == {"slowdns": 2}
 
 
 @pytest.mark.parametrize(
@@ -257,50 +266,50 @@ def test_slowdns_holds_the_request(faulty: Callable[..., FaultProxy], bucket: st
     ],
 )
 def test_proxy_answers_errors_by_itself(
-    faulty: Callable[..., FaultProxy],
+    start_faulty: Callable[..., FaultProxy],
     s3: S3Server,
     bucket: str,
     fault: str,
     status: int,
     message: bytes,
 ) -> None:
-    proxy = faulty(fault, max_consecutive=1, limit=None)
-    with connected(proxy) as connection:
-        got, body = request(connection, "PUT", f"/{bucket}/new", BODY)
+    proxy = start_faulty(fault, max_consecutive=1, limit=None)
+    with connect(proxy) as connection:
+        got, body = send_request(connection, "PUT", f"/{bucket}/new", BODY)
         assert got == status
         assert message in body
         with pytest.raises(ClientError, match="NoSuchKey"):
             s3.client().get_object(Bucket=bucket, Key="new")
         if fault != "badupload":
-            assert request(connection, "HEAD", f"/{bucket}/k") == (status, b"")
-            assert request(connection, "GET", f"/{bucket}/k")[0] == status
-        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
-        assert request(connection, "PUT", f"/{bucket}/new", BODY)[0] == 200
+            assert send_request(connection, "HEAD", f"/{bucket}/k") == (status, b"")
+            assert send_request(connection, "GET", f"/{bucket}/k")[0] == status
+        assert send_request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert send_request(connection, "PUT", f"/{bucket}/new", BODY)[0] == 200
     assert proxy.stats()["connections"] == 1
     assert proxy.stats()["bytes_out"] >= len(BODY)
 
 
 @pytest.mark.parametrize("fault", ["shorten", "badbytes", "badupload"])
 def test_wrong_bytes_affect_objects_only(
-    faulty: Callable[..., FaultProxy], bucket: str, fault: str
+    start_faulty: Callable[..., FaultProxy], bucket: str, fault: str
 ) -> None:
-    proxy = faulty(fault)
-    with connected(proxy) as connection:
-        assert b"<Key>k</Key>" in request(connection, "GET", f"/{bucket}?list-type=2")[1]
-        assert request(connection, "GET", f"/{bucket}/missing")[0] == 404
-        assert request(connection, "DELETE", f"/{bucket}/missing")[0] == 204
-        assert faults_of(proxy) == {}
+    proxy = start_faulty(fault)
+    with connect(proxy) as connection:
+        assert b"<Key>k</Key>" in send_request(connection, "GET", f"/{bucket}?list-type=2")[1]
+        assert send_request(connection, "GET", f"/{bucket}/missing")[0] == 404
+        assert send_request(connection, "DELETE", f"/{bucket}/missing")[0] == 204
+        assert fault_counts(proxy) == {}
         # What could not happen does not count towards the limit.
-        request(connection, "PUT" if fault == "badupload" else "GET", f"/{bucket}/k")
-        assert faults_of(proxy) == {fault: 1}
+        send_request(connection, "PUT" if fault == "badupload" else "GET", f"/{bucket}/k")
+        assert fault_counts(proxy) == {fault: 1}
 
 
 def test_repeated_conditional_create_after_lost_reply_is_refused(
-    faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
+    start_faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
 ) -> None:
     """Check the reason for the fault "lostreply": the second try of a create finds its own
     object."""
-    proxy = faulty("lostreply")
+    proxy = start_faulty("lostreply")
     client = s3.client(proxy.endpoint, retries={"total_max_attempts": 3})
     with pytest.raises(ClientError) as caught:
         client.put_object(Bucket=bucket, Key="new", Body=b"mine", IfNoneMatch="*")
@@ -309,55 +318,55 @@ def test_repeated_conditional_create_after_lost_reply_is_refused(
     assert [entry[2] for entry in proxy.log()] == ["lostreply", None]
 
 
-# ------------------------------------------------------------------------------- which and when
+# --------------------------------------------------------------------------- choice of requests
 
 TABLE = {"error500": 0.2, "slowdown": 0.2, "badbytes": 0.2}
 
 
-def outcomes(proxy: FaultProxy, bucket: str, keys: list[str]) -> list[str | None]:
+def request_faults(proxy: FaultProxy, bucket: str, keys: list[str]) -> list[str | None]:
     """Return the fault of each of a series of requests by one client, as the log has them."""
-    with connected(proxy) as connection:
+    with connect(proxy) as connection:
         for key in keys:
-            request(connection, "GET", f"/{bucket}/{key}")
+            send_request(connection, "GET", f"/{bucket}/{key}")
     return [fault for _, _, fault in proxy.log()]
 
 
 @pytest.mark.slow
-def test_same_seed_gives_same_faults(s3: S3Server, make_proxy: MakeProxy) -> None:
+def test_same_seed_gives_same_faults(s3: S3Server, start_proxy: StartProxy) -> None:
     keys = ["a", "b", "a"] * 40
     runs = []
     for seed in (1, 1, 2):
         bucket = s3.make_bucket()
         for key in ("a", "b"):
             s3.client().put_object(Bucket=bucket, Key=key, Body=b"content")
-        proxy = make_proxy(seed=seed, faults=TABLE)
-        runs.append(outcomes(proxy, bucket, keys))
+        proxy = start_proxy(seed=seed, faults=TABLE)
+        runs.append(request_faults(proxy, bucket, keys))
         counted = Counter(fault for fault in runs[-1] if fault)
-        assert faults_of(proxy) == counted
+        assert fault_counts(proxy) == counted
         assert proxy.stats()["requests"] == {"GET": len(keys)}
         assert set(counted) == set(TABLE)
         # One key's faults do not depend on the requests for others in between.
         proxy.set(seed=seed)
-        single_run = outcomes(proxy, bucket, ["b"] * 40)
+        single_run = request_faults(proxy, bucket, ["b"] * 40)
         assert single_run == runs[-1][1::3]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
 
 def test_retry_succeeds_after_max_consecutive_faults(
-    faulty: Callable[..., FaultProxy], bucket: str
+    start_faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
-    proxy = faulty("error503", limit=None, max_consecutive=2)
-    assert outcomes(proxy, bucket, ["k"] * 6) == ["error503", "error503", None] * 2
+    proxy = start_faulty("error503", limit=None, max_consecutive=2)
+    assert request_faults(proxy, bucket, ["k"] * 6) == ["error503", "error503", None] * 2
 
 
 def test_methods_keys_and_limit_select_requests(
-    faulty: Callable[..., FaultProxy], bucket: str
+    start_faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
-    proxy = faulty("error503", methods=["GET"], keys="wanted", limit=2, max_consecutive=9)
-    with connected(proxy) as connection:
+    proxy = start_faulty("error503", methods=["GET"], keys="wanted", limit=2, max_consecutive=9)
+    with connect(proxy) as connection:
         statuses = [
-            request(connection, method, f"/{bucket}/{key}")[0]
+            send_request(connection, method, f"/{bucket}/{key}")[0]
             for method, key in [
                 ("PUT", "wanted"), ("GET", "wanted"), ("GET", "k"), ("GET", "wanted"),
                 ("GET", "wanted"),
@@ -375,15 +384,15 @@ def test_methods_keys_and_limit_select_requests(
     ],
 )
 def test_invalid_fault_table_is_refused(
-    plain: FaultProxy, table: dict[str, Any], message: str
+    faultless_proxy: FaultProxy, table: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         FaultProxy("http://127.0.0.1:1", **table)
     with pytest.raises(ValueError, match=message):
-        plain.set(**table)
+        faultless_proxy.set(**table)
 
 
-# ----------------------------------------------------------------------------- nothing left over
+# ----------------------------------------------------------------------------- ends of processes
 
 OWNER = """
 import sys
@@ -396,7 +405,8 @@ sys.stdin.read()
 """
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -415,21 +425,21 @@ def test_servers_exit_with_a_killed_owner() -> None:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
-        assert not any(map(is_gone, pids))
+        assert not any(map(has_ended, pids))
         owner.send_signal(signal.SIGKILL)
-    eventually(lambda: all(map(is_gone, pids)))
+    eventually(lambda: all(map(has_ended, pids)))
 
 
 def test_stop_ends_the_process_during_a_request(
-    faulty: Callable[..., FaultProxy], bucket: str
+    start_faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
-    proxy = faulty("stall", stall_s=1000.0)
-    with connected(proxy) as connection:
+    proxy = start_faulty("stall", stall_s=1000.0)
+    with connect(proxy) as connection:
         connection.request("GET", f"/{bucket}/k", headers=SIGNED)
         with connection.getresponse():
             proxy.stop()
             proxy.stop()
-            assert is_gone(proxy.pid)
+            assert has_ended(proxy.pid)
 
 
 # -------------------------------------------------------------------------------- the file server
@@ -438,7 +448,8 @@ KEYS = ["a.txt", "deep/er/empty", "deep/er/k", "deep/one", "deep-est", "with spa
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a file for each of `KEYS`, and another file above them."""
     root = tmp_path_factory.mktemp("served")
     for k, key in enumerate(KEYS):
         path = root / "bucket" / key
@@ -449,20 +460,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def files(folder: Path) -> Iterator[FileServer]:
-    with FileServer(folder) as server:
+def file_server(served_folder: Path) -> Iterator[FileServer]:
+    """Yield a server of the files of `folder`."""
+    with FileServer(served_folder) as server:
         yield server
 
 
 @settings(max_examples=40)
 @given(start=st.integers(0, 2000), length=st.integers(1, 2000), form=st.sampled_from("-+="))
-def test_ranges_are_slices(files: FileServer, start: int, length: int, form: str) -> None:
+def test_ranges_are_slices(file_server: FileServer, start: int, length: int, form: str) -> None:
     text, expected = {
         "-": (f"bytes=-{length}", BODY[-length:]),
         "+": (f"bytes={start}-", BODY[start:]),
         "=": (f"bytes={start}-{start + length - 1}", BODY[start : start + length]),
     }[form]
-    with connected(files) as connection:
+    with connect(file_server) as connection:
         connection.request("GET", "/bucket/a.txt", headers={"Range": text})
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (206, expected)
@@ -470,7 +482,7 @@ def test_ranges_are_slices(files: FileServer, start: int, length: int, form: str
         last, _, size = rest.partition("/")
         assert BODY[int(first) : int(last) + 1] == expected
         assert int(size) == len(BODY)
-        assert request(connection, "GET", "/bucket/a.txt") == (200, BODY)
+        assert send_request(connection, "GET", "/bucket/a.txt") == (200, BODY)
 
 
 @pytest.mark.parametrize(
@@ -485,25 +497,28 @@ def test_ranges_are_slices(files: FileServer, start: int, length: int, form: str
     ],
 )
 def test_missing_files_are_answered_like_s3(
-    files: FileServer, path: str, status: int, code: bytes
+    file_server: FileServer, path: str, status: int, code: bytes
 ) -> None:
-    with connected(files) as connection:
-        answer, body = request(connection, "GET", path)
+    with connect(file_server) as connection:
+        answer, body = send_request(connection, "GET", path)
         assert answer == status
         assert b"<Code>" + code + b"</Code>" in body
-        assert request(connection, "HEAD", path) == (status, b"")
-        assert request(connection, "HEAD", "/bucket/a.txt") == (200, b"")
+        assert send_request(connection, "HEAD", path) == (status, b"")
+        assert send_request(connection, "HEAD", "/bucket/a.txt") == (200, b"")
 
 
-def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> None:
+def test_obstore_and_s3fs_list_and_read_the_same_files(file_server: FileServer) -> None:
     store = S3Store(
-        "bucket", endpoint=files.endpoint, skip_signature=True, client_options={"allow_http": True}
+        "bucket",
+        endpoint=file_server.endpoint,
+        skip_signature=True,
+        client_options={"allow_http": True},
     )
     assert [entry["path"] for page in store.list() for entry in page] == sorted(KEYS)
     listing = store.list_with_delimiter("deep")
     assert listing["common_prefixes"] == ["deep/er"]
     assert [entry["path"] for entry in listing["objects"]] == ["deep/one"]
-    fs = s3fs.S3FileSystem(anon=True, endpoint_url=files.endpoint, skip_instance_cache=True)
+    fs = s3fs.S3FileSystem(anon=True, endpoint_url=file_server.endpoint, skip_instance_cache=True)
     assert fs.find("bucket") == [f"bucket/{key}" for key in sorted(KEYS)]
     assert sorted(fs.ls("bucket/deep", detail=False)) == ["bucket/deep/er", "bucket/deep/one"]
     for k, key in enumerate(KEYS):
@@ -513,24 +528,24 @@ def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> Non
     assert bytes(obstore.get_range(store, "a.txt", start=5, length=9)) == BODY[5:14]
 
 
-def test_long_lists_are_paginated(files: FileServer, s3: S3Server) -> None:
-    pages = s3.client(files.endpoint).get_paginator("list_objects_v2")
+def test_long_lists_are_paginated(file_server: FileServer, s3: S3Server) -> None:
+    pages = s3.client(file_server.endpoint).get_paginator("list_objects_v2")
     pages_found = list(pages.paginate(Bucket="bucket", PaginationConfig={"PageSize": 2}))
     assert [entry["Key"] for page in pages_found for entry in page["Contents"]] == sorted(KEYS)
     assert len(pages_found) == 3
 
 
 def test_ceiling_is_measured_and_short_reads_raise(
-    files: FileServer, make_proxy: MakeProxy
+    file_server: FileServer, start_proxy: StartProxy
 ) -> None:
-    assert raw_ceiling(files.endpoint, "bucket", ["a.txt", "deep/one"] * 3, connections=2) > 0
-    with FaultProxy(files.endpoint, faults={"shorten": 1.0}) as proxy:  # noqa: SIM117
+    assert raw_ceiling(file_server.endpoint, "bucket", ["a.txt", "deep/one"] * 3, connections=2) > 0
+    with FaultProxy(file_server.endpoint, faults={"shorten": 1.0}) as proxy:  # noqa: SIM117
         with pytest.raises(RuntimeError, match=r"a\.txt"):
             raw_ceiling(proxy.endpoint, "bucket", ["a.txt"], connections=2)
 
 
-def test_file_server_command_prints_its_port(folder: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.s3_files", str(folder), "--latency-ms", "1"]
+def test_file_server_command_prints_its_port(served_folder: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.s3_files", str(served_folder), "--latency-ms", "1"]
     root = str(Path(__file__).parents[2])
     with subprocess.Popen(
         command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -538,5 +553,5 @@ def test_file_server_command_prints_its_port(folder: Path) -> None:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-            assert request(connection, "GET", "/bucket/a.txt") == (200, BODY)
+            assert send_request(connection, "GET", "/bucket/a.txt") == (200, BODY)
         server.terminate()

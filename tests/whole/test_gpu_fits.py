@@ -17,7 +17,7 @@ from tests import fake_cupy
 from tests.host_cuda import COMPILER
 
 N, N_MANY, D = 160, 600, 11
-"""Rows; those of a fit that learns a metric; features, whose rows of halves are padded."""
+"""Rows; rows of a fit that learns a metric; features, whose half-precision rows are padded."""
 rng = np.random.default_rng(5)
 X = rng.standard_normal((N_MANY + 100, D)).astype(np.float32)
 F = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
@@ -41,13 +41,15 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         fake_cupy.install(monkeypatch)
 
 
-def values(**options: Any) -> Callable[[str], Any]:
+def value_predictor(**options: Any) -> Callable[[str], Any]:
+    """Return a function that predicts values with a model that is trained on a device."""
     return lambda device: (
         sk.KernelRegressor(device=device, **options).fit(X[TRAIN], Y[TRAIN]).predict(X[FRESH])
     )
 
 
-def probabilities(**options: Any) -> Callable[[str], Any]:
+def probability_predictor(**options: Any) -> Callable[[str], Any]:
+    """Return a function that predicts probabilities with a model that is trained on a device."""
     return lambda device: (
         sk.KernelClassifier(device=device, **options)
         .fit(X[TRAIN], CLASSES[TRAIN])
@@ -55,31 +57,34 @@ def probabilities(**options: Any) -> Callable[[str], Any]:
     )
 
 
-def with_metric(device: str) -> Any:
+def predict_with_metric(device: str) -> Any:
+    """Return the predictions of a model that learned a metric."""
     model = sk.KernelRegressor(n_centers=60, device=device).fit(X[:N_MANY], Y[:N_MANY])
     assert model.kernel_.metric is not None
     return model.predict(X[FRESH])
 
 
-def of_words(device: str) -> Any:
+def predict_from_words(device: str) -> Any:
+    """Return the predictions of a model of a table with words."""
     return sk.KernelRegressor(device=device).fit(WORDS[TRAIN], Y[TRAIN]).predict(WORDS[FRESH])
 
 
-def deviations(device: str) -> Any:
+def predict_deviations(device: str) -> Any:
+    """Return the standard deviations of predictions."""
     model = sk.KernelRegressor(solver="direct", posterior=True, device=device)
     return model.fit(X[TRAIN], Y[TRAIN]).predict(X[FRESH], return_std=True)[1]
 
 
 FITS = {
-    "default": values(),
-    "metric": with_metric,
-    "classes": probabilities(),
-    "words": of_words,
-    "posterior": deviations,
-    "inner products": values(kernel="polynomial"),
-    "quantiles": values(loss="quantile", quantile=[0.1, 0.9], n_centers=80),
-    "log loss": probabilities(loss="log_loss", n_centers=80),
-    "blocks": values(n_centers=80, solver="block", block_size=40),
+    "default": value_predictor(),
+    "metric": predict_with_metric,
+    "classes": probability_predictor(),
+    "words": predict_from_words,
+    "posterior": predict_deviations,
+    "inner products": value_predictor(kernel="polynomial"),
+    "quantiles": value_predictor(loss="quantile", quantile=[0.1, 0.9], n_centers=80),
+    "log loss": probability_predictor(loss="log_loss", n_centers=80),
+    "blocks": value_predictor(n_centers=80, solver="block", block_size=40),
 }
 
 

@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def measured(folder: Path, *rows: str) -> dict:
-    """Return what the benchmark writes for augmented rows, one process for each size."""
+    """Return the results of the benchmark for augmented rows, with one process for each size."""
     path = folder / "hundred_million.json"
     assert subject.main(["--rows", *rows, "--kinds", "augmented", "--json", str(path)]) == 0
     return json.loads(path.read_text())

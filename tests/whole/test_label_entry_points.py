@@ -26,7 +26,7 @@ FAST: dict[str, Any] = {
     "n_centers": 9, "metric": "none", "kernel": "gaussian", "bandwidth": 2.0, "ridge": 1e-3,
     "epochs": 1, "threads": 1, "solver": "direct",
 }  # fmt: skip
-# Kind -> the three labels, and what a CSV, which has no types, makes of them.
+# Kind -> the three labels, and the labels as read from a CSV, which has no types.
 LABELS: dict[str, tuple[list[Any], list[Any]]] = {
     "integers": ([0, 1, 2], [0, 1, 2]),
     "integers that sort otherwise as text": ([-3, 7, 10], [-3, 7, 10]),
@@ -37,7 +37,8 @@ LABELS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def table(labels: list[Any], rows: slice = slice(None)) -> pd.DataFrame:
+def labelled_table(labels: list[Any], rows: slice = slice(None)) -> pd.DataFrame:
+    """Return rows of column a with the names of their classes."""
     return pd.DataFrame({"a": A[rows], "y": [labels[k] for k in CLASS_IDS[rows]]})
 
 
@@ -72,7 +73,7 @@ def entry_points_of(
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_keep_value_and_type_at_every_entry_point(tmp_path: Path, kind: str) -> None:
     typed, untyped = LABELS[kind]
-    frame = table(typed)
+    frame = labelled_table(typed)
     entry_points = entry_points_of(frame, tmp_path)
     models = {}
     for name, entry_point in entry_points.items():
@@ -102,7 +103,7 @@ def test_subset_of_classes_can_be_evaluated_and_continued(tmp_path: Path, kind: 
     typed, _ = LABELS[kind]
     uninterrupted, some = tmp_path / "whole", tmp_path / "some"
     uninterrupted.mkdir(), some.mkdir()
-    frame = table(typed)
+    frame = labelled_table(typed)
     subset = frame[frame["y"] == typed[1]]
     all_of_them, few = entry_points_of(frame, uninterrupted), entry_points_of(subset, some)
     for name in ("arrays", "parquet", "csv", "store of csv"):
@@ -125,8 +126,8 @@ def test_subset_of_classes_can_be_evaluated_and_continued(tmp_path: Path, kind: 
 
 
 def test_unknown_classes_are_refused_with_remedy(tmp_path: Path) -> None:
-    model = sk.KernelClassifier(**FAST).fit(table(["a", "b", "c"]), "y")
-    with_unknown, places = table(["a", "b", "d"]), (tmp_path / "whole", tmp_path / "left")
+    model = sk.KernelClassifier(**FAST).fit(labelled_table(["a", "b", "c"]), "y")
+    with_unknown, places = labelled_table(["a", "b", "d"]), (tmp_path / "whole", tmp_path / "left")
     for location in places:
         location.mkdir()
     known_models = entry_points_of(with_unknown[with_unknown["y"] != "d"], places[1])
@@ -138,7 +139,7 @@ def test_unknown_classes_are_refused_with_remedy(tmp_path: Path) -> None:
 
 def test_predictions_in_files_are_labels(tmp_path: Path) -> None:
     for kind, (typed, _) in LABELS.items():
-        frame = table(typed)
+        frame = labelled_table(typed)
         model = sk.KernelClassifier(**FAST).fit(frame, "y")
         expected = model.predict(frame).tolist()
         for suffix in (".npy", ".parquet", ".zarr"):
@@ -152,11 +153,9 @@ def test_predictions_in_files_are_labels(tmp_path: Path) -> None:
             assert labels.tolist() == expected, (kind, suffix)
 
 
-def test_untyped_class_names_are_integers_or_text() -> None:
-    """Check stores and runs of earlier versions without types, in which booleans are 0 and 1."""
-    assert labels_from_names(("0", "1", "10")).tolist() == [0, 1, 10]
-    assert labels_from_names(("0", "1", "x")).tolist() == ["0", "1", "x"]
-    for label, location in (
+@pytest.mark.parametrize(
+    ("label", "location"),
+    [
         (True, 1),
         (1, 1),
         (1.0, 1),
@@ -164,5 +163,13 @@ def test_untyped_class_names_are_integers_or_text() -> None:
         ("true", 1),
         ("01", 1),
         (2, None),
-    ):
-        assert KnownClasses(("0", "1")).find(label) == location, label
+    ],
+)
+def test_label_is_found_among_untyped_class_names(label: Any, location: int | None) -> None:
+    """Check stores and runs of earlier versions without types, in which booleans are 0 and 1."""
+    assert KnownClasses(("0", "1")).find(label) == location
+
+
+def test_untyped_class_names_are_integers_or_text() -> None:
+    assert labels_from_names(("0", "1", "10")).tolist() == [0, 1, 10]
+    assert labels_from_names(("0", "1", "x")).tolist() == ["0", "1", "x"]

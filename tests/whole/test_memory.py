@@ -121,7 +121,7 @@ def measured(
     metric: str = "none",
     early: bool = False,
 ) -> dict[str, Any]:
-    """Return peak and plan of one run in a new process. solver : its name, and that of features."""
+    """Return peak and plan of one run in a new process. solver : as "block" or "block, fourier"."""
     name, _, features = solver.partition(", ")
     tables: dict[str, dict[str, Any]] = {
         "data": {
@@ -151,7 +151,7 @@ def measured(
 
 
 def run_alone(script: str, arguments: Any) -> dict[str, Any]:
-    """Return what a script in a fresh process prints."""
+    """Return the JSON values that a script prints in a new process."""
     command = [sys.executable, "-c", script, json.dumps(arguments)]
     child = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False

@@ -34,7 +34,7 @@ SMALL = [
 
 
 class Command(NamedTuple):
-    """Words of a command in a folder, and what is to be the same in the end."""
+    """Words of a command in a folder, and the result that a failure must not change."""
 
     words: Callable[[Path], list[object]]
     result: Callable[[Path, str], Any]

@@ -68,7 +68,7 @@ def test_store_functions_accept_numpy_scalars(tmp_path: Path) -> None:
     assert augment_store([a, a], c, weights=weights, epoch=three, threads=np.int8(1)).n_rows == 800
     source = AugmentedSource(ZarrSource(a, cache=Cache(tmp_path / "cache", np.int64(10**8))), three)
     assert materialise_store(source, d, seed=three, memory=np.int64(2**29)).n_rows == 1200
-    # The same call again finds what it has made.
+    # A repeated call finds the files that the first one has written.
     assert materialise_store(source, d, seed=3, memory=2**29).n_rows == 1200
 
 
@@ -185,7 +185,7 @@ def test_boolean_is_refused_as_sample_weight(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("y", [np.int64(1), [np.int64(1)], np.array([1])], ids=repr)
 def test_numpy_integer_names_a_column_position(y: Any, tmp_path: Path) -> None:
-    """Check positions of NumPy, such as those of `np.flatnonzero`."""
+    """Check positions of NumPy, such as from `np.flatnonzero`."""
     table = tmp_path / "a.csv"
     table.write_text("a,b,c\n1,2,0.5\n3,4,1.5\n5,7,2.5\n")
     ingest_store(table, tmp_path / "a.zarr", x=np.int64(0), y=y, shuffle=False,

@@ -1,4 +1,4 @@
-"""The benchmarks on tables: what they compare with, and a few runs of each."""
+"""Check the benchmarks on tables: the implementations for comparison, and a few runs of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The renderings of EigenPro 4 and FALKON against closed forms, and what is said of them."""
+"""Compare the renderings of EigenPro 4 and FALKON with closed forms."""
 
 from __future__ import annotations
 
@@ -86,13 +86,15 @@ def test_eigenpro4_recovers_function_in_span_of_centers(
     assert not solver.gamma.any()
 
 
+@pytest.mark.parametrize(("batch", "period"), [(20, 4), (30, 2), (200, 1)])
 def test_eigenpro4_period_has_as_many_rows_as_centers(
+    batch: int,
+    period: int,
     points: tuple[np.ndarray, np.ndarray],
 ) -> None:
     X, Z = points
     Y = X[:, :1]
-    for batch, period in ((20, 4), (30, 2), (200, 1)):
-        assert EigenPro4(kernel, X, Y, Z, level=20, sample=300, batch=batch).period == period
+    assert EigenPro4(kernel, X, Y, Z, level=20, sample=300, batch=batch).period == period
 
 
 # ------------------------------------------------------------------------------- the comparison

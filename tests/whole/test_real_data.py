@@ -1,4 +1,4 @@
-"""The comparison on real tables, small: what is read, what is measured, what is tuned."""
+"""Check the comparison on real tables: its data, measurements and tuning."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ ONLY_INGEST = ("--targets", "--drop-missing-targets", "--drop", "--date")
 
 
 def local_copy(case: Case, folder: Path) -> tuple[Path, pd.DataFrame]:
-    """Return the file, arrays of JSON as lines, and what pandas reads from it."""
+    """Return a copy of the file, with JSON arrays as lines, and the frame that pandas reads."""
     source = (VEGA if (VEGA / case.file).exists() else SKLEARN) / case.file
     if source.suffix != ".json":
         path = folder / case.file
@@ -86,7 +86,7 @@ def local_copy(case: Case, folder: Path) -> tuple[Path, pd.DataFrame]:
 
 
 def for_prediction(options: tuple[str, ...]) -> list[str]:
-    """Return the options that say how a file is read, without those of targets and columns."""
+    """Return the options for reading a file, without options of targets and columns."""
     kept_options, arguments = [], iter(options)
     for word in arguments:
         if word in ("--targets", "--drop", "--date", "--numeric"):

@@ -161,7 +161,7 @@ def test_model_follows_function_space_between_projections() -> None:
         solver.step(X[batch], Y[batch])
     assert solver.X_tmp.shape == (0, 3)
     np.testing.assert_allclose(solver.predict(Z), f[240:], rtol=1e-10, atol=1e-11)
-    assert np.abs(solver.predict(X) - f[:240]).max() > 1e-3  # what the projection gave up
+    assert np.abs(solver.predict(X) - f[:240]).max() > 1e-3  # the error of the projection
 
 
 def test_eigenpro2_equals_eigenpro3_with_every_row_a_center() -> None:
@@ -438,7 +438,7 @@ def test_full_batch_blocks_reach_least_squares_by_iterating(n_blocks: int) -> No
 
 
 def test_energy_of_a_block_step_falls_as_derived() -> None:
-    """Check steps up to twice 1 / lambda_1 for every block, whatever the rest of the model."""
+    """Check steps up to twice 1 / lambda_1 for every block."""
     X, Y = rows(0, 200, 3), rows(1, 200, 2)
     for b in range(8):
         solver = block_solver(8)
@@ -477,7 +477,7 @@ def test_leverage_of_single_block_is_insufficient_for_small_batches() -> None:
 
 def test_running_average_weights_are_rising_factorials() -> None:
     values = rows(0, 9, 4)
-    average = np.full(4, 1e9)  # the first step has weight one, so what was there does not matter
+    average = np.full(4, 1e9)  # has no effect, because the first step has weight 1
     for t, value in enumerate(values, start=1):
         average = ref.running_average(average, value, t)
     i = np.arange(1.0, 10.0)

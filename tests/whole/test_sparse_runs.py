@@ -26,7 +26,7 @@ from streamkern.stream.sources.transforms import GaussianNoise
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
 D, KEPT = 60_000, 40
-"""Features, and those that rows have entries of, so that dense rows are small enough to compare."""
+"""Number of features, and of features with entries, which dense rows for a comparison have."""
 SOLVERS = {
     "block": {"solver.name": "block", "solver.block_size": 30},
     "direct": {"solver.name": "direct", "solver.ridge": 1e-3},
@@ -297,30 +297,28 @@ def test_transforms_refuse_sparse_rows(tmp_path: Path) -> None:
             make_source([GaussianNoise(0.1)])
 
 
-def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero_based", [True, False])
+def test_several_svmlight_files_have_the_features_of_all(zero_based: bool, tmp_path: Path) -> None:
     X, y = rows()
     wide = np.diff(X[:, 50_000:].indptr) > 0
-    for zero_based in (True, False):
-        paths = [tmp_path / f"{k}.svm" for k in "ab"]
-        for path, part in zip(paths, (wide, ~wide), strict=True):
-            narrow = sp.csr_matrix(X[part])
-            narrow.indices, narrow.indptr = (
-                a.astype("i4") for a in (narrow.indices, narrow.indptr)
-            )
-            dump_svmlight_file(narrow, y[part], str(path), zero_based=False)
-        if zero_based:  # one file has a feature 0, so that both count from there
-            text = paths[1].read_text()
-            paths[1].write_text(f"0 0:1\n{text}")
-        out = tmp_path / f"{zero_based}"
-        spec = streamkern.ingest_store(paths, out)
-        features = int(X.indices.max()) + 1 + zero_based
-        assert (spec.file_form or {})["sparse"] == features
-        store = streamkern.open_store(out)
-        stored_rows, _ = store.read_rows(np.argsort(store.source_rows(0)))
-        stored_rows = as_csr(stored_rows.astype(np.float32), features)[:, zero_based:]
-        total = wide.sum()
-        assert (stored_rows[:total] != X[wide, : stored_rows.shape[1]]).nnz == 0
-        assert (stored_rows[total + zero_based :] != X[~wide, : stored_rows.shape[1]]).nnz == 0
+    paths = [tmp_path / f"{k}.svm" for k in "ab"]
+    for path, part in zip(paths, (wide, ~wide), strict=True):
+        narrow = sp.csr_matrix(X[part])
+        narrow.indices, narrow.indptr = (a.astype("i4") for a in (narrow.indices, narrow.indptr))
+        dump_svmlight_file(narrow, y[part], str(path), zero_based=False)
+    if zero_based:  # one file has a feature 0, so that both count from there
+        text = paths[1].read_text()
+        paths[1].write_text(f"0 0:1\n{text}")
+    out = tmp_path / f"{zero_based}"
+    spec = streamkern.ingest_store(paths, out)
+    features = int(X.indices.max()) + 1 + zero_based
+    assert (spec.file_form or {})["sparse"] == features
+    store = streamkern.open_store(out)
+    stored_rows, _ = store.read_rows(np.argsort(store.source_rows(0)))
+    stored_rows = as_csr(stored_rows.astype(np.float32), features)[:, zero_based:]
+    total = wide.sum()
+    assert (stored_rows[:total] != X[wide, : stored_rows.shape[1]]).nnz == 0
+    assert (stored_rows[total + zero_based :] != X[~wide, : stored_rows.shape[1]]).nnz == 0
 
 
 def test_blocks_of_different_lengths_are_learned() -> None:

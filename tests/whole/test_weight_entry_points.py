@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +32,17 @@ UNUSED = "'w' of .* is not used as sample weights"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _work_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 def regressor() -> sk.KernelRegressor:
+    """Return a small regressor."""
     return sk.KernelRegressor(**FAST)
 
 
-def weights_of(model: sk.KernelRegressor) -> Any:
-    return model.dual_coef_
-
-
 def write(name: str, **arrays: Any) -> Any:
-    """Write arrays in the format of the name, and return what is given to read them."""
+    """Write arrays in the format of the name, and return the data to pass to `fit`."""
     if name.endswith(".npz"):
         np.savez(name, **arrays)
     elif name.endswith(".h5"):
@@ -72,73 +68,103 @@ def write(name: str, **arrays: Any) -> Any:
     return name
 
 
+every_reader = pytest.mark.parametrize(
+    "name", ["a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"]
+)
+
+
 @pytest.mark.slow
-def test_unused_array_w_gives_warning_in_every_reader() -> None:
-    for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
-        data = write(name, X=X, y=Y, w=W)
-        with pytest.warns(UserWarning, match=UNUSED):
-            assert sk.ingest_store(data, "s.zarr", overwrite=True).weight_totals is None
-        with pytest.warns(UserWarning, match=UNUSED):
-            plain = regressor().fit(data)
-        np.testing.assert_allclose(weights_of(plain), weights_of(regressor().fit(X, Y)), rtol=1e-6)
-        weighted = sk.ingest_store(data, "s.zarr", overwrite=True, sample_weight="w")
-        assert weighted.weight_totals is not None
+@every_reader
+def test_unused_array_w_gives_warning(name: str) -> None:
+    data = write(name, X=X, y=Y, w=W)
+    with pytest.warns(UserWarning, match=UNUSED):
+        assert sk.ingest_store(data, "s.zarr").weight_totals is None
+    with pytest.warns(UserWarning, match=UNUSED):
+        unweighted = regressor().fit(data)
+    expected = regressor().fit(X, Y)
+    np.testing.assert_allclose(unweighted.dual_coef_, expected.dual_coef_, rtol=1e-6)
+    weighted = sk.ingest_store(data, "s.zarr", overwrite=True, sample_weight="w")
+    assert weighted.weight_totals is not None
 
 
-def test_array_w_that_cannot_be_weights_gives_no_warning() -> None:
-    with warnings.catch_warnings(record=True) as message:
-        warnings.simplefilter("always")
-        for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
-            data = write(name, X=X, y=Y, w=np.ones(2))
-            assert sk.ingest_store(data, "s.zarr", overwrite=True).weight_totals is None
-            data = write(name, X=X, y=W, w=Y)
-            spec = sk.ingest_store(data, "s.zarr", overwrite=True, y="w")
-            assert spec.weight_totals is None
-        regressor().fit(X, Y).predict(write("b.zarr", X=X, y=Y, w=W))
-    assert [str(k.message) for k in message] == []
+@every_reader
+@pytest.mark.filterwarnings("error")
+def test_array_w_that_cannot_be_weights_gives_no_warning(name: str) -> None:
+    data = write(name, X=X, y=Y, w=np.ones(2))
+    assert sk.ingest_store(data, "s.zarr").weight_totals is None
+    data = write(name, X=X, y=W, w=Y)
+    assert sk.ingest_store(data, "s.zarr", overwrite=True, y="w").weight_totals is None
 
 
-def test_plan_and_info_report_unused_array_w(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("error")
+def test_prediction_gives_no_warning_for_unused_array_w() -> None:
+    regressor().fit(X, Y).predict(write("b.zarr", X=X, y=Y, w=W))
+
+
+@pytest.mark.parametrize("arguments", [["info", "a.zarr"], ["plan", "--train", "a.zarr"]])
+def test_plan_and_info_report_unused_array_w(
+    arguments: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     write("a.zarr", X=X, y=Y, w=W)
-    for arguments in (["info", "a.zarr"], ["plan", "--train", "a.zarr"]):
-        run_command(arguments)
-        assert "data.sample_weight=w" in capsys.readouterr().err
+    run_command(arguments)
+    assert "data.sample_weight=w" in capsys.readouterr().err
 
 
-def test_array_names_choose_targets_and_weights() -> None:
+@pytest.mark.parametrize("form", ["name", "group", "path"])
+def test_array_names_choose_targets_and_weights(form: str) -> None:
     write("a.zarr", X=X, y=np.zeros(N), fare=Y, w=W)
-    group = zarr.open_group("a.zarr")
-    expected = weights_of(regressor().fit(X, Y, W))
-    for data in ("a.zarr", group, Path("a.zarr")):
-        model = regressor().fit(data, "fare", "w", test=(data, "fare"))
-        np.testing.assert_allclose(weights_of(model), expected, rtol=1e-4)
-        for more in ((), ("fare",), ("fare", "w")):
-            assert model.score(data, *more) == pytest.approx(model.score(X, Y, W), rel=1e-6)
+    data = {"name": "a.zarr", "group": zarr.open_group("a.zarr"), "path": Path("a.zarr")}[form]
+    model = regressor().fit(data, "fare", "w", test=(data, "fare"))
+    expected = regressor().fit(X, Y, W)
+    np.testing.assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=1e-4)
+    for more in ((), ("fare",), ("fare", "w")):
+        assert model.score(data, *more) == pytest.approx(model.score(X, Y, W), rel=1e-6)
+
+
+@pytest.fixture
+def own_store() -> str:
+    """Return the name of a store with the target "fare" and the weights "weight"."""
     sk.ingest_store(TABLE, "own.zarr", y="fare", sample_weight="weight")
-    for y, w in (("fare", "weight"), ("y", "w"), ("fare", None), (None, "w")):
-        assert regressor().fit("own.zarr", y, w).report_["samples"] == N
-    for y, w, message in (
-        ("tip", None, "which is 'fare'; leave y out"),
-        (None, "a", "other weights"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            regressor().fit("own.zarr", y, w)
-    for y, w in (("fare", None), (None, "weight"), (Y, None)):
-        with pytest.raises(ConfigError, match="own targets and weights; leave"):
-            regressor().fit(sk.ZarrSource("own.zarr"), y, w)
+    return "own.zarr"
 
 
-def test_text_targets_of_foreign_groups_are_labels() -> None:
+@pytest.mark.parametrize(("y", "w"), [("fare", "weight"), ("y", "w"), ("fare", None), (None, "w")])
+def test_targets_and_weights_of_own_store_may_be_named(
+    y: str | None, w: str | None, own_store: str
+) -> None:
+    assert regressor().fit(own_store, y, w).report_["samples"] == N
+
+
+@pytest.mark.parametrize(
+    ("y", "w", "message"),
+    [("tip", None, "which is 'fare'; leave y out"), (None, "a", "other weights")],
+)
+def test_other_targets_and_weights_of_own_store_are_refused(
+    y: str | None, w: str | None, message: str, own_store: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        regressor().fit(own_store, y, w)
+
+
+@pytest.mark.parametrize(
+    ("y", "w"), [("fare", None), (None, "weight"), (Y, None)], ids=["name", "weights", "array"]
+)
+def test_source_takes_no_targets_or_weights(y: Any, w: str | None, own_store: str) -> None:
+    with pytest.raises(ConfigError, match="own targets and weights; leave"):
+        regressor().fit(sk.ZarrSource(own_store), y, w)
+
+
+@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), "U4"])
+def test_text_targets_of_foreign_groups_are_labels(dtype: Any) -> None:
     labels = np.where(Y > 0.5, "high", "low")
-    for dtype in (np.dtypes.StringDType(), "U4"):
-        group = zarr.open_group("t.zarr", mode="w", zarr_format=2 if dtype == "U4" else 3)
-        group["X"], group["w"] = X, W
-        group.create_array("y", data=labels.astype(dtype))
-        model = sk.KernelClassifier(**FAST, calibrate=False).fit("t.zarr", sample_weight="w")
-        expected = sk.KernelClassifier(**FAST, calibrate=False).fit(X, labels, W)
-        np.testing.assert_array_equal(model.predict("t.zarr"), expected.predict(X))
-        score = expected.score(X, labels, W)
-        assert model.score("t.zarr", sample_weight="w") == pytest.approx(score)
+    group = zarr.open_group("t.zarr", mode="w", zarr_format=2 if dtype == "U4" else 3)
+    group["X"], group["w"] = X, W
+    group.create_array("y", data=labels.astype(dtype))
+    model = sk.KernelClassifier(**FAST, calibrate=False).fit("t.zarr", sample_weight="w")
+    expected = sk.KernelClassifier(**FAST, calibrate=False).fit(X, labels, W)
+    np.testing.assert_array_equal(model.predict("t.zarr"), expected.predict(X))
+    score = expected.score(X, labels, W)
+    assert model.score("t.zarr", sample_weight="w") == pytest.approx(score)
 
 
 @pytest.mark.slow

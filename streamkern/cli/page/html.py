@@ -25,7 +25,7 @@ def tag(name: str, /, *children: str, **attributes: object) -> Html:
     that is None is left out.
     """
     attribute_text = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_attribute_text(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -37,11 +37,6 @@ def tag(name: str, /, *children: str, **attributes: object) -> Html:
 def joined_html(children: Iterable[str]) -> Html:
     """Return the children one after the other, with plain text escaped."""
     return Html("".join(c if isinstance(c, Html) else html.escape(c) for c in children))
-
-
-def _attribute_text(value: object) -> str:
-    """Return an attribute as text; coordinates to a hundredth of a pixel."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 Cell = str | None

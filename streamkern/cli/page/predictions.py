@@ -13,7 +13,7 @@ from streamkern.cli.page.charts import scatter_chart
 from streamkern.cli.page.facts import HeldOutPredictions, RunFacts
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count_cell, run_label, section
-from streamkern.predict.evaluation import ECE_BINS
+from streamkern.predict.evaluation import reliability_sums
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model.kernel_model import KernelModel
@@ -58,12 +58,11 @@ def _reliability_points(p: Floats, labels: npt.NDArray[Any]) -> Floats:
     p : (n, c) probabilities of the classes
     labels : (n,) ids of the true classes
     """
-    largest, is_right = p.max(axis=1), p.argmax(axis=1) == labels
-    bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
-    counts = np.bincount(bins, minlength=ECE_BINS)
-    sums = [np.bincount(bins, weights, ECE_BINS) for weights in (largest, is_right)]
+    counts, *sums = reliability_sums(p, labels, np.ones(len(p)))
     has_rows = counts > 0
-    return np.stack([total[has_rows] for total in sums], axis=1) / counts[has_rows, None]
+    points: Floats = np.stack([total[has_rows] for total in sums], axis=1)
+    points /= counts[has_rows, None]
+    return points
 
 
 def predictions_section(runs: Sequence[RunFacts]) -> Html:

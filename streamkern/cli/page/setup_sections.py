@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamkern.basics.text import size_text
+from streamkern.basics.text import first_names_text, size_text
 from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_chart, time_line
 from streamkern.cli.page.facts import RunFacts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
@@ -50,7 +50,7 @@ def _choice_charts(run: RunFacts, k: int) -> Html:
         _kernel_chart(records, bool(run.setup.get("setup", {}).get("metric"))),
         _metric_rounds_chart(records),
         _noise_chart(records, k),
-        *_importance_charts(run, k),
+        _importance_chart(run, k),
         *_metric_charts(run, k),
     ]
     nonempty = [chart for chart in charts if chart]
@@ -130,15 +130,15 @@ def _noise_chart(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     )  # fmt: skip
 
 
-def _importance_charts(run: RunFacts, k: int) -> list[Html]:
+def _importance_chart(run: RunFacts, k: int) -> Html:
     """Return a chart of the permutation importances of columns, if measured."""
     if run.columns is None:
-        return []
+        return NO_HTML
     bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_MAX_BARS]]
     note = (
         f"fall of {run.columns['figure']} where a column is shuffled, {run.columns['rows']:,} rows"
     )
-    return [bar_chart("Permutation importance", bars, k, note=note)]
+    return bar_chart("Permutation importance", bars, k, note=note)
 
 
 def _metric_charts(run: RunFacts, k: int) -> list[Html]:
@@ -230,10 +230,10 @@ def _data_cells(run: RunFacts) -> dict[str, Cell]:
         "rows of an epoch": count_cell(data.get("n_rows")),
         "rows stored": count_cell(base.get("n_rows")) if base is not data else None,
         "features": None if shape is None else " x ".join(map(str, shape)),
-        "columns": _names_text(columns) if columns else None,
+        "columns": first_names_text(columns) if columns else None,
         "encoded": "; ".join(f"{name} ({note})" for name, note in notes.items()) or None,
         "type": data.get("dtype"),
-        "classes": f"{len(classes)}: {_names_text(classes)}" if classes else None,
+        "classes": f"{len(classes)}: {first_names_text(classes)}" if classes else None,
         "outputs": None if classes or n_outputs is None else count_cell(n_outputs),
         "targets": None if log_scale is None else transform_text(log_scale),
         "scaling": run.setup.get("scale"),
@@ -251,11 +251,6 @@ def _data_cells(run: RunFacts) -> dict[str, Cell]:
 def _digest_cell(text: str | None) -> Cell:
     """Return the first characters of a digest, with the whole digest as a tooltip."""
     return None if not text else tag("code", text[:16], title=text)
-
-
-def _names_text(names: Sequence[str]) -> str:
-    """Return the first twelve names as text."""
-    return ", ".join(map(str, names[:12])) + (", …" if len(names) > 12 else "")
 
 
 # ----------------------------------------------------------------------------------- in time

@@ -167,7 +167,7 @@ class ReorderedSource(DerivedSource):
         columns: tuple[str, ...] | None,
         target_columns: tuple[str, ...] | None,
     ) -> None:
-        self._set_rows_like(base)
+        self._copy_from(base, *self._ROW_ATTRIBUTES)
         self._set_base(base)
         self.columns, self.target_columns = columns, target_columns
         self._index = column_index(base.columns, columns)

@@ -11,7 +11,13 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, DerivedSource, Source, empty_rows
+from streamkern.stream.sources.base import (
+    UNIT_BYTES,
+    BaseSource,
+    DerivedSource,
+    Source,
+    empty_rows,
+)
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
@@ -42,7 +48,7 @@ class AugmentedSource(DerivedSource):
         base = as_source(base)
         self.parts, self.copies = (base,), copies
         self.n_rows = copies * base.n_rows
-        self._set_rows_like(base)
+        self._copy_from(base, *self._ROW_ATTRIBUTES)
         self.remote, self.level = base.remote, base.level + 1
         self.files = base.files * copies if copies <= MAX_REPLICAS_WITH_FILES else ()
         self.n_origins, self.hides_copies = base.n_origins, base.hides_copies

@@ -17,7 +17,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.machine import ordered_map
-from streamkern.basics.randomness import Stage
+from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.basics.warning import renamed_attribute, warn
 from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
 from streamkern.store.row_block import RowBlock
@@ -32,11 +32,6 @@ from streamkern.stream.sources.transforms import (
 
 _T = TypeVar("_T")
 
-# Attributes that describe rows and targets; a derived source copies them from its base.
-_ROW_ATTRIBUTES = (
-    "row_shape", "dtype", "weighted", "n_outputs", "classes", "y_dtype", "columns",
-    "target_columns", "encoder", "weight_column", "file_form", "label_dtype",
-)  # fmt: skip
 # Default size of a unit. For smaller units, a task of a cluster costs more than moving the rows.
 UNIT_BYTES = 4 << 20
 
@@ -125,10 +120,20 @@ class BaseSource(ABC):
     hides_copies: bool = False
 
     _edges: np.ndarray  # (n_units + 1,)
+    # Attributes of rows and targets, which a derived source copies from its base.
+    _ROW_ATTRIBUTES = (
+        "row_shape", "dtype", "weighted", "n_outputs", "classes", "y_dtype", "columns",
+        "target_columns", "encoder", "weight_column", "file_form", "label_dtype",
+    )  # fmt: skip
 
     @property
     def n_units(self) -> int:
         return len(self._edges) - 1
+
+    @property
+    def n_classes(self) -> int | None:
+        """The number of classes; None if the targets are values."""
+        return None if self.classes is None else self.n_outputs
 
     @property
     @abstractmethod
@@ -137,10 +142,6 @@ class BaseSource(ABC):
     @abstractmethod
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Return X and y of unit u, and w if the source is `weighted`."""
-
-    def _set_rows_like(self, source: BaseSource) -> None:
-        """Take the attributes of rows and targets from another source."""
-        self._copy_from(source, *_ROW_ATTRIBUTES)
 
     def _copy_from(self, source: Any, *names: str) -> None:
         """Take the attributes of these names from a source or a `StoreSpec`."""
@@ -198,10 +199,12 @@ class BaseSource(ABC):
         """Return a block of `read_rows` after the host transforms."""
         # Rows kept for other replicas are read-only, but a transform may change its input.
         X, y = (a if a.flags.writeable else a.copy() for a in (block.X, block.y))
-        X, y, _ = apply_transforms(
-            np, self.host_transforms, X, y, rows=block.row_ids, seed=seed, epoch=epoch,
-            stage=(Stage.HOST_TRANSFORM, self.level),
-        )  # fmt: skip
+
+        def random(number: int) -> RowRandom:
+            stage = Stage.HOST_TRANSFORM, self.level, number
+            return RowRandom(np, seed, epoch, stage, block.row_ids)
+
+        X, y, _ = apply_transforms(self.host_transforms, X, y, random=random, epoch=epoch)
         return block._replace(X=X, y=y)
 
     def source_rows(self, u: int) -> np.ndarray:
@@ -351,9 +354,6 @@ def prefetch_results(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> I
         closing(ordered_map(pool, calls, n)) as results,
     ):
         yield from results
-
-
-# --------------------------------------------------------------------------------------- checks
 
 
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:

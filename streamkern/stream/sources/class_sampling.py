@@ -83,7 +83,7 @@ class BalancedSource(DerivedSource):
         self.parts, self.requested_shares = (base,), shares
         if not isinstance(shares, str):
             self.requested_shares = {str(name): share for name, share in shares.items()}
-        self._set_rows_like(base)
+        self._copy_from(base, *self._ROW_ATTRIBUTES)
         self._copy_from(base, "remote", "level", "feed_transforms", "statistics_read", "n_rows")
         # The rates: (c,) number of times that a row of each class is taken in an epoch.
         counts = _ClassCounts.read(base)
@@ -150,7 +150,7 @@ class BalancedSource(DerivedSource):
 def with_class_shares(
     source: BaseSource, shares: Mapping[str, float] | Literal["balanced"] | None
 ) -> BaseSource:
-    """Return `source` with class shares, applied to the rows of which copies are made.
+    """Return `source` with class shares, applied to the rows before they are copied.
 
     shares : as for `BalancedSource`; with None, `source` is returned
     """

@@ -76,7 +76,7 @@ class MixtureSource(BaseSource):
         _check_counts(sources, weights, n_rows)
         # Sources of one kind: rows of one length, and columns in the order of the first source.
         parts = pad_to_one_length([as_source(source) for source in sources])
-        self._set_rows_like(parts[0])
+        self._copy_from(parts[0], *self._ROW_ATTRIBUTES)
         self.parts = tuple(
             align_columns(
                 part, self.columns, f"source {k} of the mixture", self.target_columns, self.encoder

@@ -208,8 +208,8 @@ class PatchFeatures:
         responses = xp.matmul(patches, tables.filters)
         # By sign and region; `parts` is a view of `out`.
         parts, t = out.reshape(len(X), 2, self.grid**2, -1), X.dtype.type(self.threshold)
-        # The mean of max(r - t, 0) is that of max(r, t) minus t; of -r, the mean of max(-r - t, 0)
-        # is -t minus that of min(r, -t).
+        # The mean of max(r - t, 0) is the mean of max(r, t) minus t. For -r, mean(max(-r - t, 0))
+        # is -t minus mean(min(r, -t)).
         parts[:, 0] = xp.matmul(tables.regions, xp.maximum(responses, t))
         parts[:, 0] -= t
         xp.minimum(responses, -t, out=responses)

@@ -150,7 +150,8 @@ def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Mat
 
     Once a hash has more than `MAX_COPIES` rows, further rows with this hash are left out.
     """
-    counts, matches = np.zeros(len(hashes), np.int64), []
+    counts = np.zeros(len(hashes), np.int64)
+    matches = []
     for has_drawn, (k, draw) in itertools.product((True, False), enumerate(draws)):
         units = np.flatnonzero((draw.counts > 0) == has_drawn)
         calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in units)
@@ -193,7 +194,7 @@ def _moves_of_groups(
     )
     is_movable = (size > 1) & (size <= MAX_COPIES) & (min_target == max_target)
     # Draw each group with the probability `share`, by systematic sampling. Groups are in the order
-    # of targets, so that each class keeps its share; ties are in random order, that of the hashes.
+    # of targets, so that each class keeps its share; ties are in the random order of the hashes.
     share = np.where(is_movable, np.bincount(group, matches.is_drawn) / size, 0)
     by_target = np.lexsort((hashes[matches.hash_index[start]], min_target))
     is_taken = np.zeros(len(start), bool)
@@ -248,7 +249,7 @@ def _keep_both_sides(
 
     if n_drawn < 2 or 2 <= n_drawn_after() < n_rows:
         return
-    # Take groups, those with the largest share first, or leave groups, those with the smallest.
+    # Take groups with the largest shares first, or leave groups with the smallest shares.
     ids = np.unique(group[in_draw])
     ids = ids[np.argsort(-share[ids], kind="stable")]
     for i in ids:

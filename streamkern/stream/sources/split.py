@@ -316,13 +316,13 @@ class SplitSource(DerivedSource):
     def __init__(self, split: _Split, *, held_out: bool) -> None:
         base = split.base
         self.split, self.held_out, self.parts = split, held_out, (base,)
-        self._set_rows_like(base)
+        self._copy_from(base, *self._ROW_ATTRIBUTES)
+        self._copy_from(base, "remote", "level", "repeats", "hides_copies", "statistics_read")
         counts = split.counts if held_out else split.sizes - split.counts
         self._units = np.flatnonzero(counts)
         self._edges = np.concatenate(([0], np.cumsum(counts[self._units])))
         self._base_edges = unit_edges(base)
         self.n_rows = int(self._edges[-1])
-        self._copy_from(base, "remote", "level", "repeats", "hides_copies", "statistics_read")
         self.n_origins = round(base.n_origins * self.n_rows / base.n_rows)
         self.feed_transforms = () if held_out else base.feed_transforms
         self.totals = self._totals()

@@ -31,7 +31,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.randomness import AnyArray, Empty, Fillers, RowRandom, RunSlices, call_each
+from streamkern.basics.randomness import AnyArray, RowRandom
 from streamkern.basics.values import checked_list, to_builtin
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
@@ -290,29 +290,16 @@ def transform_name(transform: Transform) -> str:
 
 
 def apply_transforms(
-    xp: Any,
-    transforms: Sequence[Transform],
-    X: AnyArray,
-    Y: AnyArray,
-    w: AnyArray | None = None,
-    *,
-    rows: AnyArray,
-    seed: int,
-    epoch: int,
-    stage: tuple[int, ...],
-    dtype: Any = np.float32,
-    run: RunSlices = call_each,
-    fills: Fillers | None = None,
-    empty: Empty | None = None,
-) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    transforms: Sequence[Transform], X: AnyArray, Y: AnyArray, w: AnyArray | None = None, *,
+    random: Callable[[int], RowRandom], epoch: int,
+) -> tuple[AnyArray, AnyArray, AnyArray | None]:  # fmt: skip
     """Return X, Y and the sample weights w (m,), if any, after the transforms in order.
 
     Parameters
     ----------
     X, Y : (m, *row_shape) and (m, c) or (m,)
-    rows : (m,) numbers of the rows, which key their draws with `seed`, `epoch` and `stage`
-    dtype : dtype of the draws
-    run, fills, empty : as for `RowRandom`
+    random : returns the draws of the transform with a given number, counted from 0
+    epoch : epoch of the rows, for messages
 
     Raises
     ------
@@ -320,10 +307,7 @@ def apply_transforms(
         If a transform fails, does not return (X, Y), or changes the shape or dtype of X.
     """
     for number, transform in enumerate(transforms):
-        rng = RowRandom(
-            xp, seed, epoch, (*stage, number), rows, dtype, run=run, fills=fills, empty=empty
-        )
-        name = transform_name(transform)
+        name, rng = transform_name(transform), random(number)
         when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
         transform_weighted = None if w is None else getattr(transform, "weighted", None)
         try:

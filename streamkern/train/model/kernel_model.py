@@ -152,13 +152,13 @@ class KernelModel(ShownFacts):
         f(X) and Y are (m, c) on the device, to be used inside `backend.active()`.
         """
         aligned = self.align_source(source, with_targets=True)
-        classes = self.classes if aligned.classes is not None else None
+        n_classes = None if aligned.classes is None else aligned.n_outputs
         for block in aligned.blocks():
             for rows in self._tiles(len(block.row_ids)):
                 rows_part = block.take(rows)
                 if isinstance(self.loss, LogLink):
                     self.loss.check_targets(rows_part.y, rows_part.row_ids)
-                F, Y = self._block_values(rows_part, classes, aligned.n_outputs)
+                F, Y = self._block_values(rows_part, n_classes)
                 yield rows_part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
     def align_source(self, source: Any, *, with_targets: bool = False) -> Any:
@@ -172,11 +172,9 @@ class KernelModel(ShownFacts):
         return source
 
     @on_its_backend
-    def _block_values(
-        self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
-    ) -> tuple[Array, Array]:
+    def _block_values(self, block: RowBlock, n_classes: int | None) -> tuple[Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
-            X, Y = self._prepare_block(block, classes, n_outputs)
+            X, Y = self._prepare_block(block, n_classes)
             self.warn_of_unseen(X)
             F = self.function(X)
         self._check_finite(F, block)
@@ -200,15 +198,13 @@ class KernelModel(ShownFacts):
         in_float64 = self.wide or rounding_shows(in_op_dtype, self.centers)
         return wide_sum(in_op_dtype, self.centers) if in_float64 else in_op_dtype
 
-    def _prepare_block(
-        self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
-    ) -> tuple[Array, Array]:
+    def _prepare_block(self, block: RowBlock, n_classes: int | None) -> tuple[Array, Array]:
         # Transforms need the row shape of training; rows may be given flat.
         if not self.op.kernel.sparse:
             block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         return prepare(
             self.backend, block, transforms=self.fixed_transforms, dtype=self.op.dtype,
-            seed=0, epoch=0, n_outputs=n_outputs, classes=classes,
+            seed=0, epoch=0, n_classes=n_classes,
         )[:2]  # fmt: skip
 
     def _check_finite(self, F: Array, block: RowBlock) -> None:
@@ -239,7 +235,7 @@ class KernelModel(ShownFacts):
 
     def transformed_rows(self, block: RowBlock) -> Array:
         """Return the transformed rows (k, d) of a block, on the device, in the dtype of `op`."""
-        return self._prepare_block(block, None, 0)[0]
+        return self._prepare_block(block, None)[0]
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
@@ -279,7 +275,7 @@ class KernelModel(ShownFacts):
 
     @on_its_backend
     def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
-        F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
+        F = np.array(self.backend.to_host(self._block_values(block, None)[0]))
         if spread:
             return np.concatenate((F, self._sigma(self.transformed_rows(block))), axis=1)
         if not std:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.randomness import Stage
+from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import ClassWeight, weigh_rows, weight_factors
 from streamkern.store.sparse_rows import is_packed
@@ -213,8 +213,10 @@ def transformed_sample(
     X = block.X
     if fixed:
         X, _, _ = apply_transforms(
-            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.row_ids,
-            seed=seed, epoch=0, stage=(Stage.SAMPLE, stage), dtype=np.float64,
+            fixed, X.astype(np.float64), block.y.reshape(len(X), -1), epoch=0,
+            random=lambda number: RowRandom(
+                np, seed, 0, (Stage.SAMPLE, stage, number), block.row_ids, np.float64
+            ),
         )  # fmt: skip
     return block, X
 
@@ -383,7 +385,7 @@ def sampled_moments(
     for block in read_units(source, units, seed, 0):
         _, Y, w = prepare(
             backend, block, factors, transforms=source.feed_transforms, dtype=dtype, seed=seed,
-            epoch=0, n_outputs=source.n_outputs, classes=source.classes, targets=targets,
+            epoch=0, n_classes=source.n_classes, targets=targets,
         )  # fmt: skip
         moments.add(backend.to_host(Y), None if w is None else backend.to_host(w))
     return moments

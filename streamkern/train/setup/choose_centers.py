@@ -190,8 +190,8 @@ def transform_rows(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tu
     source = run.data.source
     return prepare(
         run.backend, rows, transforms=run.data.fixed_transforms, dtype=dtype,
-        seed=run.config.run.random_state, epoch=0, n_outputs=source.n_outputs,
-        classes=source.classes if rows.y.ndim == 1 else None,
+        seed=run.config.run.random_state, epoch=0,
+        n_classes=source.n_classes if rows.y.ndim == 1 else None,
     )[:2]  # fmt: skip
 
 

@@ -251,9 +251,10 @@ def _transform_block(
     source, factors = run.data.source, run.data.weight_factors
     if rates is not None:
         factors = rates if factors is None else factors * rates
+    if run.check_targets is not None:
+        run.check_targets(block.y, block.row_ids)
     return prepare(
         run.backend, block, factors, dtype=dtype,
         transforms=source.feed_transforms if transforms is None else transforms,
-        seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets, check=run.check_targets,
+        seed=seed, epoch=SETUP_EPOCH, n_classes=source.n_classes, targets=targets,
     )  # fmt: skip

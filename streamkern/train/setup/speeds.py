@@ -131,8 +131,7 @@ def _prepare(run: ResolvedRun, block: RowBlock) -> tuple[Array, _Timing]:
         prepared[:] = prepare(
             backend, part, run.data.weight_factors, transforms=source.feed_transforms,
             dtype=np.float64 if run.precision == "float64" else np.float32,
-            seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-            classes=source.classes,
+            seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_classes=source.n_classes,
         )[:1]  # fmt: skip
 
     seconds = _time_calls(backend, len(part.X), call)

@@ -91,7 +91,7 @@ def test_chart_escapes_names_and_omits_empty_curves() -> None:
         assert not list(root.iter("b"))
         assert shown in "".join(root.itertext())
         assert any(shown in tip or tip == "2 at 1" for tip in shapes_by_tooltip(root))
-        # Colours are those of the style, for light and for dark.
+        # The style sheet sets the colours, for light and for dark.
         assert set(re.findall(r"#[0-9a-f]{6}\b", chart)) <= {"#000000"}
         assert "var(--c" in chart
     assert line_chart("t", [Curve("a", [])], "x", "y") == NO_HTML

@@ -46,7 +46,7 @@ def read_epoch(source: Source, epoch: int, seed: int = 0) -> np.ndarray:
     return everything(source, seed, epoch)[0].astype(int)
 
 
-# ----------------------------------------------------------------------------- one after another
+# ------------------------------------------------------------------------------------ unweighted
 
 
 def test_unweighted_mixture_has_every_row_once() -> None:

@@ -30,11 +30,12 @@ ROWS = np.arange(4000) * 3
 
 
 def add_noise(X: np.ndarray, noise: GaussianNoise, stored_dtype: Any = np.uint8) -> np.ndarray:
-    """Put X behind noise, and behind a transform that prevents earlier scaling."""
+    """Return X with noise that is bound to rows of `stored_dtype`."""
     source = ArraySource(X.astype(stored_dtype), transforms=[noise])
     transformed, _, _ = apply_transforms(
-        np, source.feed_transforms, X, Y[: len(X)], rows=ROWS[: len(X)], seed=1, epoch=2, stage=(9,)
-    )
+        source.feed_transforms, X, Y[: len(X)], epoch=2,
+        random=lambda number: RowRandom(np, 1, 2, (9, number), ROWS[: len(X)]),
+    )  # fmt: skip
     return np.asarray(transformed)
 
 

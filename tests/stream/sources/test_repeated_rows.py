@@ -53,14 +53,14 @@ def check_together(source: BaseSource, share: float, replicas: int = 1) -> tuple
     return train, held_out
 
 
+@pytest.mark.parametrize(("n", "times", "share"), [(200, 10, 0.1), (150, 3, 0.3), (12, 2, 0.2)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
-def test_copies_in_an_array_stay_on_one_side(dtype: Any) -> None:
-    for n, times, share in ((200, 10, 0.1), (150, 3, 0.3), (12, 2, 0.2)):
-        X, y = table(n, times, dtype=dtype)
-        for unit_rows in (7, None):
-            source = ArraySource(X, y, unit_rows=unit_rows)
-            _, held_out = check_together(source, share)
-            assert n_distinct_rows(held_out) == len(count_rows(held_out))
+def test_copies_in_an_array_stay_on_one_side(n: int, times: int, share: float, dtype: Any) -> None:
+    X, y = table(n, times, dtype=dtype)
+    for unit_rows in (7, None):
+        source = ArraySource(X, y, unit_rows=unit_rows)
+        _, held_out = check_together(source, share)
+        assert n_distinct_rows(held_out) == len(count_rows(held_out))
 
 
 def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:

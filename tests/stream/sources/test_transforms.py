@@ -51,8 +51,9 @@ def run(
     """Return X and Y after a transform."""
     dtype = X.dtype if X.dtype.kind == "f" else np.float32
     X, Y, _ = apply_transforms(
-        np, [transform], X, Y, rows=rows, seed=seed, epoch=epoch, stage=(9,), dtype=dtype
-    )
+        [transform], X, Y, epoch=epoch,
+        random=lambda number: RowRandom(np, seed, epoch, (9, number), rows, dtype),
+    )  # fmt: skip
     return X, Y
 
 
@@ -88,15 +89,17 @@ def test_scale_equals_float64_reference(batch: Any, mode: str) -> None:
     assert unchanged_Y is Y
 
 
-def test_scaling_is_equal_for_float32_and_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["global", "feature"])
+def test_scaling_is_equal_for_float32_and_float64(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check equal bits for any offset, in parts and at once."""
     X = (np.random.default_rng(0).normal(size=(50, 3)) * [1, 100, 1e-2] + [1e3, 0, 5]).astype("f4")
-    for mode in ("global", "feature"):
-        scale, Y, rows = Scale(mode).bind(Data(X)), np.zeros((50, 1)), np.arange(50)
-        wide = run(scale, X.astype(np.float64), Y, rows)[0].astype(np.float32)
-        np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
-        monkeypatch.setattr(transforms, "SCALE_SLAB_ENTRIES", 7)
-        np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
+    scale, Y, rows = Scale(mode).bind(Data(X)), np.zeros((50, 1)), np.arange(50)
+    wide = run(scale, X.astype(np.float64), Y, rows)[0].astype(np.float32)
+    np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
+    monkeypatch.setattr(transforms, "SCALE_SLAB_ENTRIES", 7)
+    np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
 
 
 def test_scale_accepts_given_statistics() -> None:
@@ -210,7 +213,7 @@ def test_equal_transforms_draw_differently(batch: Any) -> None:
     X, Y, rows = batch
     noise = GaussianNoise(1.0)
     twice, *_ = apply_transforms(
-        np, [noise, noise], X, Y, rows=rows, seed=3, epoch=1, stage=(9,), dtype=np.float32
+        [noise, noise], X, Y, random=lambda number: RowRandom(np, 3, 1, (9, number), rows), epoch=1
     )
     whole, _ = run(noise, X, Y, rows)
     assert np.abs((twice - whole) - (whole - X)).max() > 0.1

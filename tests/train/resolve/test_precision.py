@@ -124,7 +124,7 @@ def test_augmented_integer_run_equals_float64_least_squares() -> None:
         made = [
             prepare(
                 backend, block, transforms=source.feed_transforms, dtype=np.float32, seed=0,
-                epoch=0, n_outputs=3, classes=source.classes,
+                epoch=0, n_classes=3,
             )
             for block in blocks
         ]  # fmt: skip
