@@ -7,7 +7,6 @@ above a half.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -77,17 +76,6 @@ class Labels:
         # `tolist` would convert dates to numbers or other types.
         are_dates = in_order.dtype.kind in "mM"
         return tuple(str(label) for label in (in_order if are_dates else in_order.tolist()))
-
-    def class_name(self, label: Any) -> str:
-        """Return the name of the class that equals a label; for other labels their text."""
-        names = self.names
-        if names is None:
-            return str(label)
-        if self.classes.dtype.kind == "M":  # the names have the unit of the classes
-            with contextlib.suppress(ValueError, TypeError):
-                return str(np.asarray(label, self.classes.dtype)[()])
-        class_id = KnownClasses(names, self.dtype).find(label)
-        return str(label) if class_id is None else names[class_id]
 
     @property
     def texts(self) -> tuple[str, ...]:

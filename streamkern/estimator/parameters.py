@@ -22,6 +22,7 @@ from streamkern.estimator.labels import Labels
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
 from streamkern.kernels.builtin import Kernel
+from streamkern.store.class_labels import KnownClasses
 
 
 @contextlib.contextmanager
@@ -269,7 +270,7 @@ def _with_class_names(parameter: str, table: Any, labels: Labels | None) -> Any:
         return table
     named: dict[str, Any] = {}
     for label, value in table.items():
-        name = str(label) if labels is None else labels.class_name(label)
+        name = _class_name(label, labels)
         if name in named:
             raise ConfigError(
                 f"{mention(f'{parameter}=')} has more than one key for the class {name!r}",
@@ -277,6 +278,18 @@ def _with_class_names(parameter: str, table: Any, labels: Labels | None) -> Any:
             )
         named[name] = value
     return named
+
+
+def _class_name(label: Any, labels: Labels | None) -> str:
+    """Return the name of the class that equals a label; the text of a label without a class."""
+    names = None if labels is None else labels.names
+    if labels is None or names is None:
+        return str(label)
+    if labels.classes.dtype.kind == "M":  # the names have the unit of the classes
+        with contextlib.suppress(ValueError, TypeError):
+            return str(np.asarray(label, labels.classes.dtype)[()])
+    class_id = KnownClasses(names, labels.dtype).find(label)
+    return str(label) if class_id is None else names[class_id]
 
 
 N_TEST_POINTS = 100
