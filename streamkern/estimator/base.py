@@ -114,7 +114,7 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
                 "give rows and centers with the same features",
             )
         with use_parameter_names():
-            config = self._config(self.epochs)
+            config = self._config(self.epochs, schema.labels)
             # The weights of the previous fit are valid only for features with the same scaling.
             scales = config.data.scale == "auto"
             scaling = previous.scaling if previous is not None and scales else []

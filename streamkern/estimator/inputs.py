@@ -21,6 +21,11 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
 from streamkern.ingest.input_files import are_paths
 from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
+from streamkern.ingest.tables.ambiguity import (
+    ARROW_REMEDIES,
+    PANDAS_REMEDIES,
+    POLARS_REMEDIES,
+)
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import fit
@@ -317,18 +322,14 @@ def fit_encoder(
     """
     y, kind = (y.astype(str), "classes") if classes else (y, "values")
     table = _cells(X)
+    remedies = ARROW_REMEDIES
     if X.implementation.is_pandas_like():
-        remedies = 'X.drop(columns=...), X.astype({...: float}), X.astype({...: "category"})'
+        remedies = PANDAS_REMEDIES
     elif X.implementation.is_polars():
-        remedies = "X.drop(...), X.cast({...: polars.Float64}), X.cast({...: polars.Categorical})"
-    else:
-        remedies = (
-            "X.drop_columns(...), X.remove_columns(...) of a Dataset, or the column cast to "
-            "float64 or dictionary_encode()"
-        )
+        remedies = POLARS_REMEDIES
     fitted = fit(
         _TableReader(table, y), lambda block: TargetConverter(block, kind), ColumnDeclarations(),
-        MISSING, seed, 0, option_names=remedies,
+        MISSING, seed, 0, remedies=remedies,
         wrong_cell_remedy="correct it, or replace it by a missing value",
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]

@@ -18,9 +18,11 @@ from streamkern.basics.warning import use_vocabulary, warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import PARAMETER_SETTINGS, parameter_vocabulary
 from streamkern.config.run_config import RunConfig
+from streamkern.estimator.labels import Labels
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
 from streamkern.kernels.builtin import Kernel
+from streamkern.store.class_labels import KnownClasses
 
 
 @contextlib.contextmanager
@@ -184,10 +186,14 @@ class Parameters:
         super().set_params(**params)  # type: ignore[misc]  # of BaseEstimator
         return self
 
-    def _config(self, epochs: Any) -> RunConfig:
+    @use_parameter_names()
+    def _config(self, epochs: Any, labels: Labels | None = None) -> RunConfig:
         """Return the settings of a run with the parameters, and this number of epochs.
 
         Centers and a metric that are arrays are left out; `RunInputs` holds them.
+
+        labels : labels of the training data, if they are known, by which the keys of class weights
+            and class shares are found
         """
         _check_kernel(self.kernel)
         values = {name: getattr(self, name) for name in PARAMETER_SETTINGS} | {"epochs": epochs}
@@ -217,15 +223,12 @@ class Parameters:
                     f"set for example {mention('random_state', 0)}",
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
-        # These parameters exist only in one of the two estimators. JSON has only text as keys.
-        class_tables = {
-            name: getattr(self, name, None) for name in ("class_weight", "class_sampling")
-        }
-        for name, table in class_tables.items():
-            if isinstance(table, Mapping):
-                class_tables[name] = {str(label): weight for label, weight in table.items()}
+        # These parameters exist only in one of the two estimators.
         tables: dict[str, dict[str, Any]] = {
-            "data": class_tables,
+            "data": {
+                name: _with_class_names(name, getattr(self, name, None), labels)
+                for name in ("class_weight", "class_sampling")
+            },
             "model": {"target_transform": getattr(self, "target_transform", "auto")},
             "solver": {"posterior": getattr(self, "posterior", False)},
         }
@@ -251,6 +254,42 @@ _CALL_PARAMETERS = frozenset(
      "early_stopping", "validation_fraction", "n_iter_no_change")
 )  # fmt: skip
 """Parameters that may change from one call of `partial_fit` to the next."""
+
+
+def _with_class_names(parameter: str, table: Any, labels: Labels | None) -> Any:
+    """Return a table of classes with their names as keys, and any other value unchanged.
+
+    JSON has only text as keys. A key is found by its value, as in scikit-learn: the key 1 is the
+    class True, and also the class 1.0.
+
+    labels : labels of the training data; None if they are unknown, or a row has several labels
+
+    Raises ConfigError if two keys are one class.
+    """
+    if not isinstance(table, Mapping):
+        return table
+    named: dict[str, Any] = {}
+    for label, value in table.items():
+        name = _class_name(label, labels)
+        if name in named:
+            raise ConfigError(
+                f"{mention(f'{parameter}=')} has more than one key for the class {name!r}",
+                "give each class once",
+            )
+        named[name] = value
+    return named
+
+
+def _class_name(label: Any, labels: Labels | None) -> str:
+    """Return the name of the class that equals a label; the text of a label without a class."""
+    names = None if labels is None else labels.names
+    if labels is None or names is None:
+        return str(label)
+    if labels.classes.dtype.kind == "M":  # the names have the unit of the classes
+        with contextlib.suppress(ValueError, TypeError):
+            return str(np.asarray(label, labels.classes.dtype)[()])
+    class_id = KnownClasses(names, labels.dtype).find(label)
+    return str(label) if class_id is None else names[class_id]
 
 
 N_TEST_POINTS = 100

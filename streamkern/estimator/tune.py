@@ -250,8 +250,9 @@ def _search(
 ) -> Tuned:
     """Run the search on the data that `fit` would train on."""
     model._check_saved("centers", "loss", "metric", "transforms")
-    source, _ = model._open_data(X, y, sample_weight)
+    source, schema = model._open_data(X, y, sample_weight)
     with use_parameter_names():
         stream = model._apply_transforms(source, model._bind_transforms(source))
-        config, distances = model._config(model.epochs), model._array_of_metric()
+        config = model._config(model.epochs, schema.labels)
+        distances = model._array_of_metric()
         return search.search_settings(config, source=stream, distances=distances, **options)

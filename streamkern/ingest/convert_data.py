@@ -32,7 +32,7 @@ from streamkern.ingest.convert_input import (
     refuse_containers,
 )
 from streamkern.ingest.formats import DEFAULT_FORM, FileForm
-from streamkern.ingest.frames import are_names, is_dask_table, is_frame
+from streamkern.ingest.frames import are_names, is_dask_table, is_frame, warn_of_other_order
 from streamkern.ingest.hub_datasets import hub_names, hub_rows, hub_table, is_hub_dataset
 from streamkern.ingest.input_files import are_paths
 from streamkern.store.conventions import check_dimensions
@@ -70,7 +70,7 @@ def convert_for_store(
         record = RecordedArrays.from_request(request).add_to_record(form.earlier_record)
         rows, y, sample_weight = _dataset_arrays(X, request)
         return StoreInputs(rows, None, y, sample_weight, form._replace(earlier_record=record))
-    _check_dimensions(X, y, sample_weight)
+    _check_matching_rows(X, y, sample_weight)
     name_types: tuple[type, ...] = (str, int)  # of y and sample_weight if they are no values
     if are_paths(X):
         name_types = (str, int, os.PathLike, list, tuple)
@@ -90,14 +90,17 @@ def convert_for_store(
     return StoreInputs(X, x, y, sample_weight, form)
 
 
-def _check_dimensions(X: Any, y: Any, sample_weight: Any) -> None:
+def _check_matching_rows(X: Any, y: Any, sample_weight: Any) -> None:
     """Raise DataError if targets or weights share the dimension of X's columns, not of its rows.
 
-    Only DataArrays of xarray have names of dimensions, by which they are compared.
+    Only DataArrays of xarray have names of dimensions, by which they are compared. Warn if targets
+    or weights have the index of X, a data frame of pandas, in another order.
     """
+    roles = (("y", y), ("sample_weight", sample_weight))
     if is_of_xarray("DataArray", X):
-        roles = (("y", y), ("sample_weight", sample_weight))
         check_dimensions(X, *(role for role in roles if is_of_xarray("DataArray", role[1])))
+    for name, values in roles:
+        warn_of_other_order(X, values, name)
 
 
 class ConvertedData(NamedTuple):
@@ -135,7 +138,7 @@ def convert_data(
         _, name, column = RecordedArrays.from_request(request)
         names = None if name is None else (name,)
         return ConvertedData(*_dataset_arrays(X, request), names, name is not None, column)
-    _check_dimensions(X, y, sample_weight)
+    _check_matching_rows(X, y, sample_weight)
     if are_paths(X):
         return ConvertedData(X, y, sample_weight)
     # Tables, of which y and sample_weight may be names of columns.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
+from streamkern.basics.warning import warn
 from streamkern.ingest.hub_datasets import hub_table, is_hub_dataset
 from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
@@ -142,6 +143,27 @@ def check_different(columns: Sequence[str], name: str) -> None:
         raise DataError(
             f"{name} has more than one column called {some(repeated)}",
             "give each column another name",
+        )
+
+
+def warn_of_other_order(X: Any, values: Any, name: str) -> None:
+    """Warn if `values` have the index of X in another order, as rows are matched by position.
+
+    X, values : any objects; only data frames and columns of pandas have an index
+    name : name of the argument `values`, for the message
+    """
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(X, pandas.DataFrame):
+        return
+    if not isinstance(values, pandas.DataFrame | pandas.Series) or len(values) != len(X):
+        return
+    if X.index.equals(values.index) or not (X.index.is_unique and values.index.is_unique):
+        return
+    if X.index.isin(values.index).all():
+        warn(
+            f"{name} has the index of X in another order, but the rows are matched by their "
+            f"position; give {name}.loc[X.index] to match them by the index, or {name}.to_numpy() "
+            "if the positions are right"
         )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import streamkern
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_log import read_log
@@ -143,3 +146,23 @@ def test_info_names_address_of_data(tmp_path: Path) -> None:
     shown = facts_of(run_text(run_overview(tmp_path / "run")))
     assert shown["train_data"] == str(tmp_path / "train")
     assert shown["test_data"].startswith(f"{tmp_path / 'test'}, at step ")
+
+
+def read_setup_ridge(run_dir: Path) -> float:
+    """Return the ridge in the metadata of the setup of a run."""
+    return float(json.loads((run_dir / "setup.json").read_text())["meta"]["setup"]["ridge"])
+
+
+def test_info_shows_ridge_that_was_estimated_again(tmp_path: Path) -> None:
+    """Compare with the ridge in `report_`; the setup has only the first estimate."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1100, 2))
+    y = X[:, 0] + np.sin(3 * X[:, 1]) + 0.3 * rng.normal(size=1100)
+    model = streamkern.KernelRegressor(
+        "matern32", n_centers="all", bandwidth=3.0, solver="direct", metric="none", threads=1,
+        run_dir=tmp_path / "run",
+    ).fit(X, y)  # fmt: skip
+    overview = run_overview(tmp_path / "run")
+    first = read_setup_ridge(tmp_path / "run")
+    assert overview["solver"]["ridge"] == model.report_["ridge"] != first
+    assert facts_of(run_text(overview))["ridge"] == f"{model.report_['ridge']:.5g}"

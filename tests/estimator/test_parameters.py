@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.model_selection import GridSearchCV
@@ -272,3 +273,55 @@ def test_n_centers_all_refuses_other_centers(centers: Any) -> None:
 def test_foreign_parameter_names_suggest_bandwidth(parameter: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GridSearchCV(KernelRegressor(), {parameter: [1.0]}).fit(np.eye(9), np.arange(9.0))
+
+
+@pytest.mark.parametrize(
+    ("labels", "table"),
+    [
+        (np.array([False, True]), {0: 1, 1: 3}),
+        (np.array([0.0, 1.0]), {0: 1, 1: 3}),
+        (np.array([0, 1]), {0.0: 1, 1.0: 3}),
+        (np.array([0, 1]), {False: 1, True: 3}),
+        (np.array([0, 1]), {"0": 1, "1": 3}),
+        (np.array(["a", "b"]), {np.str_("a"): 1, "b": 3}),
+        (
+            np.array(["2020-01-01", "2021-01-01"], "M8[ns]"),
+            {np.datetime64("2020-01-01"): 1, np.datetime64("2021-01-01"): 3},
+        ),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", value)),
+)
+def test_keys_of_class_weight_are_found_by_value(labels: np.ndarray, table: dict[Any, int]) -> None:
+    """Compare with the weight of each row; scikit-learn finds the keys in the same way."""
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    second = X[:, 0] + 0.5 * X[:, 1] ** 2 > 0.3
+    fixed: dict[str, Any] = {"kernel": "gaussian", "bandwidth": 2.0, "ridge": 1e-2, "threads": 1}
+    fixed |= {"metric": "none", "calibrate": False}
+    model = KernelClassifier(class_weight=table, **fixed).fit(X, labels[second.astype(int)])
+    weighted = KernelClassifier(**fixed).fit(X, second, sample_weight=np.where(second, 3, 1))
+    np.testing.assert_allclose(
+        model.decision_function(X), weighted.decision_function(X), rtol=1e-5, atol=1e-6
+    )
+    resampled = KernelClassifier(class_sampling=table, solver="block", **fixed)
+    assert resampled.fit(X, labels[second.astype(int)]).n_centers_ == 60
+
+
+def test_class_with_two_keys_is_refused() -> None:
+    X, y = np.eye(4), np.arange(4) % 2
+    for name in ("class_weight", "class_sampling"):
+        with pytest.raises(ConfigError, match=rf"{name}= has more than one key for the class '0'"):
+            KernelClassifier(**{name: {0: 1, "0": 2, 1: 1}}).fit(X, y)
+
+
+@pytest.mark.parametrize("table", ["numbers", "words", "file"])
+def test_error_names_parameter_for_any_table(table: str, tmp_path: Path) -> None:
+    frame: Any = pd.DataFrame({"a": np.arange(9.0), "y": np.arange(9.0)})
+    if table == "words":
+        frame["a"] = list("abcabcabc")
+    if table == "file":
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        frame = tmp_path / "t.csv"
+    for name, path in (("n_centers", "model.n_centers"), ("ridge", "solver.ridge")):
+        with pytest.raises(ConfigError, match=rf"^{name}=-1 must be") as caught:
+            KernelRegressor(**{name: -1}).fit(frame, "y")
+        assert path not in str(caught.value)

@@ -12,7 +12,14 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
+from streamkern import (
+    ArraySource,
+    DataError,
+    KernelClassifier,
+    KernelRegressor,
+    ingest_store,
+    tune,
+)
 from streamkern.estimator.targets import drop_negligible_rows
 from streamkern.ingest.convert_data import convert_data
 from streamkern.ingest.convert_input import convert_input
@@ -287,3 +294,22 @@ def test_first_nonfinite_row_is_named() -> None:
     ):  # fmt: skip
         with pytest.raises(DataError, match=message):
             KernelRegressor(epochs=1, threads=1).fit(rows, targets)
+
+
+def test_targets_in_another_order_than_rows_are_warned_of(tmp_path: Any) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(60, 2)), columns=["a", "b"])
+    y, weights = frame["a"] * 2, pd.Series(np.ones(60))
+    model = KernelRegressor(n_centers=20, metric="none", threads=1)
+    reverse = frame.iloc[::-1]
+    with pytest.warns(UserWarning, match=r"y has the index of X in another order.*y\.loc\[X\.ind"):
+        wrong = model.fit(reverse, y)
+    assert wrong.predict(frame).std() < 0.5 * y.std()
+    with pytest.warns(UserWarning, match="y has the index of X in another order"):
+        ingest_store(reverse, tmp_path / "s.zarr", y=y)
+    with pytest.warns(UserWarning, match="sample_weight has the index of X in another order"):
+        model.fit(reverse, y.loc[reverse.index], sample_weight=weights)
+    for targets in (y.loc[reverse.index], y.iloc[::-1].to_numpy()):  # the remedies
+        model.fit(reverse, targets)
+        assert model.score(reverse, targets) > 0.9
+    model.fit(reverse, pd.Series(y.to_numpy()[::-1], index=range(100, 160)))  # another index

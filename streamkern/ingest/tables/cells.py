@@ -70,6 +70,7 @@ class WrongCellError(ValueError):
         self.row, self.text, self.reason = row, text, reason
 
 
+_NO_ZONE = "has no time zone where others have one"
 RowsInFile = int | NDArray[np.int64]
 """Row numbers within a file: the first one if the rows are consecutive, otherwise one per row."""
 
@@ -214,7 +215,7 @@ def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     if None not in (cells_zoned, zoned) and cells_zoned != zoned:
         column = plain_cells(column)
         row = int(np.argmax(value_mask(column)))
-        reason = "has no time zone where others have one"
+        reason = _NO_ZONE
         if cells_zoned:
             reason = "has a time zone where others have none"
         raise WrongCellError(row, str(column[row]), reason)
@@ -229,7 +230,7 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
     zoned = match_mask(column, ZONED_DATE)
     _raise_for_invalid(column, zoned | match_mask(column, ISO_DATE))
     if zoned.any():
-        _raise_for_invalid(column, zoned)
+        _raise_for_invalid(column, zoned, _NO_ZONE)
     moment_type = arrow.timestamp("us", "UTC" if zoned.any() else None)
     try:
         return column.cast(moment_type)
@@ -289,9 +290,9 @@ def _spell_as_typed(text: str) -> str:
     return text.lower() if text.lower() in BOOLEAN_WORDS else _INTEGER_WITH_ZEROS.sub(r"\1", text)
 
 
-def _raise_for_invalid(column: Any, is_valid: NDArray[np.bool_]) -> None:
+def _raise_for_invalid(column: Any, is_valid: NDArray[np.bool_], reason: str | None = None) -> None:
     """Raise WrongCellError for the first cell that has a value and is invalid."""
     is_wrong = ~is_valid & value_mask(column)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
-        raise WrongCellError(row, str(column[row].as_py()))
+        raise WrongCellError(row, str(column[row].as_py()), reason)

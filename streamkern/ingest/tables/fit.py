@@ -17,6 +17,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
+from streamkern.ingest.tables.ambiguity import OPTION_REMEDIES, ColumnRemedies
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,
@@ -85,8 +86,7 @@ def fit(
     block_bytes: int,
     progress: Progress | None = None,
     markers: MissingMarkers | None = None,
-    option_names: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
-    f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
+    remedies: ColumnRemedies = OPTION_REMEDIES,
     wrong_cell_remedy: str = WRONG_CELL_REMEDY,
 ) -> FittedEncoder:
     """Fit an encoder to the rows of `reader`, whose `RawBlock`s have Arrow tables as X.
@@ -99,7 +99,7 @@ def fit(
     block_bytes : bytes of a block that is read at once
     progress : as in `ingest`
     markers : the user's markers of missing cells, in any column
-    option_names : the arguments that a remedy in an error may name
+    remedies : the options or the code that an error about an ambiguous column may name
     wrong_cell_remedy : the remedy for a cell that does not fit its column
 
     Raises DataError naming every column whose content is ambiguous.
@@ -114,7 +114,7 @@ def fit(
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
         raise DataError("the input has no rows", "give at least one")
-    return scan.make_encoder(missing, option_names)
+    return scan.make_encoder(missing, remedies)
 
 
 class _TableScan:
@@ -200,7 +200,7 @@ class _TableScan:
 
     # ------------------------------------------------------------------ after the last row
 
-    def make_encoder(self, missing: Sequence[str], option_names: str) -> FittedEncoder:
+    def make_encoder(self, missing: Sequence[str], remedies: ColumnRemedies) -> FittedEncoder:
         """Return the fitted encoder; raise DataError that names all ambiguous columns."""
         # A marker that is a word here, as in files with types, stays a word in all later files.
         marker_words = {
@@ -212,14 +212,17 @@ class _TableScan:
         self._markers.warn_unseen()
         self._counter.warn_if_index(self._columns[0].name, self._location)
         ambiguities = [
-            text for k in self._columns if (text := k.describe_ambiguity(MAX_ONE_HOT)) is not None
+            ambiguity
+            for k in self._columns
+            if (ambiguity := k.describe_ambiguity(MAX_ONE_HOT, remedies)) is not None
         ]
         if ambiguities:
             raise DataError(
                 "it is not clear what to do with "
                 f"{'a column' if len(ambiguities) == 1 else f'{len(ambiguities)} columns'} of "
                 f"{self._location}: "
-                f"{'; '.join(ambiguities)} ({option_names})"
+                f"{'; '.join(ambiguity.text for ambiguity in ambiguities)} "
+                f"{remedies.describe(ambiguities)}"
             )
         # Each column has a code; empty columns are left out.
         codes = []

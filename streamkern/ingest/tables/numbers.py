@@ -181,6 +181,12 @@ def style_remedy(text: str) -> str | None:
     return ", ".join(remedies) or None
 
 
+def csv_note(text: str) -> str:
+    """Return the option of a CSV that reads a number in another notation, in parentheses; or ""."""
+    remedy = style_remedy(text)
+    return "" if remedy is None else f" (of a CSV {remedy})"
+
+
 # Patterns of numbers that are recognised to be refused, so they also match some that are malformed.
 # A number has a sign; groups of three digits, or as in India of two and at last three, or plain
 # digits; a fraction; and an exponent. Each part is optional, but the number begins with a digit.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
+from streamkern.ingest.tables.ambiguity import OPTION_REMEDIES, Ambiguity, ColumnRemedies
 from streamkern.ingest.tables.arrow import (
     column_kind,
     is_list_type,
@@ -32,10 +33,10 @@ from streamkern.ingest.tables.key_columns import (
     warn_of_rounded_integers,
 )
 from streamkern.ingest.tables.numbers import (
+    csv_note,
     notation_text,
     other_notation,
     share_a_unit,
-    style_remedy,
 )
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
@@ -274,10 +275,13 @@ class Column:
         dates = self.n_dates == self.n_values and self.first_wrong_date is None
         return "date" if dates else "category"
 
-    def describe_ambiguity(self, most_one_hot: int) -> str | None:
-        """Return why the column is ambiguous, with a remedy; None if it is not.
+    def describe_ambiguity(
+        self, most_one_hot: int, remedies: ColumnRemedies = OPTION_REMEDIES
+    ) -> Ambiguity | None:
+        """Return why the column is ambiguous, with its remedies; None if it is not.
 
         most_one_hot : number of distinct words that is accepted however few the rows are
+        remedies : the remedies of the interface
         """
         kind, name = self.infer_kind(), self.name
         # Cells that no encoding supports.
@@ -288,20 +292,22 @@ class Column:
                     f", or take its lists alone as the features, {mention('x', name)} for an "
                     f"ingest, numpy.stack(X[{name!r}]) in place of a data frame X"
                 )
-            return problem
+            return Ambiguity(problem, ("drop",))
         if kind == "empty" or self.declared_kind is not None or self.type_kind == "category":
             return None
         # Numbers that may be names: those that the table declares as text, and those like "007".
         if self.is_declared_text and kind == "number" and not self.is_boolean:
-            return (
+            return Ambiguity(
                 f"{name!r} is text, but every cell is a number: decide whether the column is "
-                "numeric or categorical"
+                "numeric or categorical",
+                ("categorical", "numeric", "drop"),
             )
         if self.first_padded_number is not None and kind == "number" and self.kind is None:
             row, text = self.first_padded_number
-            return (
+            return Ambiguity(
                 f"{name!r} holds numbers with zeros before them ({text} in row {row}), as codes "
-                "and names have: call it categorical, or numeric"
+                "and names have: call it categorical, or numeric",
+                ("categorical", "numeric", "drop"),
             )
         if kind != "category":
             return None
@@ -310,38 +316,46 @@ class Column:
             (row, number), (word_row, word) = self.first_number, self.first_word
             notation = other_notation(word)
             notation_note = "" if notation is None else f", a number or date with {notation}"
-            return (
+            return Ambiguity(
                 f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
-                f"{word_row}{notation_note}): make it categorical, correct the words, or mark "
-                "them as missing"
+                f"{word_row}{notation_note}): make it categorical, correct the words"
+                f"{csv_note(word)}, or mark them as missing",
+                ("categorical", "drop", "missing_words"),
             )
         assert self.words is not None
         if self.kind is None and (
-            text_ambiguity := self._describe_text_ambiguity(list(self.example_words))
+            text_ambiguity := self._describe_text_ambiguity(list(self.example_words), remedies)
         ):
             return text_ambiguity
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
-            return (
+            return Ambiguity(
                 f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
-                "rows, so it does not help for new rows: drop it, or make it categorical"
+                "rows, so it does not help for new rows: drop it, or make it categorical",
             )
         return None
 
-    def _describe_text_ambiguity(self, words: list[str]) -> str | None:
+    def _describe_text_ambiguity(
+        self, words: list[str], remedies: ColumnRemedies
+    ) -> Ambiguity | None:
         """Return why these words may be numbers or dates, with a remedy; None for other words.
 
         words : examples of the words of the column
+        remedies : the remedies of the interface
         """
         name = self.name
         if self.first_date and self.first_not_a_date:
             (row, date), (word_row, word) = self.first_date, self.first_not_a_date
-            return (
+            return Ambiguity(
                 f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
-                f"{word_row}): correct the words, mark them as missing, or make it categorical"
+                f"{word_row}): correct the words, mark them as missing, or make it categorical",
+                ("categorical", "drop", "missing_dates"),
             )
         if self.first_wrong_date:
             row, text, reason = self.first_wrong_date
-            return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
+            return Ambiguity(
+                f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it, or "
+                "make the column categorical",
+            )
         notations = {
             word: notation for word in words if (notation := other_notation(word)) is not None
         }
@@ -349,26 +363,25 @@ class Column:
         if notations and 3 * len(notations) >= len(words):
             word, notation = next(iter(notations.items()))
             if notation == "a time":
-                return (
+                return Ambiguity(
                     f"{name!r} holds times like {word[:40]!r}: write them as numbers, for "
-                    "example minutes, or make it categorical"
+                    "example minutes, or make it categorical",
                 )
             if notation in ("a date", "a month"):
-                return (
+                return Ambiguity(
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
-                    f"give their format ({mention(f'{name}=')}%d/%m/%Y, for example), or make it "
-                    "categorical"
+                    f"give their format ({remedies.with_date_format(name, words)}, for example), "
+                    "or make it categorical",
+                    ("categorical", "dates", "drop"),
                 )
-            remedy = style_remedy(word)
-            return (
+            return Ambiguity(
                 f"{name!r} holds numbers like {word[:40]!r}, {notation_text(notation)}: write them "
-                "with a point and nothing around them"
-                f"{'' if remedy is None else f' (of a CSV {remedy})'}, or call it categorical"
+                f"with a point and nothing around them{csv_note(word)}, or call it categorical",
             )
         if len(words) > _MAX_WORDS_WITH_UNIT and share_a_unit(words):
-            return (
+            return Ambiguity(
                 f"{name!r} holds numbers like {words[0][:40]!r}, with a unit: write them without, "
-                "or call it categorical"
+                "or call it categorical",
             )
         return None
 

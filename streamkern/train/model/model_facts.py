@@ -44,6 +44,8 @@ def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
     notes = column_notes(meta.get("encoder"), "the run")
     if notes:
         facts["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
+    # A ridge of the setup is only the first one if the solver has estimated it again.
+    numbers = {k: v for k, v in setup.items() if isinstance(v, int | float) and k not in facts}
     return {
         "solver": sizes["solver"],
         "scale": meta["scale"],
@@ -51,7 +53,7 @@ def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
         **method_sizes(sizes),
         **max_over_blocks(setup["rules"]),
         **facts,
-        **{k: v for k, v in setup.items() if isinstance(v, int | float)},
+        **numbers,
     }
 
 
