@@ -1,4 +1,4 @@
-"""A picture of cost and error: a point for each method, and those that no other one beats."""
+"""Draw cost and error: a point for each method, and the methods that no other one beats."""
 
 from __future__ import annotations
 

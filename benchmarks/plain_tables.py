@@ -1,8 +1,8 @@
-"""Tables with few different rows, and odd targets, that `newcomer` draws beside the usual data.
+"""Tables with few different rows and odd targets, for `newcomer`.
 
-Words, one-hot columns, truth values, rows that were measured again, codes that are integers, heavy
-tails, a constant target, and a word beside numbers. Of most of them the mean target of equal rows
-is the best answer: `truth` says so.
+They have words, one-hot columns, booleans, repeated measurements, integer codes, heavy tails, a
+constant target, or a word and numbers. For most of them, the mean target of equal rows is the best
+answer (`truth`).
 """
 
 from __future__ import annotations

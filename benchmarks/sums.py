@@ -1,7 +1,7 @@
-"""The sums of the direct solver, beside the product of two float64 matrices.
+"""Measure the sums of the direct solver, against the product of two float64 matrices.
 
-A batch of m rows adds m p^2 FLOPs to the lower half of K^T K, and the floor is these at the speed
-of a square float64 product on all threads.
+A batch of m rows adds m p^2 FLOPs to the lower half of K^T K; the floor is the time of as many
+FLOPs at the speed of a square float64 product on all threads.
 """
 
 from __future__ import annotations
