@@ -43,7 +43,7 @@ def fitted(problem: Problem, n_centers: int | str, seed: int) -> dict[str, Any]:
 
 
 def row_of(name: str, records: list[dict[str, Any]]) -> dict[str, str]:
-    """Error over that of "auto", and the seconds, by the number of centers."""
+    """Return the error relative to "auto", and the seconds, by the number of centers."""
     kind = "mse" if records[0]["wrong"] is None else "wrong"
     *_, auto = records
     row = {"table": name, "error": kind, "p of auto": str(auto["centers"])}

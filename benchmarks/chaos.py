@@ -101,7 +101,7 @@ def chaos(
     limit_s: float = LIMIT_S,
     mixes: Sequence[dict[str, Any]] = MIXES,
 ) -> dict[str, Any]:
-    """Rounds of workloads until `faults` were injected, one round at least; what was counted."""
+    """Run rounds of workloads, at least one, until `faults` were injected; return counts."""
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, S3Server() as server:
         truth = make_truth(Path(folder))
@@ -165,7 +165,7 @@ def is_ours(thread: threading.Thread) -> bool:
 
 @contextlib.contextmanager
 def watchdog(limit_s: float) -> Iterator[None]:
-    """End this process, and show what every thread does, if this takes longer."""
+    """End this process, and print the stack of every thread, if the work takes longer."""
     faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__)
     try:
         yield

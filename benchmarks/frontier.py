@@ -53,7 +53,7 @@ def plot(path: Path, points: Points, cost: str, error: str) -> None:
 
 
 def _name_points(axes: Any, points: Points, best: list[str], renderer: Any) -> None:
-    """Write each name beside its point, where it covers no point and no other name."""
+    """Write each name next to its point, where it covers no point and no other name."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 

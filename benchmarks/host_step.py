@@ -94,7 +94,7 @@ def idle_backend(library: Idle) -> CupyBackend:
 
 
 def a_step(library: Idle, p: int, n_blocks: int) -> Callable[[], object]:
-    """Return a step of p centers in so many blocks, with a ridge that is never evaluated anew."""
+    """Return a step of p centers in so many blocks, with a ridge that is never evaluated again."""
     backend, empty, f4 = idle_backend(library), library.empty, np.float32
     op = KernelOperator(Laplace(20.0), backend, "high", np.zeros(FEATURES, f4))
     width = point_width(FEATURES, op.precision, backend, op.kernel)

@@ -175,7 +175,7 @@ class Verdict(NamedTuple):
 
 
 def judge(case: Case) -> Verdict:
-    """Fit the model of a case, and return its faults and its error beside those of others."""
+    """Fit the model of a case; return its faults, and errors relative to other predictions."""
     fit, others = slice(case.n_fit), slice(case.n_fit, None)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -236,8 +236,8 @@ def _boosted(case: Case) -> Array:
 
 
 def _beside(case: Case, answers: Array, others: Array) -> float:
-    """Return the error divided by that of other predictions; 0.01 of the mean's error is added to
-    both."""
+    """Return the error divided by the error of other predictions; 0.01 of the mean's error is
+    added to both."""
     y, fitted = case.y[case.n_fit :], case.y[: case.n_fit]
     if case.classes:
         errors, plain = [np.mean(found != y) for found in (answers, others)], 1.0
@@ -249,7 +249,7 @@ def _beside(case: Case, answers: Array, others: Array) -> float:
 
 
 def _ratio(case: Case, found: Array, y: Array) -> float:
-    """Return the error divided by that of the mean, or of the most frequent class."""
+    """Return the error divided by the error of the mean, or of the most frequent class."""
     fitted = case.y[: case.n_fit]
     if case.classes:
         names, counts = np.unique(fitted, return_counts=True)

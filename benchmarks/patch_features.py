@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, int]] = {
 
 
 def digits(seed: int) -> Split:
-    """Images and labels to fit, and those to test."""
+    """Return images and labels for the fit, and for the test."""
     X, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(X))
     X, y, n_test = X.astype(np.uint8).reshape(-1, 8, 8, 1)[order], y[order], len(X) // 4

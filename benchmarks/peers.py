@@ -132,6 +132,6 @@ PEERS: dict[str, Peer] = {
 
 
 def installed() -> list[str]:
-    """Return the names of those that can be made here."""
+    """Return the names of the methods whose packages are installed."""
     there = importlib.util.find_spec
     return [name for name, p in PEERS.items() if p.package is None or there(p.package) is not None]

@@ -70,7 +70,7 @@ def constant_target(rng: np.random.Generator, n: int) -> Table:
 
 
 def word_and_numbers(rng: np.random.Generator, n: int) -> Table:
-    """Return a column of words beside a number that says something, and one that does not."""
+    """Return a column of words with a number that determines the target, and one that does not."""
     at = rng.integers(0, int(rng.integers(2, 30)), n)
     frame = pd.DataFrame({"w": [f"w{k}" for k in at], "x": rng.normal(size=n)})
     frame["noise"] = rng.normal(size=n)

@@ -96,7 +96,7 @@ class Clock:
 
 
 class Trial:
-    """One table and seed: what is given to all, and what came of it."""
+    """The inputs of all methods for one table and seed, and their results."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem, self.seed = problem, seed
@@ -277,7 +277,7 @@ def verdict(tables: dict[str, list[Record]], family: str) -> str:
 
 
 def check() -> list[dict[str, Any]]:
-    """Noisy digits, as in `benchmarks.public_curves`: the renderings beside the public codes."""
+    """Compare the renderings with the public codes, as in `benchmarks.public_curves`."""
     task = make_task()
     F = exact_values(task, ROWS)
     exact = _figures(F, task.y_test)

@@ -91,7 +91,7 @@ def at(found: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def points(found: dict[str, Any], exact: dict[str, float]) -> list[dict[str, Any]]:
-    """Ours beside every published point: MSE over exact, and accuracy less exact."""
+    """Compare every published point with ours: ratio of MSEs to exact, difference of accuracies."""
     rows = []
     for name in COMPARED[found["method"]]:
         public = PUBLIC[name]

@@ -57,7 +57,7 @@ def command(folder: Path, run: Path) -> list[str]:
 
 
 class Life:
-    """A driver and what it says."""
+    """A driver and its messages."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         self.said = run.with_suffix(".said")

@@ -53,7 +53,7 @@ def settings(
 
 
 def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
-    """Train as one of the ranks, and print what the setup took."""
+    """Train as one of the ranks, and print the memory of the setup."""
     import scipy.spatial.distance  # noqa: F401  # what would count as memory of the setup
     import xgboost.collective  # noqa: F401
 

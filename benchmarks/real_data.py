@@ -137,7 +137,7 @@ def fit(
     data: Mapping[str, Any], method: str, seed: int, records: Sequence[Record],
     args: argparse.Namespace,
 ) -> Record:  # fmt: skip
-    """Return the figures of a fit. records : those of the table, for the time of a search."""
+    """Return the figures of a fit. records : give the time of a search."""
     warnings.simplefilter("ignore")
     name, is_tuned = method.removesuffix(TUNED), method.endswith(TUNED)
     peer, rows = PEERS[name], split(data, seed, args.rows)

@@ -218,7 +218,7 @@ def rows_of(curves: list[Curve], epochs: int, exact: bool) -> list[dict[str, Any
 
 
 def verdict(curves: list[Curve]) -> str:
-    """Compare the time of "auto" to the target, setup included, with that of the best solver."""
+    """Compare the time of "auto" to the target, setup included, with the best solver."""
     times = {c.solver: s for c in curves if (s := c.seconds_to(TARGET)) is not None}
     if "auto" not in times:
         return ""

@@ -53,7 +53,7 @@ def _of(repeats: int, backend: Backend, p: int, d: int, m: int, product: int) ->
 
 
 def _check(steps: Steps, K: np.ndarray) -> None:
-    """Check that the sums are those of repeated steps with one batch."""
+    """Check that the sums equal the sums of repeated steps with one batch."""
     G = steps.state.pending["G"][0]
     made = steps.state.rows / len(K)
     some = slice(0, 50)

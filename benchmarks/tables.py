@@ -85,7 +85,7 @@ def _from_scikit_learn() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def make_problem(data: dict[str, Any], n_centers: int, seed: int) -> Problem:
-    """Split, standardise, draw distinct centers; or what is made, ten rows a center."""
+    """Split, standardise and draw distinct centers, or make a synthetic problem."""
     if "made" in data:
         made: KernelProblem = data["made"](10 * n_centers, n_centers, seed)
         return Problem(made.X, made.Y, made.X_test, made.Y_test, made.Z, _median(made.X))
