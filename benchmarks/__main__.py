@@ -1,30 +1,30 @@
-"""Measure one subject or several; print a table, write JSON.
+"""Measure one subject or several; print a table, and write JSON.
 
     python -m benchmarks product step --json step.json
     python -m benchmarks smoke                            # all of them at tiny sizes
 
-ceilings       SGEMM, memory copies, exponentials: what this machine can do at all
+ceilings       SGEMM, memory copies, exponentials: the limits of this machine
 product        K(A, B) @ W
 step_products  K @ alpha and K^T @ r from one evaluation of K
 step           a whole training step
-log_cost       what it costs to say how a run is going
-setup          what a run computes before its first step
-sums           what the direct solver adds up, against float64 products
+log_cost       the cost of reporting the progress of a run
+setup          the work of a run before its first step
+sums           the sums of the direct solver, against float64 products
 small_data     a default fit on a small table
 loader         samples from a store to the device
 loader_peers   shuffled epochs of other loaders, from disk and from object storage
-ingest         a file into a shuffled store, against the parts of it
+ingest         a file into a shuffled store, against the parts of this work
 pipeline       training from a store against training from memory
-object_storage reading behind 40 ms against raw GETs, training against local disk
+object_storage reading with a latency of 40 ms against raw GETs, training against local disk
 cluster        units prepared by Dask workers against threads of this process
 ranks          two ranks with a thread each against one process with two threads
 time_to_loss   seconds and samples to within a few per cent of the exact model
 serving        the latency of one row and of many by predict, onnxruntime and C
-plan_times     what `plan` expects a run to take against what it takes
+plan_times     the times that `plan` expects of a run against the measured times
 
-Nothing fails for being slow. The exit code is 1 if a result is wrong. `benchmarks.harness` says
-what the columns mean. NumPy, numba and PyTorch (`pip install ".[bench]"`) run beside ours
-where they are installed.
+A slow result is no failure. The exit code is 1 if a result is wrong. `benchmarks.harness` explains
+the columns. NumPy, Numba and PyTorch (`pip install ".[bench]"`) are measured as well if they are
+installed.
 """
 
 from __future__ import annotations

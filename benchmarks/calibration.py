@@ -1,14 +1,18 @@
-"""Probabilities and intervals on real tables: how true they are, and what they cost.
+"""Measure how accurate probabilities and intervals are on real tables, and their cost.
 
     python -m benchmarks.calibration FOLDER ... --json benchmarks/results/calibration.json
 
-FOLDER holds NAME.npz of X, y and, of classes, task = "classification"; a fifth of the rows is for
-testing. `accuracy` or `rmse` is beside that of a fit on all rows; `share` is the time of
-calibrating in that of the whole fit; `log_loss` of classes is beside those of scikit-learn's
-CalibratedClassifierCV around the same model, on the same rows set aside. Of values `coverage` and
-`width` are those of plain intervals, and `normalised_` of those that are as wide as rows are hard;
-`easy` and `hard` are the coverage of both kinds among the halves of the test rows that the latter
-call so, and `worst_fifth` the least coverage among fifths of the test rows by f(x).
+FOLDER holds NAME.npz with X, y and, for classes, task = "classification". A fifth of the rows is
+for testing. The columns are
+
+- `accuracy` or `rmse`, next to the same figure of a fit on all rows;
+- `share`: the time of the calibration, divided by the time of the whole fit;
+- for classes, `log_loss`, next to the log losses of scikit-learn's CalibratedClassifierCV around
+  the same model, on the same calibration rows;
+- for values, `coverage` and `width` of plain intervals, and with the prefix `normalised_` of
+  normalised intervals. `easy` and `hard` are the coverages of both kinds in the half of the test
+  rows with narrower and with wider normalised intervals. `worst_fifth` is the least coverage in a
+  fifth of the test rows, sorted by f(x).
 """
 
 from __future__ import annotations

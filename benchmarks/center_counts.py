@@ -2,9 +2,10 @@
 
     python -m benchmarks.center_counts --data FOLDER --json center_counts.json
 
-Tables, split and scaling are those of `benchmarks.tables`; kernel, bandwidth and ridge are chosen
-anew for each number, one epoch. "auto" is all rows, at most 10 000. A figure is the test error
-over that of "auto": of the mean squared error for values, of the share that is wrong for classes.
+The tables, the split and the scaling are the ones of `benchmarks.tables`. Kernel, bandwidth and
+ridge are chosen for each number of centers by itself; there is one epoch. "auto" means all rows,
+at most 10 000. A figure is the test error divided by the test error with "auto": the mean squared
+error for values, the share of misclassified rows for classes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def fitted(problem: Problem, n_centers: int | str, seed: int) -> dict[str, Any]:
 
 
 def row_of(name: str, records: list[dict[str, Any]]) -> dict[str, str]:
-    """Error over that of "auto", and the seconds, by the number of centers."""
+    """Return the error relative to "auto", and the seconds, by the number of centers."""
     kind = "mse" if records[0]["wrong"] is None else "wrong"
     *_, auto = records
     row = {"table": name, "error": kind, "p of auto": str(auto["centers"])}

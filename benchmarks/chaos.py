@@ -1,24 +1,24 @@
-"""Everything streamkern does on object storage, while a fifth of the requests fail.
+"""Test everything that streamkern does on object storage, while a fifth of the requests fail.
 
     python -m benchmarks.chaos --faults 10000 --json chaos.json
     python -m benchmarks.chaos --faults 2000 --engine s3fs --seed 7 --only train checkpoint
 
-An S3 server and a proxy that spoils requests run in processes of their own. Rounds of workloads go
-on until that many faults were injected, and each compares what came out with local truth, byte for
-byte:
+An S3 server, and a proxy that injects faults, run in processes of their own. Rounds of workloads
+run until the requested number of faults was injected. Each workload compares its result with a
+local reference, byte for byte:
 
-    ingest      arrays, and raw files from S3 to S3, the latter killed and resumed
+    ingest      arrays, and raw files from S3 to S3; the second ingest is killed and resumed
     read        epochs through a BatchReader, and read_chunk on eight threads
     list        listings, descriptions and a verification
-    checkpoint  saves and loads of a run directory, from two lives
+    checkpoint  saves and loads of a run directory, from two processes
     train       a run with data, test data and run directory on S3, killed and resumed
     predict     a model from S3, and predictions to S3
-    stall       connections that fall silent for longer than the limit, which have to be cut
+    stall       connections that stay silent for longer than the limit, and have to be closed
 
-A workload that is not done within `--limit` seconds ends the run with the stack of every thread.
-The same rounds without faults, in another process, say what memory the work takes: with faults it
-may be a tenth and 32 MiB more. The exit code is 1 if anything was wrong. Needs the packages of
-`pip install -e . --group dev`, and Linux for the figures of memory.
+If a workload takes more than `--limit` seconds, the run ends with the stack of every thread. The
+same rounds without faults, in another process, show the memory of the work: with faults it may be
+a tenth and 32 MiB more. The exit code is 1 if anything was wrong. Needs the packages of `pip
+install -e . --group dev`, and Linux for the memory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def chaos(
     limit_s: float = LIMIT_S,
     mixes: Sequence[dict[str, Any]] = MIXES,
 ) -> dict[str, Any]:
-    """Rounds of workloads until `faults` were injected, one round at least; what was counted."""
+    """Run rounds of workloads, at least one, until `faults` were injected; return counts."""
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, S3Server() as server:
         truth = make_truth(Path(folder))
@@ -165,7 +165,7 @@ def is_ours(thread: threading.Thread) -> bool:
 
 @contextlib.contextmanager
 def watchdog(limit_s: float) -> Iterator[None]:
-    """End this process, and show what every thread does, if this takes longer."""
+    """End this process, and print the stack of every thread, if the work takes longer."""
     faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__)
     try:
         yield

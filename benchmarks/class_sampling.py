@@ -1,11 +1,11 @@
-"""Rare classes: rows as they come, class weights, and as many rows of every class.
+"""Compare rare classes as they are, with class weights, and with balanced sampling.
 
     python -m benchmarks.class_sampling FOLDER ... --json benchmarks/results/class_sampling.json
 
-FOLDER holds NAME.npz of X, y and task = "classification"; half of the rows is for testing, as it
-is. Of the other half every second class, in a random order, keeps a twentieth of its rows. The
-figure is the balanced accuracy, the mean share of each class that is told right; beside it is the
-accuracy on the test rows, among which classes are not rare.
+FOLDER holds NAME.npz with X, y and task = "classification". Half of the rows is for testing,
+unchanged. In the other half, every second class, in a random order, keeps a twentieth of its rows.
+The figure is the balanced accuracy, the mean over the classes of the share of correct rows; the
+accuracy on the test rows, in which no class is rare, is printed next to it.
 """
 
 from __future__ import annotations

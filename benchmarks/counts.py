@@ -1,14 +1,18 @@
-"""Compare the losses with a log link with squares and with boosting.
+"""Compare the losses with a log link with the squared error and with boosting.
 
     python -m benchmarks.counts FOLDER --json benchmarks/results/counts.json
 
-Mean deviance of rows that were not fitted, and seconds of the fit: of `KernelRegressor` with
-loss="poisson" or "gamma", of scikit-learn's HistGradientBoostingRegressor with the same loss, of
-`KernelRegressor` with squares, whose predictions are at least a hundredth of the mean, of the mean,
-and of the truth where it is known. The sets are made, with log rates that are smooth functions of
-8 features: counts of mean 1 and of mean 20, and amounts of standard deviation .7 of their mean; and
-rented bikes by the hour, if FOLDER has bike.npz, of X and y, the logarithm of the count less its
-mean. The last two columns of its X, whose sum is the count, are left out.
+The figures are the mean deviance of rows that were not fitted, and the seconds of the fit, of
+
+- `KernelRegressor` with loss="poisson" or "gamma",
+- scikit-learn's HistGradientBoostingRegressor with the same loss,
+- `KernelRegressor` with the squared error, with predictions of at least a hundredth of the mean,
+- the mean of the targets, and the true mean if it is known.
+
+The sets are synthetic, with log rates that are smooth functions of 8 features: counts of mean 1
+and of mean 20, and amounts with a standard deviation of 0.7 times their mean. If FOLDER has
+bike.npz, with X and y (the logarithm of the hourly count of rented bikes, minus its mean), it is a
+set, too, without the last two columns of X, which sum to the count.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Test error relative to the exact model on noisy digits, for every solver, through the engine.
+"""Measure the test error on noisy digits, relative to the exact model, for every solver.
 
-    python -m benchmarks.digits_noise              # 2e5 samples all solvers, 1e6 the block ones
+    python -m benchmarks.digits_noise              # 2e5 samples for all solvers, 1e6 for block
     python -m benchmarks.digits_noise --full       # 1e6 with EigenPro 3 and 4 as well
     python -m benchmarks.digits_noise --solvers block --seeds 4 --json digits.json
 
-The task is that of `examples/digits.py`: 1437 digits with fresh Gaussian noise of deviation 0.5 in
-every copy, Laplace kernel of bandwidth 8, all digits as centers, 7200 noisy test rows. Every run
-reads a Zarr store, makes its noise while streaming, and uses defaults for everything but what its
-name says. A run of 2e5 samples is a run of that length, not the start of a longer one; the longer
-run's error on the way is shown beside it.
+The task is the one of `examples/digits.py`: 1437 digits with fresh Gaussian noise of standard
+deviation 0.5 in every copy, a Laplace kernel of bandwidth 8, all digits as centers, and 7200 noisy
+test rows. Every run reads a Zarr store, draws its noise while streaming, and uses defaults for all
+settings that its name does not give. A run of 2e5 samples is a run of this length, not the start
+of a longer one; the error of the longer run after as many samples is printed as well.
 
-The exact model is least squares on 2e5 noisy samples, which are themselves a draw: its test error
-moves by about 0.3 % from draw to draw. The reference is its mean over `--draws` fixed draws.
+The exact model is least squares on 2e5 noisy samples, which are drawn, too: its test error changes
+by about 0.3 % from draw to draw. The reference is its mean over `--draws` fixed draws.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class CompiledModel:
 
 
 def errors(kernel: str, encoder: str, loss: str, folder: Path) -> dict[str, float]:
-    """Return the error of each export of one model, without those that refuse its kernel.
+    """Return the error of each export of one model, without exports that do not support its kernel.
 
     folder : of the files; another one for each model, as a compiled one stays loaded
     """

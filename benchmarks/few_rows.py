@@ -1,14 +1,15 @@
-"""Test error on few rows with the rules for a kernel and a ridge, over the error without them.
+"""Measure the effect of the rules for a kernel and a ridge on the test error with few rows.
 
     python -m benchmarks.few_rows --data FOLDER --json benchmarks/results/few_rows.json
 
-A problem is a table of FOLDER (`benchmarks/tables.py` says what it holds), or a made one with light
-or heavy tails, 25, 50, 100 or 200 training rows of it and at most 2000 others, for five seeds. The
-defaults fit it three times: as they are; without the rule that a kernel must surely be better than
-Laplace at the median distance (`setup.choose_kernel.is_better`); and without the rule that a ridge
-must surely be better than the mean (`solver.precondition.noise.or_the_mean`). Printed are the
-geometric mean, the worst and the best ratio of test MSE, of all problems and of those that a rule
-has changed, and the worst ratio to the MSE of the mean of the targets.
+A problem is a table of FOLDER (`benchmarks/tables.py` describes the files), or a synthetic one
+with light or heavy tails, with 25, 50, 100 or 200 training rows and at most 2000 other rows, for
+five seeds. The defaults fit it three times: unchanged; without the rule that a kernel must be
+significantly better than Laplace with the median distance (`setup.choose_kernel.is_better`); and
+without the rule that a ridge must be significantly better than the mean
+(`solver.precondition.noise.or_the_mean`). The output has the geometric mean, the worst and the
+best ratio of the test MSE with and without a rule, over all problems and over the problems that
+the rule changed, and the worst ratio to the MSE of the mean of the targets.
 """
 
 from __future__ import annotations

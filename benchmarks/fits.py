@@ -84,7 +84,7 @@ def measured(model: Any, rows: Split) -> Record:
 
 
 def in_a_process(call: Callable[..., Record], *given: Any, limit: float) -> Record:
-    """Return what a call returns in a process of its own, or how it failed."""
+    """Return the result of a call in a process of its own, or its error."""
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_send, args=(sender, call, given))
@@ -143,7 +143,7 @@ def _kept(path: Path | None, circumstances: Record) -> Records:
 
 
 def medians(records: Sequence[Mapping[str, Any]], figure: str) -> dict[str, float]:
-    """Return the median of a figure over the seeds, by method, of those that have it."""
+    """Return the median of a figure over the seeds, by method, for the methods that have it."""
     results: dict[str, list[float]] = {}
     for record in records:
         if figure in record:

@@ -1,4 +1,4 @@
-"""A picture of cost and error: a point for each method, and those that no other one beats."""
+"""Draw cost and error: a point for each method, and the methods that no other one beats."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plot(path: Path, points: Points, cost: str, error: str) -> None:
 
 
 def _name_points(axes: Any, points: Points, best: list[str], renderer: Any) -> None:
-    """Write each name beside its point, where it covers no point and no other name."""
+    """Write each name next to its point, where it covers no point and no other name."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 

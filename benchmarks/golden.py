@@ -1,12 +1,12 @@
-"""A run of everything at a small size, as SHA-256 sums: what a change must not alter shows here.
+"""Print SHA-256 sums of small runs of everything, to show changes of bits.
 
     python -m benchmarks.golden > before.txt
-    (change what must not matter)
+    (change code that must not alter results)
     python -m benchmarks.golden | diff before.txt -
 
-On the CPU, with NumPy alone, in float32 and on one thread. Only the public names of streamkern are
-used, so that the same file runs on either side of a change to its inside. Sums of numbers depend on
-the machine and its BLAS; they are for two revisions on one machine.
+The runs use the CPU, NumPy alone, float32 and one thread, and only public names of streamkern, so
+that the same file runs before and after a change. Sums of numbers depend on the machine and its
+BLAS; compare two revisions on one machine.
 """
 
 from __future__ import annotations

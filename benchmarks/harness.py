@@ -1,18 +1,18 @@
 """Shared parts of the benchmarks: timing in turns, figures and floors, the machine, synthetic data.
 
-A subject is a module with `REPEATS`, `SMALL` (sizes of a run of a second or two) and
+A subject is a module with `REPEATS`, `SMALL` (sizes for a run of a second or two) and
 `measure(repeats, **sizes)`, which returns figures. A figure is a dictionary:
 
-    case, variant           what was measured, and which of several ways of doing it
+    case, variant           the measured work, and the implementation
     unit                    of `median`, `low`, `high` (quartiles), `min`, `max`, `floor`
     repeats                 measurements behind the median
-    floor                   the least time the work could take here, said in `unit`
-    fraction                share of the floor that is reached, 1 being all of it
-    ratio                   advantage over the best of the other libraries; above 1 is ahead
+    floor                   the shortest possible time of the work on this machine, in `unit`
+    fraction                reached share of the floor; 1 is the floor itself
+    ratio                   speed divided by the best of the other libraries; above 1 is faster
 
-`floor`, `fraction` and `ratio` are None where there is nothing to compare with. Machines are
-shared and their speed drifts, so whatever is compared takes turns in one process, the ceiling
-(SGEMM) among them.
+`floor`, `fraction` and `ratio` are None if there is nothing to compare with. Machines are shared
+and their speed drifts. Therefore all compared variants, and the ceiling (SGEMM), take turns in one
+process.
 """
 
 from __future__ import annotations

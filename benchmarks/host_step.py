@@ -1,10 +1,10 @@
-"""Measure the processor time of a step on a GPU besides its launches, without a GPU.
+"""Measure the processor time of a step on a GPU, except its launches, without a GPU.
 
     python -m benchmarks.host_step [--centers 60000] [--blocks 4 12 1] [--json FILE]
 
-Needs CuPy, and no driver: its arrays lie on memory of the host, so they are made, sliced and passed
-on as on a device, and nothing is launched. A figure is the processor time of this thread. CuPy's
-own time for a launch, 5 to 10 us on a fast core, comes on top of it for each of `launches`.
+Needs CuPy, and no driver: its arrays are in the memory of the host, so they are made, sliced and
+passed on as on a device, and nothing is launched. A figure is the processor time of this thread.
+CuPy's own time for a launch, 5 to 10 us on a fast core, must be added for each of `launches`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def idle_backend(library: Idle) -> CupyBackend:
 
 
 def a_step(library: Idle, p: int, n_blocks: int) -> Callable[[], object]:
-    """Return a step of p centers in so many blocks, with a ridge that is never evaluated anew."""
+    """Return a step of p centers in so many blocks, with a ridge that is never evaluated again."""
     backend, empty, f4 = idle_backend(library), library.empty, np.float32
     op = KernelOperator(Laplace(20.0), backend, "high", np.zeros(FEATURES, f4))
     width = point_width(FEATURES, op.precision, backend, op.kernel)

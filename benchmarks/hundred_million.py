@@ -1,17 +1,17 @@
-"""Stream 10^6 to 1.2 10^8 virtual rows: time to plan, to begin, to resume, and the peak of memory.
+"""Stream 10^6 to 1.2 10^8 virtual rows: time to plan, to begin and to resume, and peak memory.
 
     python -m benchmarks.hundred_million --json hundred_million.json
     python -m benchmarks.hundred_million --rows 1000000 --kinds generator
 
-Each size runs in a process of its own. `augmented` is 60 000 images of 4 x 4 bytes in as many
-replicas as it takes, flipped on the host, scaled and made noisy at the feed; `generator` draws the
-bytes of each row. The consumer adds up row numbers and features, and checks both.
+Each size runs in a process of its own. `augmented` consists of 60 000 images of 4 x 4 bytes in as
+many replicas as needed, flipped on the host, then scaled and made noisy at the feed; `generator`
+draws the bytes of each row. The consumer adds up row numbers and features, and checks both sums.
 
-plan_s, plan_mib   making the loader: units, and what the plan holds for them
-first_s            from nothing to the first batch; middle_s, last_s: to that batch of the epoch,
-                   which then has to be the one that comes in turn, bit for bit
+plan_s, plan_mib   making the loader: the time, and the memory of the plan
+first_s            from the start to the first batch; middle_s, last_s: to the middle and the last
+                   batch of the epoch, which must equal the batch of an epoch in order, bit for bit
 rate               samples/s of a whole epoch, read, shuffled, transformed and added up
-share              of the floor: the same draws and as many bytes copied, and nothing else
+share              of the floor: the same draws, and a copy of as many bytes
 peak_mib           VmHWM minus the resident size after all imports (Linux)
 """
 

@@ -1,17 +1,18 @@
-"""A file of float32 into a shuffled store, with scratch files, against what none can do without.
+"""Measure how fast a float32 file becomes a shuffled store with scratch files, against its parts.
 
     python -m benchmarks ingest
 
-The parts are what each byte goes through whoever moves it: read, dealt to scratch, synced, read
-back, gathered into the final order, checked, digested, and written and synced again. Each is timed
-alone on one thread, on chunks that are in cache; files are written on as many threads as `fill`
-has. `share` is the part's time over that of the whole. The floor is the larger of two: all but the
-files spread over the cores, or the files, which are written and synced twice.
+The parts are the necessary work on each byte: it is read, distributed to scratch files, synced,
+read back, gathered into the final order, checked, digested, and written and synced again. Each
+part is timed alone on one thread, on chunks that are in the cache; files are written on as many
+threads as `fill` has. `share` is the time of a part divided by the whole time. The floor is the
+larger of two times: all parts but the files, spread over the cores, or the files, which are
+written and synced twice.
 
-CPU seconds for 1.18 GB (375 000 rows of 784) on an AMD EPYC, the best of eight on chunks in cache:
-SHA-256 0.62 (1.9 GB/s), statistics 0.38, a copy into pages of the page cache that are there 0.33,
-crc32c, a gather, a check for non-finite values and a read 0.03 to 0.06 each. Writing to pages that
-were not in use before took 1.3 to 3.5 on a virtual machine.
+CPU seconds for 1.18 GB (375 000 rows of 784) on an AMD EPYC, best of eight on chunks in the cache:
+SHA-256 0.62 (1.9 GB/s), statistics 0.38, a copy into existing pages of the page cache 0.33;
+CRC-32C, a gather, a check for non-finite values and a read 0.03 to 0.06 each. Writing to new pages
+took 1.3 to 3.5 on a virtual machine.
 """
 
 from __future__ import annotations

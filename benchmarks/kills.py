@@ -1,15 +1,15 @@
-"""SIGKILL every command at random instants, give it again, and compare every byte.
+"""Kill every command at random instants, repeat it, and compare every byte of the result.
 
     python -m benchmarks.kills --kills 1000          all commands, solvers and losses
     python -m benchmarks.kills --kills 20 --only ingest,predict
     python -m benchmarks.kills --kills 150 --only loss
 
-For each command there is one run that nobody disturbs, and many that are killed again and again
-until one ends by itself. What they leave must be the same: the bytes of what was asked for, and
-nothing else beside it. Each life is a process of its own, killed at a uniformly random moment of
-the time that the undisturbed one took, so that starting, writing, publishing and clearing away are
-hit as often as they take time. An exit code other than 0 is a failure, as is a difference. Where
-predictions were there when the process was killed, the next life refuses to write them anew.
+Each command runs once without a kill. Many other runs of it are killed (SIGKILL) again and again
+until one ends by itself. The results must be the same, byte for byte, and no other files may be
+left. Each process is killed at a uniformly random instant of the duration of the undisturbed run,
+so that starting, writing, publishing and cleaning up are hit in proportion to their time. An exit
+code other than 0 is a failure, and so is a difference. If the predictions were complete when the
+process was killed, the next process raises an error because they exist.
 """
 
 from __future__ import annotations

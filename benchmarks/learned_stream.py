@@ -1,13 +1,14 @@
-"""10^7 virtual rows of 784 features with a learned metric: flat memory, ten kills, the same bits.
+"""Learn a metric on 10^7 virtual rows: bounded memory, ten kills, the same bits.
 
     python -m benchmarks.learned_stream --json learned_stream.json
     python -m benchmarks.learned_stream --copies 2 --centers 200 --kills 3      a minute
 
-60 000 rows of 784 bytes, of which 12 say what the target is, in as many noisy copies, each drawn
-when it is used. One run nobody disturbs, with `metric = "learn"`; one is killed at random instants
-and begun again until it ends; and one has no metric. Of each: seconds, the most memory that a
-process had beyond its imports, what the plan said, and the error on 10 000 other rows. The setup,
-in which the metric is learned, is killed as often as it takes time; the first kill falls into it.
+There are 60 000 rows of 784 bytes, 12 of which determine the target, in as many noisy copies as
+needed, each drawn when it is used. One run with `metric = "learn"` is not disturbed, one is killed
+at random instants and resumed until it ends, and one has no metric. For each run, the output has
+the seconds, the peak memory of a process beyond its imports, the planned memory, and the error on
+10 000 other rows. The setup, in which the metric is learned, is killed in proportion to its time;
+the first kill always hits it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Shuffled epochs of `streamkern.Loader` against other loaders, from disk and from object storage.
+"""Compare shuffled epochs of `streamkern.Loader` with other loaders, from disk and object storage.
 
-Every loader delivers the same rows in batches of 256, from chunks or shards of 8 MiB that are not
-compressed. y of a row is its number, so each epoch is checked: every row comes exactly once, or
-the figure says how many were lost (`lost`). A loader is opened before the clock starts, and its
-first epoch is a warm-up; only MosaicML Streaming, which copies remote shards to a local cache,
-begins each remote epoch with an empty one. Loaders that read row by row are given the first
-8 MiB, at least 8192 rows. Of 0 and 2 worker processes the better number is reported, in the name.
-Every loader has a process of its own, since some may not be forked once others have started
-threads.
+Every loader delivers the same rows in batches of 256, from uncompressed chunks or shards of 8 MiB.
+The target of a row is its number, so each epoch is checked: every row comes exactly once, or the
+figure says how many were lost (`lost`). A loader is opened before the clock starts, and its first
+epoch is a warm-up. MosaicML Streaming, which copies remote shards to a local cache, begins each
+remote epoch with an empty cache. Loaders that read row by row get the first 8 MiB, at least 8192
+rows. Each is measured with 0 and with 2 worker processes; the faster number is reported, in the
+name. Every loader has a process of its own, because some may not be forked once others have
+started threads.
 
 `resume` is measured: a state is taken after a few batches and loaded into a new loader, whose
-batches are compared with those of the uninterrupted epoch. "any workers" had the same bits with
-another number of workers (threads, for `Loader`), "same workers" only with the same number.
+batches are compared with the batches of the uninterrupted epoch. "any workers" had the same bits
+with another number of workers (threads, for `Loader`), "same workers" only with the same number.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Compare the log loss with calibrated squares on tables of classes.
+"""Compare the log loss with the calibrated squared error on tables of classes.
 
     python -m benchmarks.losses FOLDER ... --json benchmarks/results/losses.json
 
-FOLDER holds NAME.npz of X, y and task = "classification". Four fifths of the rows are fitted, by
-the solver "block" with 2000 centers and no metric; squares set rows aside to calibrate by. Errors
-and log losses are those of the other rows, in the median of three seeds.
+FOLDER holds NAME.npz with X, y and task = "classification". Four fifths of the rows are fitted, by
+the solver "block" with 2000 centers and no metric; with the squared error, a tenth of them is for
+calibration. Errors and log losses are measured on the other fifth, as medians of three seeds.
 """
 
 from __future__ import annotations

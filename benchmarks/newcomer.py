@@ -1,25 +1,30 @@
-"""Plain data that a newcomer brings, in every shape: does each run give a sensible model?
+"""Check that plain data of any kind and shape give a sensible model.
 
     python -m benchmarks.newcomer --runs 2000
-    python -m benchmarks.newcomer --only 137           # that one again
+    python -m benchmarks.newcomer --only 137           # repeat one run
     python -m benchmarks.newcomer --tables --runs 2000 # few different rows, odd targets
 
-Digits, wine, breast cancer, iris, diabetes, Friedman's function, moons, heavy tails beside a
-constant column, and integers with many equal rows; all of them or few, raw or scaled, 1 to 20 000
-rows; 5 centers to all rows, at most 4000; a bandwidth of 0.1 to 100 times the median distance, or
-found; 1 to 20 epochs; every solver with a ridge, and the default.
+The data are digits, wine, breast cancer, iris, diabetes, Friedman's function, moons, heavy tails
+with a constant column, and integers with many equal rows. All rows are used or few, raw or scaled,
+1 to 20 000; there are 5 centers to all rows, at most 4000; the bandwidth is 0.1 to 100 times the
+median distance, or chosen; there are 1 to 20 epochs; the solver is the default, or one with a
+ridge.
 
-With `--tables` the data are those of `plain_tables`, mostly with defaults, and the error is also
-compared with the mean target of equal rows, where this is the best answer, and with that of
+With `--tables` the data are those of `plain_tables`, mostly with defaults. The error is then also
+compared with the mean target of equal rows, if this is the best answer, and with
 HistGradientBoosting.
 
-A run fails if it raises, warns (but of a model that is no better than the mean, or of a feature
-whose standard deviation is that of a few values, as it should), or gives a model that is worse than
-the mean (of classes: than the commonest one) by more than 2 % on the rows it was trained on, or by
-half on 30 others or more; or, on 300 others or more with 8 training rows or more for each different
-row, than the mean of equal rows by more than 5 %, give or take a hundredth of the error of the
-mean. The record (`--json`) has the worst ratios on others, of 300 or more with their number, as
-chance explains more of few.
+A run fails if it
+
+- raises an error, or warns (except that the model is no better than the mean, or that a few values
+  determine the standard deviation of a feature, if this is so);
+- is worse than the mean (for classes, than the most frequent class) by more than 2 % on its
+  training rows, or by half on 30 or more other rows;
+- is worse than the mean of equal rows by more than 5 %, plus a hundredth of the error of the mean,
+  on 300 or more other rows, with at least 8 training rows for each different row.
+
+The record (`--json`) has the worst ratios on other rows, for 300 or more of them, with their
+number.
 """
 
 from __future__ import annotations
@@ -170,7 +175,7 @@ class Verdict(NamedTuple):
 
 
 def judge(case: Case) -> Verdict:
-    """Fit the model of a case, and return its faults and its error beside those of others."""
+    """Fit the model of a case; return its faults, and errors relative to other predictions."""
     fit, others = slice(case.n_fit), slice(case.n_fit, None)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -231,8 +236,8 @@ def _boosted(case: Case) -> Array:
 
 
 def _beside(case: Case, answers: Array, others: Array) -> float:
-    """Return the error divided by that of other predictions; 0.01 of the mean's error is added to
-    both."""
+    """Return the error divided by the error of other predictions; 0.01 of the mean's error is
+    added to both."""
     y, fitted = case.y[case.n_fit :], case.y[: case.n_fit]
     if case.classes:
         errors, plain = [np.mean(found != y) for found in (answers, others)], 1.0
@@ -244,7 +249,7 @@ def _beside(case: Case, answers: Array, others: Array) -> float:
 
 
 def _ratio(case: Case, found: Array, y: Array) -> float:
-    """Return the error divided by that of the mean, or of the most frequent class."""
+    """Return the error divided by the error of the mean, or of the most frequent class."""
     fitted = case.y[: case.n_fit]
     if case.classes:
         names, counts = np.unique(fitted, return_counts=True)

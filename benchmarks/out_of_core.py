@@ -1,8 +1,8 @@
-"""Train from a float32 store larger than the memory given, and compare the peak with the plan.
+"""Train from a float32 store that is larger than the given memory, and compare peak and plan.
 
     python -m benchmarks.out_of_core --rows 1340000            # 4.2 GB, memory 1 GiB
     python -m benchmarks.out_of_core --rows 2680000            # twice the rows, same peak
-    python -m benchmarks.out_of_core --rows 200000 --in-memory # what the pipeline costs
+    python -m benchmarks.out_of_core --rows 200000 --in-memory # the cost of the pipeline
     python -m benchmarks.out_of_core --rows 500000 --s3        # over HTTP, 40 ms a request
 
 The peak is VmHWM of a fresh process minus its resident size after all imports (Linux).

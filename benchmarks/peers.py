@@ -1,8 +1,9 @@
-"""Methods for tables, with their defaults and what a random search of them would try.
+"""Methods for tables, with their defaults and the grid of a random search.
 
-Each is made by `make(classes, seed)`, has `fit(X, y)`, `predict(X)` and mostly `predict_proba(X)`;
-y holds values (n,) or class numbers. What does not scale to large tables gets a sample of the rows,
-`Peer.most`. `pip install --group peers` brings those that scikit-learn does not have.
+`make(classes, seed)` returns an object with `fit(X, y)`, `predict(X)` and mostly
+`predict_proba(X)`; y has values (n,) or class numbers. A method that does not scale to large
+tables gets a sample of `Peer.most` rows. `pip install --group peers` installs the methods that
+scikit-learn does not have.
 """
 
 from __future__ import annotations
@@ -131,6 +132,6 @@ PEERS: dict[str, Peer] = {
 
 
 def installed() -> list[str]:
-    """Return the names of those that can be made here."""
+    """Return the names of the methods whose packages are installed."""
     there = importlib.util.find_spec
     return [name for name, p in PEERS.items() if p.package is None or there(p.package) is not None]

@@ -1,7 +1,7 @@
 """The same work with other libraries, in a few obvious lines each; Laplace kernel, float32.
 
-All take rows that are scaled by 1 / bandwidth beforehand, as ours take prepared points, and
-write to memory that is given. Slabs and tiles are the best of those tried on two Zen 4 cores.
+All functions take rows that were scaled by 1 / bandwidth beforehand, as streamkern takes prepared
+points, and write to given memory. Slabs and tiles are the best of several on two Zen 4 cores.
 """
 
 from __future__ import annotations

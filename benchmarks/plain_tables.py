@@ -1,8 +1,8 @@
-"""Tables with few different rows, and odd targets, that `newcomer` draws beside the usual data.
+"""Tables with few different rows and odd targets, for `newcomer`.
 
-Words, one-hot columns, truth values, rows that were measured again, codes that are integers, heavy
-tails, a constant target, and a word beside numbers. Of most of them the mean target of equal rows
-is the best answer: `truth` says so.
+They have words, one-hot columns, booleans, repeated measurements, integer codes, heavy tails, a
+constant target, or a word and numbers. For most of them, the mean target of equal rows is the best
+answer (`truth`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def constant_target(rng: np.random.Generator, n: int) -> Table:
 
 
 def word_and_numbers(rng: np.random.Generator, n: int) -> Table:
-    """Return a column of words beside a number that says something, and one that does not."""
+    """Return a column of words with a number that determines the target, and one that does not."""
     at = rng.integers(0, int(rng.integers(2, 30)), n)
     frame = pd.DataFrame({"w": [f"w{k}" for k in at], "x": rng.normal(size=n)})
     frame["noise"] = rng.normal(size=n)

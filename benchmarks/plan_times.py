@@ -1,7 +1,7 @@
-"""Compare the times that `plan` predicts with those of a run: setup, an epoch and the whole.
+"""Compare the times that `plan` predicts with a run: setup, one epoch, and the whole run.
 
-On one thread, and in seconds of its processor, which other work on the machine takes few of. Each
-run is planned before and after, and compared with the mean of the two.
+Runs use one thread; times are seconds of its processor, which other work on the machine affects
+little. Each run is planned before and after it, and compared with the mean of the two plans.
 """
 
 from __future__ import annotations

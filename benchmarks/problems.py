@@ -1,16 +1,18 @@
-"""The three problems that solvers are compared on, and the exact model of each.
+"""The three problems on which solvers are compared, and the exact model of each.
 
-    digits   scikit-learn's digits with fresh noise of deviation 0.5 in every row, one-hot targets,
-             Laplace kernel of bandwidth 8; centers are noisy digits, too; tested on 20 noisy copies
-             of each of 360 other digits
-    smooth   20 features, a Gaussian kernel; the truth is a combination of 300 kernel functions
-             whose points are not centers, so it lies in the kernel's space; noise in the targets
-    rough    16 features, a Laplace kernel; the truth is a wave too steep for the kernel to be
-             smooth on it; half as much noise as signal
+    digits   scikit-learn's digits with fresh noise of standard deviation 0.5 in every row, one-hot
+             targets, Laplace kernel of bandwidth 8; centers are noisy digits, too; the test rows
+             are 20 noisy copies of each of 360 other digits
+    smooth   20 features, a Gaussian kernel; the true function is a combination of 300 kernel
+             functions at points that are no centers, so it lies in the kernel's space; noise in the
+             targets
+    rough    16 features, a Laplace kernel; the true function is a wave too steep to be smooth for
+             the kernel; half as much noise as signal
 
-Smooth and rough are tested on the truth without noise, so that the loss is what a model adds to
-it. The exact model is least squares on the same training rows and centers in float64, with the
-ridge, of a few, that does best on the test rows: no way to choose it from the data does better.
+Smooth and rough are tested on the true function without noise, so that the loss is the error of
+the model. The exact model is least squares on the same training rows and centers in float64, with
+the one of several ridges that is best on the test rows: no choice from the training data is
+better.
 """
 
 from __future__ import annotations

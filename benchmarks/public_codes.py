@@ -1,28 +1,30 @@
-"""The default solver beside EigenPro 4 and FALKON, on tables, with nothing tuned but theirs.
+"""Compare the default solver with EigenPro 4 and FALKON on tables; only the two others are tuned.
 
     python -m benchmarks.public_codes --data FOLDER --json public_codes.json
     python -m benchmarks.public_codes --data FOLDER --names bike texture --seeds 1
     python -m benchmarks.public_codes --check        # the renderings against public figures
 
-The two are `benchmarks.renderings`. Tables, rows, centers, kernel and the exact model are those of
-`benchmarks.tables`; all get the same float32 kernel matrices from this package, so that seconds
-tell methods apart and not who evaluates exp. As the default solver fits an intercept, the others
-are given targets less their mean. Seconds hold setup and epochs, not predictions; they are those
-of the processor, all threads together, which other work on the machine moves least (wall clock:
-`wall_s`). Pin the process to one core to have them mean time.
+`benchmarks.renderings` implements the two methods. Tables, rows, centers, kernel and the exact
+model are the ones of `benchmarks.tables`. All methods get the same float32 kernel matrices from
+this package, so that seconds compare the methods and not the evaluation of exp. Because the
+default solver fits an intercept, the others get targets minus their mean. Seconds include setup
+and epochs, but not predictions. They are processor seconds of all threads together, which other
+work on the machine affects least (wall clock: `wall_s`). Pin the process to one core to read them
+as time.
 
 auto              `solver="auto"`, a run for each number of epochs
-eigenpro4         public defaults, with T = 1 where they stop with an error (m* > p)
+eigenpro4         public defaults, with T = 1 where they end with an error (m* > p)
 eigenpro4, q=40   the setting with which the public code ran on the digits
-falkon, e - 1     penalty 1e-6, jitter 1e-5. Its first pass is the right-hand side, so that e epochs
-                  are e - 1 iterations (after one epoch it predicts the mean)
-falkon, e         the same, the first pass not counted
-falkon, best      e iterations with that penalty and jitter, of ten, that are best on the test rows
+falkon, e - 1     penalty 1e-6, jitter 1e-5. The first epoch computes the right-hand side, so that e
+                  epochs are e - 1 iterations (after one epoch the model predicts the mean)
+falkon, e         the same, without counting the first epoch
+falkon, best      e iterations with the one of ten pairs of penalty and jitter that is best on the
+                  test rows
 
 FALKON keeps K(X, Z) in memory; this package's solver and EigenPro 4 evaluate it in every epoch.
-"ahead" is held against the kinder of each one's lines: its least error, and apart from that its
-fewest seconds. A ratio is the test MSE over that of the exact model with best ridge, the median
-over the seeds. "diverged" is not finite, or ten times the MSE of the mean.
+"ahead" compares with the best line of each method: its least error and, separately, its fewest
+seconds. A ratio is the test MSE divided by the test MSE of the exact model with its best ridge,
+the median over the seeds. "diverged" means not finite, or ten times the MSE of the mean.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class Clock:
 
 
 class Trial:
-    """One table and seed: what is given to all, and what came of it."""
+    """The inputs of all methods for one table and seed, and their results."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem, self.seed = problem, seed
@@ -275,7 +277,7 @@ def verdict(tables: dict[str, list[Record]], family: str) -> str:
 
 
 def check() -> list[dict[str, Any]]:
-    """Noisy digits, as in `benchmarks.public_curves`: the renderings beside the public codes."""
+    """Compare the renderings with the public codes, as in `benchmarks.public_curves`."""
     task = make_task()
     F = exact_values(task, ROWS)
     exact = _figures(F, task.y_test)

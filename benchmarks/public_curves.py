@@ -1,17 +1,18 @@
-"""Noisy digits, epoch by epoch, beside the curves of the public codes.
+"""Compare noisy digits, epoch by epoch, with the curves of the public codes.
 
     python -m benchmarks.public_curves                    # all methods, one seed, minutes
     python -m benchmarks.public_curves --methods eigenpro3 eigenpro4 --seeds 3 --json curves.json
 
-200 000 rows are made up front and every method cycles over them, five epochs (FALKON: 21, of which
-the first is not an iteration), with the 1437 clean training images as centers, a Laplace kernel of
-bandwidth 8 and defaults for the rest. Tested on 7200 noisy rows after every epoch.
+Every method cycles over 200 000 fixed rows for five epochs (FALKON: 21 epochs; the first is no
+iteration), with the 1437 clean training images as centers, a Laplace kernel of bandwidth 8, and
+defaults otherwise. It is tested on 7200 noisy rows after every epoch.
 
 The public figures in `PUBLIC` were measured once under the same conditions, with another split of
-the digits and other noise. On their test rows the exact model has another error and accuracy than
-on ours, so a method is judged by its distance from the exact model on its own test rows: the
-ratio of the mean squared errors, and the difference of the accuracies. An image of 7200 is .00014
-of accuracy; the exact model's error moves by .3 % between draws of the training rows.
+the digits and other noise. On their test rows, the exact model has another error and accuracy than
+on ours. A method is therefore judged by its distance from the exact model on its own test rows:
+the ratio of the mean squared errors, and the difference of the accuracies. One image of 7200 is
+0.00014 of accuracy; the error of the exact model changes by 0.3 % between draws of the training
+rows.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def at(found: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def points(found: dict[str, Any], exact: dict[str, float]) -> list[dict[str, Any]]:
-    """Ours beside every published point: MSE over exact, and accuracy less exact."""
+    """Compare every published point with ours: ratio of MSEs to exact, difference of accuracies."""
     rows = []
     for name in COMPARED[found["method"]]:
         public = PUBLIC[name]

@@ -1,11 +1,11 @@
-"""Measure what quantile scores of features change, and whether the default takes them.
+"""Measure the effect of quantile scores of features, and whether the default uses them.
 
     python -m benchmarks.quantile_scores FOLDER ... --json benchmarks/results/quantile_scores.json
 
-FOLDER holds NAME.npz of X, y and task, "regression" or another word for classes. Up to 3000 rows
-are fitted without a metric, with scale = "feature" and "quantiles"; up to 8000 others test: RMSE in
-standard deviations of y, or share of wrong classes, and log loss. "taken" is whether the default
-scale takes the scores, "scores" their number.
+FOLDER holds NAME.npz with X, y and task, "regression" or another word for classes. Up to 3000 rows
+are fitted without a metric, with scale = "feature" and "quantiles"; up to 8000 other rows are for
+testing: RMSE in standard deviations of y, or share of wrong classes and log loss. "taken" is
+whether the default scale uses the scores, "scores" their number.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Compare the losses of values with squares and with boosting.
+"""Compare the losses of values with the squared error and with boosting.
 
     python -m benchmarks.quantiles FOLDER ... --json benchmarks/results/quantiles.json
 
-FOLDER holds NAME.npz of X, y and task = "regression". Four fifths of the rows are fitted. Quantiles
-.05, .5 and .95: the mean pinball loss of the other rows, in standard deviations of y, and the share
-within the outer two, by one model, also with calibrate=True; beside it scikit-learn's
-HistGradientBoosting, one model a quantile. Outliers:
-RMSE on clean rows, in standard deviations, of models whose training targets have 5 % of noise of 20
-standard deviations ("outliers"), of the same in the kernel and metric that squares choose without
-("clean_kernel"), and without outliers ("clean").
+FOLDER holds NAME.npz with X, y and task = "regression". Four fifths of the rows are fitted.
+
+- Quantiles 0.05, 0.5 and 0.95: the mean pinball loss of the other rows, in standard deviations of
+  y, and the share of them between the outer two quantiles, by one model, also with calibrate=True;
+  the same figures of scikit-learn's HistGradientBoosting, with one model for each quantile.
+- Outliers: the RMSE on clean rows, in standard deviations, of models with noise of 20 standard
+  deviations in 5 % of the training targets ("outliers"), of the same models with the kernel and
+  metric that the squared error chooses without noise ("clean_kernel"), and without outliers
+  ("clean").
 """
 
 from __future__ import annotations

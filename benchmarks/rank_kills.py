@@ -1,13 +1,12 @@
-"""SIGKILL ranks, and now and then their driver, at random instants, and compare every bit.
+"""Kill ranks, and sometimes their driver, at random instants, and compare every bit.
 
     python -m benchmarks.rank_kills --kills 200 --json rank_kills.json
 
-`streamkern train --ranks 2` on this machine, killed again and again in one of its processes, once
-it has got further than the time before. Where it was the driver, or that gave up (`gave_up`), the
-same command is given again.
-What the run ends with must be the arrays of one that nobody disturbed. `seen_s` is the time from
-the kill of a rank to the sentence that says so, `again_s` to the next checkpoint. Kills in a JSON
-that is there count: it is added to.
+`streamkern train --ranks 2` runs on this machine. One of its processes is killed (SIGKILL) again
+and again, each time after the run has progressed further than before. If it was the driver, or if
+the command gave up (`gave_up`), the same command is given again. The final arrays must equal the
+arrays of an undisturbed run. `seen_s` is the time from the kill of a rank to the message about it,
+and `again_s` the time to the next checkpoint. An existing JSON is continued, and its kills count.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def command(folder: Path, run: Path) -> list[str]:
 
 
 class Life:
-    """A driver and what it says."""
+    """A driver and its messages."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         self.said = run.with_suffix(".said")

@@ -1,13 +1,13 @@
-"""The memory that ranks take, in the setup and in the steps, beside what is planned.
+"""Measure the memory of ranks in the setup and in the steps, and compare it with the plan.
 
     python -m benchmarks.rank_memory 2 2              # ranks, and center_ranks among them
     python -m benchmarks.rank_memory 2 2 eigenpro4    # another solver than "block"
     python -m benchmarks.rank_memory 2 1 block 2      # twice the centers and the rows
 
-8000 centers of 2000 features, 12 000 rows, blocks of 1000, float32. A line for each rank, a process
-of its own with XGBoost's sums: the most that it held in the setup, and then in the steps, beyond
-what it held before, and the most that is planned for a phase of the setup, and for the steps, with
-64 MiB for everything but arrays. Linux only.
+There are 8000 centers with 2000 features, 12 000 rows and blocks of 1000, in float32. Each rank is
+a process of its own, with XGBoost's sums, and has a line: its peak memory in the setup and in the
+steps, beyond the memory that it had before, and the planned peak of the setup and of the steps,
+with 64 MiB for everything but arrays. Linux only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def settings(
 
 
 def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
-    """Train as one of the ranks, and print what the setup took."""
+    """Train as one of the ranks, and print the memory of the setup."""
     import scipy.spatial.distance  # noqa: F401  # what would count as memory of the setup
     import xgboost.collective  # noqa: F401
 

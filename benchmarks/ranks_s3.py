@@ -2,9 +2,10 @@
 
     python -m benchmarks.ranks_s3 --json benchmarks/results/ranks_s3.json
 
-More than 1.2e7 rows with noise of their own, `--copies` of a store that is read anew for each of
-them, pass through two processes of a thread. `stall` is the time that a rank's steps waited for
-rows over that of all of them; that it waits for the other rank is `waited`.
+More than 1.2e7 rows, each with its own noise, pass through two processes with one thread each.
+They are `--copies` of a store, which is read again for each copy. `stall` is the share of the time
+of its steps in which a rank waited for rows, and `waited` the share in which it waited for the
+other rank.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Raw tables, words and gaps included, with defaults, beside gradient boosting.
+"""Compare the defaults with gradient boosting on raw tables with words and missing values.
 
     python -m benchmarks.raw_tables                               # of installed packages
     python -m benchmarks.raw_tables --data FOLDER --json raw.json # of .csv and .parquet files
     python -m benchmarks.raw_tables --names computers --methods streamkern CatBoost
 
-The target of a file is its last column; one of words has classes. A fifth of the rows, at most
-8000, which are drawn anew for each seed, are for testing; at most --rows others are fitted. Nothing
-is tuned. Ours get the data frame as it is, boosting gets words of the type `category`.
+The target of a file is its last column; a target of words has classes. For each seed, a fifth of
+the rows, at most 8000, is drawn for testing; at most --rows others are fitted. Nothing is tuned.
+streamkern gets the data frame unchanged, and boosting gets words of the type `category`.
 
-The error is the RMSE in standard deviations of the target, or the share of wrong classes; of
-classes the log loss is shown as well. Each is the median over the seeds; "best" is the best
-boosting's median. The last columns are medians of CPU seconds of `fit`, on --threads threads.
-`benchmarks.package_tables` has the tables of packages.
+The error is the RMSE in standard deviations of the target, or the share of wrong classes; for
+classes, the log loss is shown as well. Figures are medians over the seeds; "best" is the median of
+the best boosting method. The last columns are medians of the CPU seconds of `fit`, on --threads
+threads. `benchmarks.package_tables` has the tables of packages.
 """
 
 from __future__ import annotations

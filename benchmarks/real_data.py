@@ -1,26 +1,26 @@
-"""Real tables: errors, seconds and memory of methods, with defaults and tuned.
+"""Compare errors, seconds and memory of methods on real tables, with defaults and tuned.
 
     python -m benchmarks.real_data --data FOLDER
     python -m benchmarks.real_data --data FOLDER --names bike --methods streamkern LightGBM
     python -m benchmarks.real_data --data FOLDER --rows 4000 --json real.json --plot real.png
     python -m benchmarks.real_data --data FOLDER --rows 4000 --json real.json --seeds 1 --tuned 3
 
-A table is a file: .npz with X (n, d), y (n,), `task`, "regression" or another word for classes, and
-maybe `test_mask` (n,); or .csv or .parquet with a row of names, whose target is the last column
-(--target NAME), words becoming a column for each value. A fifth of the rows, drawn anew for each
-seed, are for testing, at most 8000, unless the file says which. At most --rows others are fitted.
-Features and values are standardised with the training rows.
+A table is a file: .npz with X (n, d), y (n,), `task`, "regression" or another word for classes,
+and optionally `test_mask` (n,); or .csv or .parquet with names of columns, whose target is the
+last column (--target NAME) and whose words become a column for each value. Unless the file has a
+mask, a fifth of the rows, at most 8000, is drawn for testing, for each seed. At most --rows others
+are fitted. Features and values are standardised with the training rows.
 
-The error is the RMSE in standard deviations of the target, of classes the share that is wrong, and
-their log loss is shown beside it. Each is the median over the seeds. "behind" is the median over
+The error is the RMSE in standard deviations of the target, or for classes the share of wrong rows;
+their log loss is shown as well. Figures are medians over the seeds. "behind" is the median over
 the tables of the ratio to the least error of the table, "worst" the largest such ratio, and "best"
-counts the tables on which it is at most 1.02. The methods are those of `benchmarks.peers`, each fit
-in a process of its own on --threads threads. Seconds are those of `fit`, after one of a few rows
-for imports and compilers: "CPU s" of the processor, "s" of the clock. "us" is the time to predict a
-row, in microseconds of the processor. Memory is the most that the process had.
+the number of tables on which it is at most 1.02. The methods are the ones of `benchmarks.peers`,
+each fit in a process of its own on --threads threads. "CPU s" are processor seconds of `fit`, and
+"s" wall-clock seconds, after a fit to a few rows for imports and compilers. "us" is the processor
+time to predict a row, in microseconds. The memory is the peak of the process.
 
---tuned F gives the methods that have a `Peer.grid` a random search, five folds, for F times the CPU
-seconds of "streamkern", then a fit with the best; its CPU seconds are those of both.
+--tuned F gives the methods with a `Peer.grid` a random search with five folds, for F times the CPU
+seconds of "streamkern", and then a fit with the best parameters; its CPU seconds include both.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def fit(
     data: Mapping[str, Any], method: str, seed: int, records: Sequence[Record],
     args: argparse.Namespace,
 ) -> Record:  # fmt: skip
-    """Return the figures of a fit. records : those of the table, for the time of a search."""
+    """Return the figures of a fit. records : give the time of a search."""
     warnings.simplefilter("ignore")
     name, is_tuned = method.removesuffix(TUNED), method.endswith(TUNED)
     peer, rows = PEERS[name], split(data, seed, args.rows)

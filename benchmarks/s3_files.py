@@ -169,7 +169,7 @@ def elements(fields: Sequence[tuple[str, object]]) -> str:
 
 
 def entry(root: Path, name: str, shown: str) -> str:
-    """Return what a listing says of a key, or of a folder, whose name ends with a slash."""
+    """Return the entry of a listing for a key, or for a folder, whose name ends with a slash."""
     if name.endswith("/"):
         return f"<CommonPrefixes>{elements([('Prefix', shown)])}</CommonPrefixes>"
     stat = (root / name).stat()

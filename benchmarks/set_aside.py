@@ -2,12 +2,13 @@
 
     python -m benchmarks.set_aside FOLDER ... --json benchmarks/results/set_aside.json
 
-FOLDER holds NAME.npz of X, y and task = "classification"; 5000 rows, or four fifths where that is
-more, are fitted, and the others are for testing. Beside these are sets of scikit-learn's
-`make_classification`, of 5000 rows to fit and 10 000 to test. The kernel is that of a fit to all
-rows, for both fits: found anew it differs by a point of accuracy between two seeds. `log_loss` is
-beside that of scikit-learn's CalibratedClassifierCV around the same model, on the same rows set
-aside; `share` is the time of calibrating in that of a fit that finds its kernel, as by default.
+FOLDER holds NAME.npz with X, y and task = "classification". 5000 rows, or four fifths if this is
+more, are fitted, and the others are for testing. Sets of scikit-learn's `make_classification`,
+with 5000 rows to fit and 10 000 to test, are measured as well. Both fits of a set use the kernel
+that a fit to all rows finds: kernels chosen separately change the accuracy by a percentage point
+between two seeds. `log_loss` is compared with scikit-learn's CalibratedClassifierCV around the
+same model, on the same calibration rows. `share` is the time of the calibration, divided by the
+time of a default fit, which chooses its kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Seconds of a fit on small tables with no metric and all else default, from the call of `fit` to
-its end.
+"""Measure the seconds of a fit on small tables without a metric, from the call of `fit` to its end.
 
-"warm" is a fit like one before it in the same process. "first" is the first in a process of its
-own, with whatever is imported or compiled then, and without the import of NumPy, scikit-learn's
-data sets and `streamkern` itself.
+"warm" is a fit like an earlier one in the same process. "first" is the first fit in a process of
+its own, including imports and compilation, but without the import of NumPy, scikit-learn's data
+sets and `streamkern` itself.
 """
 
 from __future__ import annotations

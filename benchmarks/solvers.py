@@ -1,18 +1,18 @@
-"""All solvers on the same rows with the same centers: loss over the exact model's, and seconds.
+"""Compare all solvers on the same rows and centers: loss relative to the exact model, and seconds.
 
     python -m benchmarks.solvers                              # p = 500 and 2000, minutes
     python -m benchmarks.solvers --centers 8000 --memory-share 8 --json solvers.json --plot folder
     python -m benchmarks.solvers --problems smooth --solvers block eigenpro4 --epochs 2
 
-The problems are those of `benchmarks.problems`, with ten rows a center, at least 20 000, over
-which every solver cycles. Losses are on test rows; 1 is the exact model. Seconds are those of
-setup and loop, without evaluations (but with what the evaluated weights took to solve for). Where
-the method has a ridge it is the exact model's. With more than 10 000 centers, of which the exact
-model takes hours, 1 is the loss of f = 0, and nothing has a ridge.
-`--memory-share 8` gives the preconditioners p^2 / 8 numbers: blocks of p / 8, and for EigenPro a
-projection without a matrix.
-Fourier features are p in number. EigenPro 1 and 2 and SGD on a kernel
-have the training rows for centers: they are not here, but in `examples` and `public_curves`.
+The problems are the ones of `benchmarks.problems`, with ten rows for each center, at least 20 000,
+over which every solver cycles. Losses are measured on test rows, and divided by the loss of the
+exact model. Seconds include setup and loop, and the solution for the evaluated weights, but not
+the evaluations. A method with a ridge uses the ridge of the exact model. With more than 10 000
+centers, the exact model would take hours; losses are then divided by the loss of f = 0, and
+nothing has a ridge. `--memory-share 8` gives the preconditioners p^2 / 8 numbers: blocks of p / 8,
+and a projection without a matrix for EigenPro. There are p Fourier features. EigenPro 1 and 2 and
+SGD on a kernel have the training rows as centers: they are measured in `examples` and
+`public_curves`.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def rows_of(curves: list[Curve], epochs: int, exact: bool) -> list[dict[str, Any
 
 
 def verdict(curves: list[Curve]) -> str:
-    """Compare the time of "auto" to the target, setup included, with that of the best solver."""
+    """Compare the time of "auto" to the target, setup included, with the best solver."""
     times = {c.solver: s for c in curves if (s := c.seconds_to(TARGET)) is not None}
     if "auto" not in times:
         return ""

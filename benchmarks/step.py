@@ -159,7 +159,7 @@ def _made_up(p: int, block_size: int) -> BlockPreconditioner:
 
 
 class TorchSteps:
-    """The step with PyTorch, in the order that ours visits the blocks in."""
+    """The step with PyTorch, with the same order of the blocks."""
 
     def __init__(
         self, torch: Any, Z: np.ndarray, pre: BlockPreconditioner, X: np.ndarray, Y: np.ndarray

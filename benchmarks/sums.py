@@ -1,7 +1,7 @@
-"""The sums of the direct solver, beside the product of two float64 matrices.
+"""Measure the sums of the direct solver, against the product of two float64 matrices.
 
-A batch of m rows adds m p^2 FLOPs to the lower half of K^T K, and the floor is these at the speed
-of a square float64 product on all threads.
+A batch of m rows adds m p^2 FLOPs to the lower half of K^T K; the floor is the time of as many
+FLOPs at the speed of a square float64 product on all threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _of(repeats: int, backend: Backend, p: int, d: int, m: int, product: int) ->
 
 
 def _check(steps: Steps, K: np.ndarray) -> None:
-    """Check that the sums are those of repeated steps with one batch."""
+    """Check that the sums equal the sums of repeated steps with one batch."""
     G = steps.state.pending["G"][0]
     made = steps.state.rows / len(K)
     some = slice(0, 50)

@@ -1,22 +1,22 @@
-"""Test error on tables over that of the exact model, with nothing tuned.
+"""Measure the test error on tables, relative to the exact model, with nothing tuned.
 
-    python -m benchmarks.tables                         # what scikit-learn brings
+    python -m benchmarks.tables                         # data sets of scikit-learn
     python -m benchmarks.tables --data FOLDER --json tables.json
     python -m benchmarks.tables --data FOLDER --methods auto direct --epochs 1 --names bike
     python -m benchmarks.tables --problems --methods chosen metric  # of benchmarks/problems.py
 
 A table is a file .npz with X (n, d), y (n,), `task`, "regression" or another word for classes, and
-maybe `test_mask` (n,); without one a fifth of the rows, drawn anew for each seed, are for testing.
-Features and values are standardised with the training rows, classes are one-hot, and the loss is
-the mean squared error.
+optionally `test_mask` (n,); without a mask, a fifth of the rows is drawn for testing, for each
+seed. Features and values are standardised with the training rows, classes are one-hot, and the
+loss is the mean squared error.
 
-The exact model is least squares in float64 on the same centers, with the ridge, of seven, that is
-best on the test rows: no honest choice of a ridge can be expected to reach it, so 1.00 is as good
-as can be. All have the Laplace kernel with the median distance for bandwidth, so that a column
-compares what trains; "chosen" is `kernel="auto", bandwidth="auto"` without a metric, "metric" that
-with `metric="learn"`, and "no ridge" the block solver with `ridge=0`.
+The exact model is least squares in float64 on the same centers, with the one of seven ridges that
+is best on the test rows: no choice of a ridge from the training data can be expected to reach it,
+so 1.00 is as good as possible. All models have the Laplace kernel with the median distance as
+bandwidth, so that a column compares solvers. "chosen" is `kernel="auto", bandwidth="auto"` without
+a metric, "metric" the same with `metric="learn"`, and "no ridge" the solver block with `ridge=0`.
 
-A figure is the median over the seeds; below, the median and the worst over the tables.
+A figure is the median over the seeds; below are the median and the worst over the tables.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _from_scikit_learn() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def make_problem(data: dict[str, Any], n_centers: int, seed: int) -> Problem:
-    """Split, standardise, draw distinct centers; or what is made, ten rows a center."""
+    """Split, standardise and draw distinct centers, or make a synthetic problem."""
     if "made" in data:
         made: KernelProblem = data["made"](10 * n_centers, n_centers, seed)
         return Problem(made.X, made.Y, made.X_test, made.Y_test, made.Z, _median(made.X))

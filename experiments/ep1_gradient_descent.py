@@ -52,7 +52,7 @@ def step_sizes(eigenvalues: Array, q: int) -> Array:
 
 
 def places(options: argparse.Namespace) -> list[int]:
-    """Return the paper's iterations, and those between them."""
+    """Return the paper's iterations, and iterations between them."""
     between = {2**k for k in range(17)}
     return sorted(set(ITERATIONS) if options.quick else between | set(ITERATIONS))
 

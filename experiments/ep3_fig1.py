@@ -97,7 +97,7 @@ def grid(results: Results, figure: str) -> tuple[list[int], list[float], Array]:
 
 
 def draw(results: Results, title: str, figure: Figure) -> None:
-    """Draw the grid as a table of colours beside the curves."""
+    """Draw the grid as a table of colours next to the curves."""
     from matplotlib.colors import LogNorm
 
     (name,) = results.values

@@ -1,4 +1,4 @@
-"""FALKON beside EigenPro, random features and the default solver: the tables of the slides.
+"""FALKON against EigenPro, random features and the default solver: the tables of the slides.
 
 Run it with a folder of SUSY, HIGGS or YearPredictionMSD (MillionSongs): see `--data`. The slides
 have M = 50 000 centers for HIGGS, and name no number for the others. `--centers` is the number of

@@ -2,7 +2,7 @@
 
 Kernel k-means minimises the squared distances of phi(x) to the means of their clusters; phi is
 known by K alone, an n x n matrix. With Nystrom features of c rows it is plain k-means of (n, c)
-features. The clusters that it finds are judged by the objective of the whole kernel, over that of
+features. Its clusters are judged by the objective of the whole kernel, divided by the objective of
 Lloyd's algorithm on K from the same random starts; the adjusted Rand index compares them with the
 classes. float64, NumPy and scikit-learn's KMeans.
 """

@@ -1,9 +1,9 @@
 """Stacked random features of several kernels, against the features of each kernel. The lecture.
 
 D features of one kernel, or D / 3 of each of three, Gaussian, Laplace and Cauchy, with a linear
-ridge model of them. The stacked features are those of the mean of the kernels. The frequencies of
-the Laplace kernel are a multivariate Cauchy's, those of the Cauchy kernel are normal with a random
-scale. float64 and NumPy.
+ridge model of them. The stacked features are features of the mean of the kernels. The frequencies
+of the Laplace kernel are a multivariate Cauchy's, those of the Cauchy kernel are normal with a
+random scale. float64 and NumPy.
 """
 
 from __future__ import annotations

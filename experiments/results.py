@@ -16,7 +16,7 @@ ERROR = "test error, %"
 class Measurement(NamedTuple):
     """One number of a point.
 
-    figure : what is measured, with its unit: the vertical axis of a plot.
+    figure : name and unit of the measured number, the vertical axis of a plot.
     label : the curve.
     x : the place on the horizontal axis.
     value : the number.

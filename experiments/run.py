@@ -67,7 +67,7 @@ class Journal:
 
 
 def run(name: str, experiment: Experiment, data: Data, options: argparse.Namespace) -> Results:
-    """Measure what is missing, and return the results in the order of the points."""
+    """Measure the missing points, and return the results in the order of the points."""
     points = list(experiment.points(data, options))
     keys = [point.key for point in points]
     if len(set(keys)) < len(keys):

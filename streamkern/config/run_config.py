@@ -119,7 +119,8 @@ class ExecutionConfig(Table):
     threads : threads of the computation; "auto": one for each processor.
     ranks : processes that share every step, each with a part of its rows. They run on this machine
         or on `cluster`; "gpus" means one for each GPU of this machine. For "block", "direct",
-        "falkon", "eigenpro3" and "eigenpro4". The result is that of one process, up to rounding.
+        "falkon", "eigenpro3" and "eigenpro4"; for a loss other than the squared error, only for
+        "block". The result equals the result of one process, up to rounding.
     min_ranks : smallest number of ranks; if there are fewer workers than `ranks`, the run uses all
         of them.
     center_ranks : number of ranks over which the steps partition the centers and weights, if one
@@ -142,7 +143,8 @@ class ExecutionConfig(Table):
         every epoch: by accuracy or R2, or by the loss if it is not the squared error. The run stops
         after `n_iter_no_change` epochs in a row without a better score. The model has the weights
         of the best epoch, even if `data.epochs` ends the run. Neither validation rows nor copies of
-        them are trained on. Not for "direct", for warm starts, or for rows that a function makes.
+        them are trained on. Not for "direct" with the squared error, for warm starts, or for rows
+        that a function makes.
     validation_fraction : share of the stored rows that is set aside for early stopping. From arrays
         in memory, the same share of each class is taken.
     n_iter_no_change : number of epochs in a row without a better score after which the run ends.

@@ -23,6 +23,7 @@ import pytest
 import streamkern
 from streamkern.cli.main import run_command
 from streamkern.config.run_config import RunConfig, load_run_file
+from tests.page_names import unknown_names
 from tests.s3_server import KEY, SECRET, S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,6 +223,20 @@ def test_links_resolve(page: Path) -> None:
         assert target.exists(), link
         if parts.fragment and "<!-- generated" not in target.read_text(encoding="utf-8"):
             assert parts.fragment in anchors(target), link
+
+
+def test_names_in_backticks_exist() -> None:
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md"]
+    unknown = {str(p): [*unknown_names(p.read_text(encoding="utf-8"))] for p in pages}
+    assert {page: names for page, names in unknown.items() if names} == {}
+
+
+def test_unknown_names_in_backticks_are_found() -> None:
+    known = "`streamkern.load`, `solver/block.py`, `--run-dir`, `data.train`, `test_mse`, `a_b`"
+    code = "```python\na_b = 1\n```\n"
+    wrong = ["streamkern.lode", "solver/blocks.py", "--run-folder", "data.trains", "_more_damping"]
+    assert list(unknown_names(code + known)) == []
+    assert list(unknown_names(" ".join(f"`{name}`" for name in wrong))) == wrong
 
 
 def test_readme_is_short() -> None:
