@@ -198,11 +198,36 @@ def test_ridge_is_searched_if_a_fifth_of_rows_are_not_centers() -> None:
     assert not Direct().finds_ridge(replace(problem, p=81))
 
 
-def test_rows_that_all_equal_centers_use_first_ridge() -> None:
-    X, y = arrays(30)
-    twice = ArraySource(np.tile(X, (2, 1)), np.tile(y, 2), classes=CLASSES)
-    config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": "auto"})
-    assert finished(config, source=twice, centers=X).ridge == pytest.approx(1e-6)
+@pytest.mark.parametrize("equal_targets", [True, False])
+def test_ridge_of_rows_that_coincide_with_centers_is_near_the_best(equal_targets: bool) -> None:
+    """Compare errors at new points with dense float64 fits of all ridges.
+
+    Each row occurs twice, once with the same target or another one; both are centers, so that no
+    row can be held out.
+    """
+    rng = np.random.default_rng(0)
+    X, new = rng.normal(size=(200, 3)), rng.normal(size=(500, 3))
+    f, f_new = np.sin(2 * X[:, :1]) + X[:, 1:2], np.sin(2 * new[:, :1]) + new[:, 1:2]
+    y = f + rng.normal(size=f.shape)
+    other_y = y if equal_targets else f + rng.normal(size=f.shape)
+    X_twice, y_twice = np.concatenate([X, X]), np.concatenate([y, other_y])
+    kernel = ref.make_kernel("gaussian", 2.0)
+    K, K_zz, mean = kernel(X_twice, X), kernel(X, X), y_twice.mean()
+
+    def error(ridge: float) -> float:
+        alpha = ref.ridge(K, y_twice - mean, K_zz, ridge)
+        return float(((kernel(new, X) @ alpha + mean - f_new) ** 2).mean())
+
+    changed = {
+        "solver.ridge": "auto", "model.n_centers": "auto", "model.kernel": "gaussian",
+        "model.bandwidth": 2.0, "run.precision": "float64",
+    }  # fmt: skip
+    result = finished(
+        settings(**DIRECT, **changed), source=ArraySource(X_twice, y_twice), centers=X
+    )
+    # The leave-one-out estimate from 200 points is off by a factor of a few.
+    best = min(error(10.0**k) for k in range(-7, 1))
+    assert error(result.ridge) < 1.5 * best < 0.75 * error(1e-6)
 
 
 @pytest.mark.parametrize("solver", ["block", "falkon"])

@@ -59,6 +59,7 @@ from streamkern.train.setup.setup_rows import (
     center_targets,
     draw_samples,
     n_effective,
+    noise_gives_ridge,
 )
 
 SAMPLED_CENTERS = 256
@@ -253,9 +254,7 @@ def _estimate_noise(
         return NO_NOISE, n_eff, options, ridges
     rows = read_rows()
     each_output = method.ridge_per_output and run.problem.several_targets
-    estimates_ridge = method.estimates_ridge(run.problem) or (
-        options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
-    )
+    estimates_ridge = noise_gives_ridge(run, op, points, rows)
     if not (estimates_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n_eff, options, ridges
     noise_rows = rows if len(rows.X) <= NOISE_ROWS else rows.first_rows(NOISE_ROWS, run.backend)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.kernels.builtin import Laplace
+from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import (
     COPIES,
@@ -20,6 +21,7 @@ from streamkern.solver.copies import (
     effective_sample_size,
     intraclass_correlation,
 )
+from streamkern.solver.precondition.held_out import is_not_center
 from streamkern.solver.precondition.noise import (
     MIN_ROWS_OF_NOISE,
     NOISE_ROWS,
@@ -56,6 +58,10 @@ SAMPLE_STAGE = 2
 MAX_COPIED_UNITS = 16
 """Largest number of units, each read `COPIES` times, to estimate the correlation of copies of a
 row."""
+MIN_HELD_OUT_SHARE = 0.1
+"""Smallest share of rows off the centers with which a solver finds its ridge on held-out rows."""
+HELD_OUT_TILE = 64
+"""Number of rows whose kernel values with all centers are computed at a time."""
 
 
 SquareTargets = BoundedTargets | FirstModel
@@ -204,6 +210,36 @@ def n_effective(
         op, (_transform_block(run, block, dtype, targets, seed) for block, seed in blocks)
     )
     return effective_sample_size(n_stored, problem.n_samples, rho)
+
+
+def noise_gives_ridge(
+    run: ResolvedRun, op: KernelOperator, Z: Points, rows: SampleRows
+) -> bool:  # fmt: skip
+    """Return whether a ridge of "auto" follows from the noise of the targets.
+
+    It does if the solver cannot find the ridge on held-out rows, because more than half of the rows
+    equal an earlier one, or because nearly all rows coincide with centers.
+
+    rows : rows from which the noise is estimated.
+    """
+    method, problem = run.method, run.problem
+    if method.estimates_ridge(problem) or run.config.solver.ridge != "auto":
+        return method.estimates_ridge(problem)
+    if rows.repeats is not None and rows.repeats.are_common():
+        return True
+    return method.finds_ridge(problem) and _share_off_centers(op, Z, rows) < MIN_HELD_OUT_SHARE
+
+
+def _share_off_centers(op: KernelOperator, Z: Points, rows: SampleRows) -> float:
+    """Return the share of the rows that do not coincide with a center.
+
+    At most `NOISE_ROWS` rows are examined, after equal rows were merged.
+    """
+    X, n_off_centers = rows.X[:NOISE_ROWS], 0
+    for part in tiles(len(X), HELD_OUT_TILE):
+        K = op.matrix(op.points(X[part], left=True), Z)
+        n_off_centers += int(is_not_center(op, Z, K).sum())
+    return n_off_centers / len(X)
 
 
 def _draw_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
