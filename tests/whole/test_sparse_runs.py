@@ -23,6 +23,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.store.sparse_rows import PackedRows, as_csr, pack_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.transforms import GaussianNoise
+from tests import reference as ref
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
 D, KEPT = 60_000, 40
@@ -72,6 +73,22 @@ def test_sparse_run_equals_dense_run(solver: str) -> None:
     assert sparse_run.model.values(PackedRows.of_matrix(T)) == pytest.approx(expected, abs=1e-7)
     assert np.array_equal(sparse_run.order, dense_run.order)
     assert np.array_equal(as_csr(sparse_run.Z, D).toarray(), _spread(dense_run.Z))
+
+
+@pytest.mark.parametrize("unit", [1e-10, 1.0, 1e4, 1e10])
+def test_sparse_rows_in_any_unit_give_exact_kernel_ridge(unit: float) -> None:
+    """Compare with the equations in float64; the jitter may not grow with the unit of the rows."""
+    (X, _), (T, _) = rows(), rows(50, 7)
+    A, B = (dense(part).astype(np.float64) for part in (X, T))
+    y = np.sin(3 * A[:, 0]) + A[:, 1]
+    model = KernelRegressor(
+        kernel="gaussian", bandwidth=unit, scale="none", metric="none", solver="direct",
+        ridge=1e-3, precision="float64",
+    ).fit(X.astype(np.float64) * unit, y)  # fmt: skip
+    K = ref.make_kernel("gaussian", 1.0)
+    alpha = np.linalg.solve(K(A, A) + 1e-3 * len(A) * np.eye(len(A)), y - y.mean())
+    expected = y.mean() + K(B, A) @ alpha
+    assert model.predict(T.astype(np.float64) * unit) == pytest.approx(expected, abs=1e-10)
 
 
 def _spread(Z: npt.NDArray[Any]) -> npt.NDArray[Any]:

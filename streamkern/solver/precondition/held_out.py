@@ -89,8 +89,9 @@ def rounding(op: KernelOperator, Z: Points) -> float:
     squared_norm = 1.0
     if op.kernel.geometry == "distance" and op.precision != "integer":
         # The 99th percentile, as a few outliers must not determine the jitter.
+        # The norms of sparse rows are not in bandwidths yet; `op.scale` converts them.
         norms = op.backend.to_host(Z.portable(0)[1])
-        squared_norm = max(squared_norm, float(np.quantile(norms, 0.99)))
+        squared_norm = max(squared_norm, op.scale * float(np.quantile(norms, 0.99)))
     return 10 * eps(op.dtype) * squared_norm
 
 
