@@ -206,7 +206,7 @@ def test_search_accepts_categorical_kernel() -> None:
     kernel = {"kind": "laplace", "categorical": [[LEVEL, 100.0]]}
     tuned = sk.tune(
         X, y, estimator=sk.KernelRegressor(kernel, random_state=0), refine=0, refit=True
-    )  # fmt: skip
+    )
     assert tuned.estimator.kernel_.categorical == ((LEVEL, 100.0),)
     assert all(row["kernel"]["categorical"] == [[LEVEL, 100.0]] for row in tuned.table)
     assert "categorical" in tuned.toml

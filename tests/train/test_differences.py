@@ -43,7 +43,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"model.kernel": {"kind": "sum", "parts": [{"kind": "laplace"}, {"kind": "gaussian"}]}},
         r"model.kernel: was 'laplace', now laplace \+ gaussian",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CHANGES)

@@ -404,9 +404,7 @@ def test_weights_on_another_scale_are_refused(tmp_path: Path) -> None:
         ("log", {"loss": "huber"}, "from which only squares can be continued"),
     ):
         with pytest.raises(ConfigError, match=match):
-            sk.KernelRegressor(
-                solver="block", warm_start=str(tmp_path / start), **given
-            ).fit(X, y)  # fmt: skip
+            sk.KernelRegressor(solver="block", warm_start=str(tmp_path / start), **given).fit(X, y)
 
 
 def test_continued_run_cannot_change_log_scale(tmp_path: Path) -> None:

@@ -143,11 +143,11 @@ def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> No
 def test_resumed_run_ends_with_same_bits(solver: str, tmp_path: Path) -> None:
     """Check the ramp of a quantile, which becomes narrower with the rows that were seen."""
     options = {
-        "solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8,
+        "solver.name": solver,
+        "model.loss": "quantile",
+        "model.quantile": 0.8,
         "solver.ridge": "auto",
-    } | (
-        LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"}
-    )  # fmt: skip
+    } | (LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"})
     source = sk.ArraySource(X.astype(np.float32), VALUES)
     assert_resume_gives_same_bits(tmp_path, (1, 7, 13), options, source)
 
@@ -161,7 +161,7 @@ def test_loss_parameters_depend_on_noise() -> None:
             source=sk.ArraySource(X, quiet),
         ).model.loss.parameters()["delta"]
         for solver in ("block", "eigenpro4")
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(*deltas, rtol=1e-3)
 
 

@@ -96,9 +96,9 @@ def test_log_link_with_partitioned_centers_equals_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows", "columns"), [
-    ("gamma", 2, 1), ("gamma", 2, 2), ("poisson", 3, 1)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"), [("gamma", 2, 1), ("gamma", 2, 2), ("poisson", 3, 1)]
+)
 def test_step_limit_is_shared_by_all_ranks(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, rows: int, columns: int,

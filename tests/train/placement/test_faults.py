@@ -127,9 +127,7 @@ def test_ranks_with_center_partition_continue_a_run(
     config = runs.settings(store, tmp_path / "new", **grid | automatic)
     reported: list[dict[str, Any]] = []
     acts = {"1 0": "kill", "0 6": "kill"}
-    runs.trained(
-        client, config, tmp_path, acts=acts, reported=reported.append, continues=continues
-    )  # fmt: skip
+    runs.trained(client, config, tmp_path, acts=acts, reported=reported.append, continues=continues)
     assert [event["event"] for event in reported].count("lost") == 2
     one = {"run.ranks": 1, "run.center_ranks": 1, "run.run_dir": str(tmp_path / "one")}
     train(config.with_overrides(one), continues=continues)

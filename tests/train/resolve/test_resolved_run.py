@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.planning.effort_levels import EffortLevel
+from streamkern.planning.sizes import EffortLevel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.direct import Direct
 from streamkern.stream.sources.arrays import ArraySource
@@ -227,7 +227,7 @@ def test_float64_run_can_be_continued_and_warm_started(tmp_path: Path) -> None:
     third = settings(
         tmp_path / "third",
         **FEW | {"solver.name": "block", "solver.warm_start": str(tmp_path / "first")},
-    )  # fmt: skip
+    )
     result = finished(third, source=source)
     assert result.model.op.precision == "float64"
     X, _ = arrays(N)

@@ -83,9 +83,9 @@ def bandwidth_records(model: KernelRegressor, folder: Path) -> list[dict[str, An
 
 def test_loo_errors_equal_refits(tmp_path: Path) -> None:
     X, y = smooth(80)
-    model = KernelRegressor(
-        kernel="laplace", scale="none", random_state=0, run_dir=tmp_path
-    ).fit(X, y)  # fmt: skip
+    model = KernelRegressor(kernel="laplace", scale="none", random_state=0, run_dir=tmp_path).fit(
+        X, y
+    )
     (line,) = bandwidth_records(model, tmp_path)
     median = model.bandwidth_ / line["factor"]
     assert median == pytest.approx(np.median(pdist(X)), rel=0.05)
@@ -138,7 +138,7 @@ def test_oscillating_function_gets_a_narrow_kernel() -> None:
     actual = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
     median = KernelRegressor(
         bandwidth="median", random_state=0, kernel="gaussian", scale="none"
-    ).fit(X, y)  # fmt: skip
+    ).fit(X, y)
     assert actual.bandwidth_ < median.bandwidth_
 
 
@@ -366,12 +366,12 @@ def test_open_settings_keep_found_values() -> None:
     parts = ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]
     model = KernelRegressor(
         kernel={"kind": "sum", "parts": parts}, warm_start=True, centers=X[:100], solver="block"
-    ).fit(X, y)  # fmt: skip
+    ).fit(X, y)
     kernel = model.kernel_.describe()
     assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
     custom_model = KernelRegressor(
         kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
-    ).fit(X, y)  # fmt: skip
+    ).fit(X, y)
     assert custom_model.fit(X, y).kernel_.describe() == custom_model.kernel_.describe()
     model = KernelRegressor(
         random_state=0, solver="block", centers=X[:100], scale="none", warm_start=True

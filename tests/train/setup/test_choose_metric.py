@@ -14,7 +14,7 @@ from sklearn.datasets import make_friedman1
 
 import streamkern as sk
 from streamkern.cli.main import run_command
-from streamkern.planning.effort_levels import EFFORT_LEVELS
+from streamkern.planning.sizes import EFFORT_LEVELS
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model

@@ -19,9 +19,7 @@ from streamkern.train.setup.sharded_arrays import DeviceLoader, gather_and_save,
 from tests.rank_threads import on_threads
 
 SIZES = {"H.0": 23, "H.1": 8, "L": 1}
-WHOLE = {
-    name: np.tril(np.random.default_rng(n).normal(size=(n, n))) for name, n in SIZES.items()
-}  # fmt: skip
+WHOLE = {name: np.tril(np.random.default_rng(n).normal(size=(n, n))) for name, n in SIZES.items()}
 
 
 def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], object]) -> None:
