@@ -15,7 +15,7 @@ import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.backend.base import Backend
-from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.store.sample_weights import weight_factors
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -36,7 +36,6 @@ from tests.runs import (
     final,
     finished,
     settings,
-    stopped,
 )
 from tests.solver_problems import Array
 
@@ -359,16 +358,6 @@ def test_resumed_run_keeps_mean_and_bits(method: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.values(test), result.model.values(test))
         np.testing.assert_array_equal(loaded.targets.mean, result.model.targets.mean)
     np.testing.assert_allclose(loaded.values(test), brute_force(result, test), atol=1e-4)
-
-
-def test_intercept_setting_must_not_change_at_resume(tmp_path: Path) -> None:
-    X, y = data(135)
-    source = ArraySource(np.float32(X), y)
-    stopped(settings(tmp_path, **METHODS["block"]), 3, source=source, test=source)
-    with pytest.raises(ResumeMismatchError, match="fit_intercept: was True, now False"):
-        finished(
-            settings(tmp_path, **METHODS["block"] | {"model.fit_intercept": False}), source=source
-        )
 
 
 # -- where the mean comes from ---------------------------------------------------------------------

@@ -535,6 +535,7 @@ def source_with_changed_row() -> Source:
         ({"data.epochs": 3}, r"data\.epochs: was 2, now 3"),
         ({"run.random_state": 1}, r"run\.random_state: was 0, now 1"),
         ({"run.precision": "float64"}, r"run\.precision"),
+        ({"model.fit_intercept": False}, "fit_intercept: was True, now False"),
         ({"solver.name": "eigenpro3"}, r"solver\.name: was 'block', now 'eigenpro3'"),
         (
             {"model.kernel": get_kernel("laplace", 2.0)},

@@ -19,7 +19,6 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from tests.runs import (
     Array,
     array_source,
-    arrays,
     assert_same_bits,
     final,
     finished,
@@ -190,13 +189,6 @@ def test_unsupported_metric_is_refused(overrides: dict[str, Any], text: str) -> 
     neutral = {"model.bandwidth": "auto"} if "model.kernel" in overrides else {}
     with pytest.raises(sk.ConfigError, match=text):
         finished(settings(**overrides, **neutral), source=array_source(), metric=SCALES[:5])
-
-
-@pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro1"])
-def test_centers_are_refused_by_solvers_of_all_rows(solver: str) -> None:
-    config = settings(**{"solver.name": solver, "model.n_centers": "auto"})
-    with pytest.raises(sk.ConfigError, match="takes all 135 training rows as centers"):
-        finished(config, source=array_source(), centers=arrays()[0])
 
 
 def test_user_kernel_keeps_given_metric(tmp_path: Path) -> None:

@@ -216,6 +216,11 @@ INVALID: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         EIGENPRO2, {"source": array_source(), "centers": arrays()[0][::-1]},
         "takes all 135 training rows as centers",
     ),
+    "eigenpro1 with given centers": (
+        EIGENPRO2 | {"solver.name": "eigenpro1"},
+        {"source": array_source(), "centers": arrays()[0]},
+        "takes all 135 training rows as centers",
+    ),
     "no targets": ({}, {"source": ArraySource(arrays()[0])}, "no targets y"),
     "host and deterministic": (
         {}, {"source": AugmentedSource(images(), 2, [inverted])}, "'inverted' is marked both"
