@@ -11,7 +11,7 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.config.solver import solver_options
 from streamkern.losses.own import described_loss
-from streamkern.planning.effort_levels import EFFORT_LEVELS
+from streamkern.planning.sizes import EFFORT_LEVELS
 from streamkern.store.describe import describe_store
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.stores import stores_in

@@ -140,10 +140,10 @@ class DataConfig(Table):
         deviations are those of a store or of arrays in memory, otherwise of a sample of the rows.
         Rows and centers are always given with their values before the scaling. A constant feature
         is only centred. A scale in `transforms` replaces this setting.
-    epochs : passes over the training data; "auto": enough for 100 000 rows, copies included,
-        between 1 and 20. With early stopping, and with solvers that stop when they have converged,
-        "auto" is at most 20; "direct" stops after the first epoch, unless transforms change every
-        epoch.
+    epochs : number of times that training reads all rows; "auto": enough for 100 000 rows, copies
+        included, between 1 and 20. With early stopping, and with solvers that stop when they have
+        converged, "auto" is at most 20; "direct" stops after the first epoch, unless transforms
+        change every epoch.
     batch_size : training rows of a step; "auto": chosen by the solver and the memory.
     prefetch_threads : threads that read ahead; "auto": as many as speed up reading from this
         storage. The batches do not depend on their number.

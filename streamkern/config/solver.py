@@ -29,27 +29,18 @@ _LOW_RANK_OPTIONS = ("n_nystrom", "level")
 _INNER_EIGENPRO_OPTIONS = (
     "projection_epochs", "projection_nystrom", "projection_level", "projection_batch",
 )  # fmt: skip
-_PROJECTION_OPTIONS = ("projection", *_INNER_EIGENPRO_OPTIONS)
+_PROJECTED_OPTIONS = (
+    *_LOW_RANK_OPTIONS, "period", "projection", *_INNER_EIGENPRO_OPTIONS, *_STEP_OPTIONS,
+    "warm_start",
+)  # fmt: skip
 SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "block": ("block_size", "factor_dtype", "ridge", "damping", *_STEP_OPTIONS, "warm_start"),
         "sgd": ("ridge", *_STEP_OPTIONS),
         "eigenpro1": (*_LOW_RANK_OPTIONS, "ridge", "damping", *_STEP_OPTIONS),
         "eigenpro2": (*_LOW_RANK_OPTIONS, *_STEP_OPTIONS),
-        "eigenpro3": (
-            *_LOW_RANK_OPTIONS,
-            "period",
-            *_PROJECTION_OPTIONS,
-            *_STEP_OPTIONS,
-            "warm_start",
-        ),
-        "eigenpro4": (
-            *_LOW_RANK_OPTIONS,
-            "period",
-            *_PROJECTION_OPTIONS,
-            *_STEP_OPTIONS,
-            "warm_start",
-        ),
+        "eigenpro3": _PROJECTED_OPTIONS,
+        "eigenpro4": _PROJECTED_OPTIONS,
         "direct": ("ridge", "posterior"),
         "falkon": ("ridge", "tolerance", "warm_start"),
     }

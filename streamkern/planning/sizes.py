@@ -1,4 +1,4 @@
-"""Choose the sizes that all methods have: batches, samples and read-ahead.
+"""Choose the sizes that all methods have: batches, samples and read-ahead, within their limits.
 
 This module only computes with numbers.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -24,6 +25,28 @@ ROW_ID_BYTES = 8
 """Bytes of a row number, which is stored with each row."""
 POSITION_BYTES = 8
 """Bytes of the position of a row in its shuffle block."""
+
+
+class EffortLevel(NamedTuple):
+    """Limits of the automatic choices for a value of the setting model.effort.
+
+    n_centers : largest number of centers that are drawn.
+    all_rows : largest number of rows that may all be centers, if solver "direct" can solve the
+        equations of their kernel matrix (`solver.kernel_ridge`); may exceed `n_centers`.
+    metric_rows : largest number of rows from which a metric is learned. Its gradient steps use a
+        third of them, in more stages if there are more rows, see `setup.metric_steps`.
+    """
+
+    n_centers: int
+    all_rows: int
+    metric_rows: int
+
+
+EFFORT_LEVELS: Final[Mapping[str, EffortLevel]] = MappingProxyType({
+    "quick": EffortLevel(2000, 4096, 6144),
+    "default": EffortLevel(10_000, 16_384, 15_360),
+    "best": EffortLevel(10_000, 100_000, 24_576),
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

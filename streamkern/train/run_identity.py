@@ -182,7 +182,7 @@ def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInpu
 
 def _check_same(
     directory: RunDirectory, recorded: Mapping[str, Any], current: Mapping[str, Any]
-) -> None:  # fmt: skip
+) -> None:
     """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
     changes = record_differences(*_with_equal_kernels(recorded, current))
     changes = [change.removeprefix("settings.") for change in changes]
@@ -206,7 +206,7 @@ def _check_same(
                 "(streamkern train --continue, or continues of train_model)"
             )
         raise ResumeMismatchError(
-            f"{directory.location} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
+            f"{directory.location} holds a run that differs: {'; '.join(changes)}", remedy
         )
 
 

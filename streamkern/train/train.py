@@ -128,7 +128,7 @@ def train(
     ) as request:
         trainer_context = start_trainer(
             config, inputs, directory, request, progress, on_evaluation, all_callbacks
-        )  # fmt: skip
+        )
         with trainer_context as trainer:
             was_complete = trainer.position.done
             result = trainer.run_to_end()

@@ -1,4 +1,4 @@
-"""Check settings: valid values, error messages, and what a resume may change."""
+"""Test settings: valid values, error messages, secrets, and which of them a resume may change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
-from streamkern.config.rules import FOREIGN_WORDS as WORDS_ELSEWHERE
+from streamkern.config.rules import FOREIGN_WORDS
 from streamkern.config.run_config import (
     FREE_AT_RESUME,
     NEUTRAL_VALUES,
@@ -51,7 +51,7 @@ def error_message(**tables: Any) -> str:
     return str(caught.value)
 
 
-# Sizes and times
+# -- sizes and times ------------------------------------------------------------------------------
 
 
 @given(
@@ -102,7 +102,7 @@ def test_parse_seconds_refuses_invalid_times(text: str) -> None:
         parse_seconds(text)
 
 
-# What is accepted
+# -- accepted settings ----------------------------------------------------------------------------
 
 
 def test_config_requires_only_training_set() -> None:
@@ -125,7 +125,7 @@ def test_documented_run_file_is_valid() -> None:
     assert run_config.run.memory == 8 * 2**30
 
 
-# Of every setting a value; of NumPy's numbers those that float32 and uint16 hold.
+# A value of every setting; its numbers are exact in float32 and uint16.
 ALL_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {
         "train": ["a.zarr", "b.zarr"], "weights": [0.5, 2], "test": "c.zarr", "x": "X", "y": "y",
@@ -197,12 +197,12 @@ def test_run_file_accepts_every_setting(solver: dict[str, Any], tmp_path: Path) 
     assert all(getattr(run_config.solver, key) == value for key, value in solver.items())
 
 
-def in_numpy(value: Any, key: Any = None) -> Any:
-    """Return the same numbers as scalars of NumPy, and paths as Path."""
+def as_numpy(value: Any, key: Any = None) -> Any:
+    """Return a setting with its numbers as NumPy scalars, and its paths as Path."""
     if isinstance(value, dict):
-        return {k: in_numpy(item, k) for k, item in value.items()}
+        return {k: as_numpy(item, k) for k, item in value.items()}
     if isinstance(value, list):
-        return [in_numpy(item, key) for item in value]
+        return [as_numpy(item, key) for item in value]
     if isinstance(value, str):
         return Path(value) if key in PATH_SETTINGS else np.str_(value)
     kind = np.bool_ if isinstance(value, bool) else np.uint16 if isinstance(value, int) else None
@@ -212,14 +212,16 @@ def in_numpy(value: Any, key: Any = None) -> Any:
 def test_numpy_scalars_and_paths_equal_python_values() -> None:
     stages = {name: set(type(stage).model_fields) for name, stage in RunConfig()}
     assert stages == {name: set(table) for name, table in ALL_SETTINGS.items()}
-    plain, twin = RunConfig.from_tables(ALL_SETTINGS), RunConfig.from_tables(in_numpy(ALL_SETTINGS))
-    assert twin == plain
-    assert twin.model_dump_json() == plain.model_dump_json()
-    assert twin.data.storage_options == plain.data.storage_options
-    assert type(twin.data.batch_size) is int
+    plain, from_numpy = (
+        RunConfig.from_tables(ALL_SETTINGS),
+        RunConfig.from_tables(as_numpy(ALL_SETTINGS)),
+    )
+    assert from_numpy == plain
+    assert from_numpy.model_dump_json() == plain.model_dump_json()
+    assert from_numpy.data.storage_options == plain.data.storage_options
+    assert type(from_numpy.data.batch_size) is int
     assert plain.run.checkpoint_cadence == (5, None)
-    listed = config(run={"evaluate_at": np.array([5, 7])})
-    assert listed.run.evaluate_at == (5, 7)
+    assert config(run={"evaluate_at": np.array([5, 7])}).run.evaluate_at == (5, 7)
     overridden = plain.with_overrides({"run.threads": np.int64(3), "run.run_dir": Path("b")})
     assert (overridden.run.threads, overridden.run.run_dir) == (3, "b")
 
@@ -234,38 +236,37 @@ def test_positional_tables_suggest_from_tables() -> None:
 
 def test_errors_never_suggest_the_refused_word() -> None:
     """Check settings and their values, parameters, commands, options, and options of s3fs."""
-    sentences: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
 
-    def say(word: str, request: Callable[[], Any]) -> None:
+    def record_message(word: str, request: Callable[[], Any]) -> None:
         try:
             request()
         except (StreamkernError, TypeError, ValueError, AttributeError) as error:
-            sentences.append((word, str(error)))
+            messages.append((word, str(error)))
 
-    words = {
-        *PARAMETER_SETTINGS,
-        *OTHER_PARAMETERS,
-        *WORDS_ELSEWHERE,
-        *streamkern.__all__,
-        *streamkern._FOREIGN_NAMES,
-    }
+    words = {*PARAMETER_SETTINGS, *OTHER_PARAMETERS, *FOREIGN_WORDS}
+    words |= {*streamkern.__all__, *streamkern._FOREIGN_NAMES}
     words |= {"sum", "product", "auto", "region", "engine", "deadline_s", "solver.", "data.train"}
     for table in (DataConfig, ModelConfig, SolverConfig, ExecutionConfig):
         words |= {word for name in table.model_fields for word in (name, f"{table.table}.{name}")}
         for name in table.model_fields:
             for word in ("sum", "product", "size", "auto", "kind", "all"):
-                say(word, lambda t=table, n=name, w=word: t(**{n: w}))
+                record_message(word, lambda t=table, n=name, w=word: t(**{n: w}))
     for word in sorted(words):
-        say(word, lambda w=word: RunConfig().with_overrides({w: 1}))
-        say(f"model.{word}", lambda w=word: RunConfig().with_overrides({f"model.{w}": 1}))
-        say(word, lambda w=word: streamkern.KernelRegressor(**{w: 1}))
-        say(word, lambda w=word: streamkern.KernelRegressor().set_params(**{w: 1}))
-        say(word, lambda w=word: streamkern.KernelRegressor().fit([[1]], **{w: 1}))
-        say(word, lambda w=word: getattr(streamkern, w.upper()))
+        record_message(word, lambda w=word: RunConfig().with_overrides({w: 1}))
+        record_message(
+            f"model.{word}", lambda w=word: RunConfig().with_overrides({f"model.{w}": 1})
+        )
+        record_message(word, lambda w=word: streamkern.KernelRegressor(**{w: 1}))
+        record_message(word, lambda w=word: streamkern.KernelRegressor().set_params(**{w: 1}))
+        record_message(word, lambda w=word: streamkern.KernelRegressor().fit([[1]], **{w: 1}))
+        record_message(word, lambda w=word: getattr(streamkern, w.upper()))
         for case in ("storage option", "key of client_kwargs"):
-            say(word, lambda w=word, k=case: _refuse_unknown(k, {w: 1}, {"anon", "region_name"}))
-    assert len(sentences) > 500
-    for word, message in sentences:
+            record_message(
+                word, lambda w=word, k=case: _refuse_unknown(k, {w: 1}, {"anon", "region_name"})
+            )
+    assert len(messages) > 500
+    for word, message in messages:
         for suggestion in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", message):
             assert suggestion != word, message
 
@@ -275,7 +276,7 @@ def test_config_is_frozen() -> None:
         config().data.epochs = 3
 
 
-# What each mistake says
+# -- error messages -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("section", "key", "value"), [
@@ -323,7 +324,7 @@ def test_every_invalid_setting_is_reported_at_once() -> None:
 
 @pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])
 def test_run_without_training_set_is_refused(tables: dict[str, dict[str, str]]) -> None:
-    """Check that it is refused when it is opened, because rows may be given beside the settings."""
+    """Check that only opening the run fails, because rows may be given besides the settings."""
     with pytest.raises(ConfigError, match=r"^data\.train is missing: it must be a path or URL"):
         open_run(RunConfig.from_tables(tables))
 
@@ -433,7 +434,7 @@ def test_run_file_error_names_the_file(tmp_path: Path) -> None:
         load_run_file(path)
 
 
-# Secrets
+# -- secrets --------------------------------------------------------------------------------------
 
 
 def test_storage_options_are_never_shown() -> None:
@@ -486,7 +487,7 @@ def test_url_without_password_is_accepted(url: str) -> None:
     assert config(data={"train": url}).data.train == url
 
 
-# Overrides, identity and differences
+# -- overrides, identity and differences ----------------------------------------------------------
 
 
 def test_overrides_are_validated() -> None:
@@ -515,11 +516,8 @@ def test_unrounded_noise_keeps_its_old_serialisation() -> None:
     )
     tables = [{"kind": "noise", "sigma": 1.0}], [{"kind": "noise", "sigma": 1.0, "round": True}]
     for noise_config, table in zip((plain, rounded), tables, strict=True):
-        assert (
-            noise_config.data.transform_tables
-            == noise_config.identity()["data"]["transforms"]
-            == table
-        )
+        assert noise_config.data.transform_tables == table
+        assert noise_config.identity()["data"]["transforms"] == table
         assert config(data={"transforms": table}) == noise_config
 
 
@@ -606,6 +604,6 @@ def test_importing_config_loads_no_heavy_modules() -> None:
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    # NumPy is loaded: the kernels, which check what is said of them, need it.
+    # NumPy is loaded, because the kernels check their parameters.
     heavy = {"zarr", "dask", "sklearn", "scipy", "cupy"}
     assert not heavy & set(completed.stdout.split())

@@ -1,4 +1,4 @@
-"""Check that hostile run files are refused quickly and in little memory."""
+"""Test that malicious run files are refused quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from tests.traced_memory import traced_memory
         ("x = 1 # " + "x" * (1 << 24), "characters, 16777216 are allowed"),
     ],
 )
-def test_hostile_run_file_is_refused_in_bounded_memory(
+def test_malicious_run_file_is_refused_in_bounded_memory(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    """Check that they are refused before they are parsed; the long key took 27 s and 3.7 GB."""
+    """Check that they are refused before they are parsed: a long key would take 27 s, 3.7 GB."""
     (tmp_path / "run.toml").write_text(text)
     with (
         traced_memory() as traced,
         pytest.raises(ConfigError, match=rf"run\.toml' is not valid TOML \(.*{message}"),
     ):
         load_run_file(tmp_path / "run.toml")
-    peak = traced.peak
-    assert peak < 200e6
+    assert traced.peak < 200e6
 
 
-def test_hostile_command_line_value_is_refused() -> None:
+def test_malicious_command_line_value_is_refused() -> None:
     assert parse_setting("model.kernel=" + "[" * 100_000)[1].startswith("[[")
     with pytest.raises(ConfigError, match="must be a table"):
         parse_transform("{a = " * 50_000)
@@ -61,7 +60,7 @@ def test_long_words_are_parsed_in_linear_time() -> None:
 
 
 def test_excessive_number_of_copies_is_refused() -> None:
-    """Check that 10^18 copies are refused at once; planning them took 20 s and 3.5 GB."""
+    """Check that 10^18 copies are refused at once; planning them would take 20 s and 3.5 GB."""
     source = ArraySource(np.ones((400, 4), np.float32), np.ones((400, 1)))
     with pytest.raises(ConfigError, match=r"copies=1000000000000000000 gives \d+ units"):
         AugmentedSource(source, 10**18)

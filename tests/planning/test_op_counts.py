@@ -1,4 +1,4 @@
-"""Check the FLOPs and seconds of OpCounts."""
+"""Test the FLOPs and the seconds of operation counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_seconds_are_amounts_times_unit_costs(kind: str) -> None:
 def test_streaming_time_overlaps_reading_and_steps() -> None:
     problem = replace(PROBLEM, threads=2, readers=0)
     speeds = Speeds(NO_WORK, prepare_s=1.0, read_s=4.0, busy_s=2.0, compile_s=0.0)
-    # The rule: max(steps + rows * (prepare_s + busy_s / threads), rows * read_s / readers).
+    # max(steps + rows * (prepare_s + busy_s / threads), rows * read_s / readers)
     assert speeds.streaming_seconds(10, 100.0, problem) == 100 + 10 * (1 + 2 / 2)
     assert speeds.streaming_seconds(10, 0.0, problem) == 20
     slow = replace(speeds, read_s=40.0)

@@ -1,4 +1,4 @@
-"""Rows of a setup sample and of its probe, and the bytes of a loader against its arrays."""
+"""Test the rows of the setup sample and of the probe, and the bytes of a loader."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,29 +37,29 @@ def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, bloc
     assert sum(loader_bytes(problem, sizes)) <= rows * (problem.row_bytes + 16) + reading
 
 
-class CountedMemory(HostMemory):
-    """Counts the bytes of its arrays."""
+class CountingMemory(HostMemory):
+    """Host memory that counts the bytes of its arrays."""
 
     n_bytes = 0
 
     @property
     def empty(self) -> Any:
-        return self.counted
+        return self.allocate_and_count
 
-    def counted(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def allocate_and_count(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         array = np.empty(shape, dtype)
         self.n_bytes += array.nbytes
         return array
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_the_rows_that_a_device_copies_are_counted(ranks: int) -> None:
+def test_rows_that_a_device_copies_are_counted(ranks: int) -> None:
     """Compare with the arrays of a reader whose batches span blocks; a row takes 14 + 8 bytes."""
     X, y = np.zeros((1000, 10), np.uint8), np.zeros(1000, np.float32)
     problem = replace(PLAIN, n_rows=1000, unit_rows=5, row_bytes=14, ranks=ranks, staging=3)
     sizes = planned(replace(problem, batch_size=70), solver_settings("block"), 10**13)[0]
     block_bytes = 40 * 5 * 30
-    memory = CountedMemory()
+    memory = CountingMemory()
     with BatchReader(
         ArraySource(X, y, unit_rows=5), batch_size=70, seed=0, block_bytes=block_bytes,
         shard=Shard(0, ranks),

@@ -1,4 +1,4 @@
-"""Whole runs with categorical features: saved, stopped, continued, over ranks, by all solvers."""
+"""Test runs with categorical features: solvers, resumes, saved models, ranks and searches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 
 import streamkern as sk
-from streamkern.cli.main import run_command
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from tests.categorical import LEVEL, panel
-from tests.runs import assert_same_bits, final, finished, open_settings, stopped
+from tests.runs import Printed, assert_same_bits, final, finished, open_settings, stopped
 from tests.solver_problems import Array
 
 N = 500
@@ -41,22 +40,25 @@ def source(n: int = N, seed: int = 0) -> ArraySource:
     return ArraySource(X, y, unit_rows=100)
 
 
-def categorical_of(described: Any) -> list[int]:
+def categorical_columns(described: Any) -> list[int]:
+    """Return the columns of the categorical features of a kernel, from its description."""
     return [column for column, _ in described.get("categorical", ())]
 
 
-def fitted(**parameters: Any) -> sk.KernelRegressor:
+def fit(**parameters: Any) -> sk.KernelRegressor:
+    """Return a model of `panel(N)`, which has one categorical feature."""
     model = sk.KernelRegressor(random_state=0, **parameters).fit(*panel(N))
     assert [column for column, _ in model.kernel_.categorical] == [LEVEL]
     return model
 
 
 def error(model: Any) -> float:
+    """Return the mean squared error on new rows."""
     fresh, truth = panel(500, 1)
     return float(np.mean((model.predict(fresh) - truth) ** 2))
 
 
-# -- by every solver, stopped and resumed ---------------------------------------------------------
+# -- solvers and resumes --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -65,7 +67,7 @@ def error(model: Any) -> float:
 def test_stopped_run_resumes_with_same_bits(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name]
     uninterrupted = finished(settings(tmp_path / "whole", **changes), source=source())
-    assert categorical_of(uninterrupted.meta["kernel"]) == [LEVEL]
+    assert categorical_columns(uninterrupted.meta["kernel"]) == [LEVEL]
     config, test = settings(tmp_path / "run", **changes), source(50, 5)
     if name != "direct":
         stopped(config, 3, source=source(), test=test)
@@ -76,16 +78,18 @@ def test_stopped_run_resumes_with_same_bits(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [
         {"precision": "float64"}, {"loss": "quantile", "quantile": 0.5}, {"loss": "huber"},
         {"features": "nystrom", "solver": "direct", "n_centers": 300, "kernel": sk.Laplace(8.0)},
     ],
 )  # fmt: skip
-def test_other_settings_find_categorical_features(given: dict[str, Any]) -> None:
-    if "kernel" in given:
-        given = given | {"kernel": given["kernel"].with_categorical([(LEVEL, 100.0)])}
-    assert error(fitted(**given)) < 0.5
+def test_other_settings_find_categorical_features(parameters: dict[str, Any]) -> None:
+    if "kernel" in parameters:
+        parameters = parameters | {
+            "kernel": parameters["kernel"].with_categorical([(LEVEL, 100.0)])
+        }
+    assert error(fit(**parameters)) < 0.5
 
 
 @pytest.mark.slow
@@ -96,11 +100,11 @@ def test_log_loss_finds_categorical_features() -> None:
     assert model.score(fresh, truth > 0) > 0.85
 
 
-# -- saved, loaded, continued ---------------------------------------------------------------------
+# -- saved and continued models -------------------------------------------------------------------
 
 
 def test_saved_model_keeps_categorical_features(tmp_path: Path) -> None:
-    model, fresh = fitted(), panel(500, 1)[0]
+    model, fresh = fit(), panel(500, 1)[0]
     model.save(tmp_path / "model")
     reloaded = sk.load(tmp_path / "model")
     assert reloaded.kernel_.categorical == model.kernel_.categorical
@@ -110,11 +114,11 @@ def test_saved_model_keeps_categorical_features(tmp_path: Path) -> None:
 
 def test_given_categorical_kernel_is_saved_and_loaded(tmp_path: Path) -> None:
     kernel = sk.Laplace("auto").with_categorical([(LEVEL, 100.0)])
-    model, fresh = fitted(kernel=kernel, run_dir=tmp_path / "run"), panel(500, 1)[0]
+    model, fresh = fit(kernel=kernel, run_dir=tmp_path / "run"), panel(500, 1)[0]
     reloaded = sk.load(tmp_path / "run")
     assert reloaded.kernel.describe()["categorical"] == [[LEVEL, 100.0]]
     np.testing.assert_array_equal(reloaded.predict(fresh), model.predict(fresh))
-    given_model = fitted(kernel={"kind": "laplace", "categorical": [[LEVEL, 100.0]]})
+    given_model = fit(kernel={"kind": "laplace", "categorical": [[LEVEL, 100.0]]})
     np.testing.assert_array_equal(given_model.predict(fresh), model.predict(fresh))
 
 
@@ -148,19 +152,19 @@ def test_warm_start_keeps_kernel() -> None:
 def test_continued_run_keeps_categorical_features(tmp_path: Path) -> None:
     first = finished(settings(tmp_path / "a"), source=source())
     then = finished(settings(tmp_path / "b"), source=source(N, 3), continues=tmp_path / "a")
-    assert categorical_of(then.meta["kernel"]) == [LEVEL]
+    assert categorical_columns(then.meta["kernel"]) == [LEVEL]
     assert then.meta["kernel"] == first.meta["kernel"]
-    reloaded = settings(tmp_path / "c")
-    stopped(reloaded, 5, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
-    finished(reloaded, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
+    config = settings(tmp_path / "c")
+    stopped(config, 5, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
+    finished(config, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
 
 
-# -- over ranks -----------------------------------------------------------------------------------
+# -- ranks ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Array]:
+def run_on_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Array]:
     """Return the settings of a run, and its predictions for `panel(200, 1)` on one rank."""
     folder, (X, y) = tmp_path_factory.mktemp("ranks"), panel(N)
     store = str(folder / "train.zarr")
@@ -174,17 +178,17 @@ def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 @pytest.mark.full  # test_broadcast shares setups, with kernels
 @pytest.mark.parametrize("columns", [2, 1])
 def test_ranks_find_and_share_categorical_features(
-    columns: int, of_one_rank: tuple[dict[str, Any], Array], tmp_path: Path
+    columns: int, run_on_one_rank: tuple[dict[str, Any], Array], tmp_path: Path
 ) -> None:
-    changes, predicted = of_one_rank
-    over = settings(tmp_path / "two", **changes, **{"run.ranks": 2, "run.center_ranks": columns})
-    result = finished(over)
-    assert categorical_of(result.meta["kernel"]) == [LEVEL]
+    changes, predicted = run_on_one_rank
+    config = settings(tmp_path / "two", **changes, **{"run.ranks": 2, "run.center_ranks": columns})
+    result = finished(config)
+    assert categorical_columns(result.meta["kernel"]) == [LEVEL]
     actual = sk.load(tmp_path / "two").predict(panel(200, 1)[0].astype(np.float64))
     np.testing.assert_allclose(actual, predicted, rtol=0, atol=1e-6)
 
 
-# -- searched -------------------------------------------------------------------------------------
+# -- search ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -206,7 +210,7 @@ def test_search_accepts_categorical_kernel() -> None:
     kernel = {"kind": "laplace", "categorical": [[LEVEL, 100.0]]}
     tuned = sk.tune(
         X, y, estimator=sk.KernelRegressor(kernel, random_state=0), refine=0, refit=True
-    )  # fmt: skip
+    )
     assert tuned.estimator.kernel_.categorical == ((LEVEL, 100.0),)
     assert all(row["kernel"]["categorical"] == [[LEVEL, 100.0]] for row in tuned.table)
     assert "categorical" in tuned.toml
@@ -216,28 +220,21 @@ def test_search_accepts_categorical_kernel() -> None:
 
 
 @pytest.mark.slow
-def test_commands_show_categorical_features(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def output_of(*arguments: object) -> str:
-        code, out = run_command([str(word) for word in arguments]), capsys.readouterr()
-        assert code == 0, out.err
-        return out.out
-
+def test_commands_show_categorical_features(tmp_path: Path, printed: Printed) -> None:
     for name, seed in (("train", 0), ("new", 1)):
         X, y = panel(N, seed)
         frame = pd.DataFrame(X, columns=["a", "b", "c", "shop"])
         frame["shop"] = frame["shop"].astype(int)
         frame.assign(y=y).to_csv(tmp_path / f"{name}.csv", index=False)
     train, run = tmp_path / "train.csv", tmp_path / "run"
-    output_of("ingest", train, tmp_path / "train.zarr", "--y", "y")
+    printed("ingest", train, tmp_path / "train.zarr", "--y", "y")
     given = ("--train", tmp_path / "train.zarr")
-    assert "kernel" in output_of("plan", *given)
-    output_of("train", *given, "--run-dir", run)
-    actual = json.loads(output_of("info", run, "--json"))["solver"]
+    assert "kernel" in printed("plan", *given)
+    printed("train", *given, "--run-dir", run)
+    actual = json.loads(printed("info", run, "--json"))["solver"]
     assert [name for name, _ in actual["categorical"]] == ["shop"]
-    assert "shop (weight " in output_of("info", run)
-    output_of("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
+    assert "shop (weight " in printed("info", run)
+    printed("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     truth = pd.read_csv(tmp_path / "new.csv")["y"].to_numpy()
     assert math.isfinite(values.sum())

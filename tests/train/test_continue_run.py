@@ -1,4 +1,4 @@
-"""Check runs that continue another run."""
+"""Test runs that continue another run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def rows(n: int, seed: int, offset: float = 0.0) -> tuple[Array, Array]:
     return X * np.float32([1, 10, 100, 1, 0.1]) + np.float32(offset), NAMES[y]
 
 
-def store(folder: Path) -> Path:
+def write_store(folder: Path) -> Path:
+    """Write a store of 90 rows, and return its path."""
     X, y = rows(90, 0)
     sk.ingest_store(X, folder / "s.zarr", y=y, chunk_mb=16 * 20 / 2**20)
     return folder / "s.zarr"
@@ -93,8 +94,8 @@ def weights(checkpoint: SavedGroup) -> Array:
 def test_continued_run_starts_with_old_function_on_appended_rows(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Check that it does although statistics, means and distances of the rows have changed."""
-    location, test = store(tmp_path), rows(40, 8)[0]
+    """Check rows whose means, deviations and distances differ from those of the first run."""
+    location, test = write_store(tmp_path), rows(40, 8)[0]
     finished(config(tmp_path, "a", **changes))
     X, y = rows(70, 1, offset=3.0)
     sk.append_store(X, location, y=y)
@@ -125,7 +126,7 @@ def array_of(X: Array) -> Any:
 
 def test_additional_epochs_draw_new_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that epochs of an augmented run do not draw the same noise again."""
-    store(tmp_path)
+    write_store(tmp_path)
     requested: list[tuple[int, int]] = []
     epochs = Feed.epochs
 
@@ -143,7 +144,7 @@ def test_additional_epochs_draw_new_orders(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_killed_continuation_resumes_without_old_run(tmp_path: Path) -> None:
-    store(tmp_path)
+    write_store(tmp_path)
     finished(config(tmp_path, "a"))
     parent = tmp_path / "a"
     twice = {"data.epochs": 2}
@@ -163,17 +164,17 @@ def test_run_still_training_is_continued_at_recorded_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the weights are those of the recorded step."""
-    store(tmp_path)
+    write_store(tmp_path)
     stopped(config(tmp_path, "a"), 2)
-    opened = start_run.open_run
+    open_run = start_run.open_run
 
-    def later(*args: Any, **options: Any) -> Any:
-        with monkeypatch.context() as patched:
-            patched.setattr(start_run, "open_run", opened)
+    def finish_parent_and_open(*args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(start_run, "open_run", open_run)
             finished(config(tmp_path, "a"))
-        return opened(*args, **options)
+        return open_run(*args, **options)
 
-    monkeypatch.setattr(start_run, "open_run", later)
+    monkeypatch.setattr(start_run, "open_run", finish_parent_and_open)
     with pytest.raises(ConfigError, match="has been trained on, from step 2 to 5, since this run"):
         finished(config(tmp_path, "b"), continues=tmp_path / "a")
     monkeypatch.undo()
@@ -181,18 +182,18 @@ def test_run_still_training_is_continued_at_recorded_step(
 
 
 def test_parent_runs_are_recorded_and_shown(tmp_path: Path) -> None:
-    store(tmp_path)
+    write_store(tmp_path)
     for name, parent in (("a", None), ("b", "a"), ("c", "b")):
         result = finished(
             config(tmp_path, name), continues=None if parent is None else tmp_path / parent
         )
     actual = run_overview(tmp_path / "c")
-    line = [actual["continues"], *actual["continues"]["before"]]
-    assert [(k["run"], k["step"], k["samples"], k["epochs"]) for k in line] == [
+    ancestors = [actual["continues"], *actual["continues"]["before"]]
+    assert [(k["run"], k["step"], k["samples"], k["epochs"]) for k in ancestors] == [
         (str(tmp_path / "b"), 5, 90, 2), (str(tmp_path / "a"), 5, 90, 1),
     ]  # fmt: skip
     model = load_model(tmp_path / "b", device="cpu", threads=1)
-    assert line[0]["model"] == model.digest()
+    assert ancestors[0]["model"] == model.digest()
     model.backend.close()
     assert f"{tmp_path / 'b'} at step 5, which continued {tmp_path / 'a'}" in run_text(actual)
     assert json.loads((tmp_path / "c/run.json").read_text()) is not None
@@ -249,14 +250,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_contradicting_settings_are_refused(name: str, tmp_path: Path) -> None:
     text, changes = REFUSED[name]
-    store(tmp_path)
+    write_store(tmp_path)
     finished(config(tmp_path, "a"))
     with pytest.raises(ConfigError, match=text):
         finished(config(tmp_path, "b", **changes), continues=tmp_path / "a")
 
 
 def test_invalid_run_directories_are_refused(tmp_path: Path) -> None:
-    store(tmp_path)
+    write_store(tmp_path)
     a, b = tmp_path / "a", tmp_path / "b"
     finished(config(tmp_path, "a"))
     with pytest.raises(ConfigError, match=r"is the run that is continued.*such as run_dir=.*a-2"):

@@ -1,4 +1,4 @@
-"""Losses with a log link, from the setting to the predictions."""
+"""Test losses with a log link, from the setting to the predictions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from tests.runs import assert_resume_gives_same_bits, finished, settings
 def test_full_batches_reach_minimum_of_penalised_loss(
     name: str, epochs: int, several: bool
 ) -> None:
-    overrides = {"solver.block_size": P, "solver.average": False, "data.batch_size": N}
-    assert (
-        -1e-9
-        <= _excess(name, targets(name, several), 1e-2, overrides | {"data.epochs": epochs})
-        <= 0.01
-    )
+    overrides: dict[str, Any] = {
+        "solver.block_size": P, "solver.average": False, "data.batch_size": N,
+    }  # fmt: skip
+    overrides["data.epochs"] = epochs
+    assert -1e-9 <= _excess(name, targets(name, several), 1e-2, overrides) <= 0.01
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -38,7 +37,7 @@ def test_full_batches_reach_minimum_of_penalised_loss(
 def test_newton_steps_reach_minimum_of_penalised_loss(
     name: str, ridge: float, several: bool, solver: str, epochs: int
 ) -> None:
-    """Check steps whose sums are taken over batches."""
+    """Check steps whose sums are accumulated over several batches."""
     overrides = {"solver.name": solver, "data.epochs": epochs, "data.batch_size": 64}
     assert -1e-7 <= _excess(name, targets(name, several), ridge, overrides) <= 1e-5
 
@@ -53,7 +52,7 @@ def test_newton_steps_descend_for_skewed_targets(name: str, solver: str, epochs:
 
 
 @pytest.mark.parametrize("solver", ["falkon", "direct", "eigenpro4"])
-def test_slow_way_from_zero_to_mean_is_refused(solver: str) -> None:
+def test_solvers_without_intercept_are_refused(solver: str) -> None:
     model = sk.KernelRegressor(loss="poisson", solver=solver, fit_intercept=False, n_centers=P)
     with pytest.raises(sk.ConfigError, match=f"cannot be minimised with solver='{solver}'"):
         model.fit(X, TARGETS["poisson"])
@@ -77,7 +76,7 @@ def test_steps_on_nystrom_features_reach_minimum_of_penalised_loss(
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("solver", ["eigenpro1", "eigenpro2", "eigenpro3"])
 def test_eigenpro_approaches_true_means(name: str, solver: str) -> None:
-    """Check methods without a ridge, of which ten epochs are far from the minimum of the loss."""
+    """Check methods without a ridge, which are far from the minimum after ten epochs."""
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((1000, 3)).astype(np.float32)
     means = np.exp(np.sin(2 * inputs[:, 0]) + inputs[:, 1])
@@ -89,10 +88,11 @@ def test_eigenpro_approaches_true_means(name: str, solver: str) -> None:
     )  # fmt: skip
     predicted = model.fit(inputs[train], y[train]).predict(inputs[test]).astype(float)
     constant = np.full(400, y[train].mean())
-    reached, of_mean, of_truth = (
+    reached, deviance_of_mean, deviance_of_truth = (
         DEVIANCES[name](y[test], values) for values in (predicted, constant, means[test])
     )
-    assert of_truth < reached < of_truth + 0.4 * (of_mean - of_truth)
+    gap = deviance_of_mean - deviance_of_truth
+    assert 0 < reached - deviance_of_truth < 0.4 * gap
 
 
 def test_falkon_without_a_step_is_refused() -> None:
@@ -105,6 +105,7 @@ def test_falkon_without_a_step_is_refused() -> None:
 
 
 def targets(name: str, several: bool) -> np.ndarray:
+    """Return targets for the loss, with one or two outputs."""
     Y = TARGETS[name][:, None]
     return np.hstack([Y, Y[::-1] + 0.5]) if several else Y
 
@@ -127,7 +128,7 @@ def test_rates_are_predicted_better_than_by_boosting(name: str) -> None:
     y = rng.poisson(rates) if name == "poisson" else rates * rng.gamma(2.0, size=len(X))
     boosting = HistGradientBoostingRegressor(loss=name).fit(X[:h], y[:h])
     model = sk.KernelRegressor(loss=name, n_centers=200, metric="none").fit(X[:h], y[:h])
-    F, other = (each.predict(X[h:]) for each in (model, boosting))
+    F, other = (fitted.predict(X[h:]) for fitted in (model, boosting))
     assert DEVIANCES[name](y[h:], F) < DEVIANCES[name](y[h:], other)
 
 
@@ -268,8 +269,8 @@ def test_newton_kernel_is_used_if_it_predicts_counts_better() -> None:
     y = rng.poisson(rates / rates.mean())
     F = []
     for gain in (kernel_and_metric.LOG_LINK_GAIN_SE, np.inf):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(kernel_and_metric, "LOG_LINK_GAIN_SE", gain)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel_and_metric, "LOG_LINK_GAIN_SE", gain)
             model = sk.KernelRegressor(loss="poisson").fit(X[:500], y[:500])
         F.append(model.predict(X[500:]))
     after, before = (DEVIANCES["poisson"](y[500:], f) for f in F)
@@ -278,8 +279,8 @@ def test_newton_kernel_is_used_if_it_predicts_counts_better() -> None:
 
 def test_given_kernel_is_kept() -> None:
     plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kernel_and_metric, "_CrossValidation", None)  # nothing is compared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_and_metric, "_CrossValidation", None)  # nothing is compared
         model = sk.KernelRegressor(loss="poisson", n_centers=P, **plain).fit(X, TARGETS["poisson"])
     assert model.kernel_.bandwidth == 3.0
 
@@ -296,18 +297,18 @@ def test_metric_is_learned_for_given_kernel(kernel_settings: dict[str, Any]) -> 
 
 
 def test_equal_rows_keep_their_targets_with_learned_metric() -> None:
-    """Check that they do not have the mean of their logarithms, whose exponential is below the
-    mean."""
+    """Check that equal rows are not merged to the mean of their logarithms, whose exponential is
+    below their mean."""
     rng, used_means = np.random.default_rng(0), list[float]()
     X = rng.standard_normal((250, 5)).astype(np.float32)[rng.integers(0, 250, 2000)]
     y = np.exp(np.sin(3 * X[:, 0]) + X[:, 0]) * rng.gamma(0.3, size=len(X)) / 0.3
 
-    def with_mean(loss: Any, rows: Any, noise: Any, **options: Any) -> Any:
+    def record_mean(loss: Any, rows: Any, noise: Any, **options: Any) -> Any:
         used_means.append(float(np.average(rows.Y[:, 0], weights=rows.w)))
         return loss_noise(loss, rows, noise, **options)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loss_start, "loss_noise", with_mean)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_start, "loss_noise", record_mean)
         model = sk.KernelRegressor(loss="gamma", metric="learn", n_centers=50, epochs=1).fit(X, y)
     assert model.kernel_.metric is not None
     assert used_means[-1] == pytest.approx(1.0, abs=0.2)  # in units of the mean

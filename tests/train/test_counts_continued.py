@@ -1,4 +1,4 @@
-"""Check continued runs, partial_fit and warm starts of losses with a log link."""
+"""Test continued runs, partial_fit and warm starts of losses with a log link."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ def test_killed_continuation_ends_with_same_bits(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", LOSSES)
 def test_continued_run_starts_with_old_function_and_unit(name: str, tmp_path: Path) -> None:
     """Check rows whose mean target is 100 times as large, which the run then learns."""
-    run, rows = (
-        of_loss(name, **{"data.epochs": 20}),
-        sk.ArraySource(X[:60], 100 * TARGETS[name][:60]),
-    )
+    run = of_loss(name, **{"data.epochs": 20})
+    rows = sk.ArraySource(X[:60], 100 * TARGETS[name][:60])
     source = sk.ArraySource(X, TARGETS[name])
     before = finished(settings(tmp_path / "old", **run), source=source)
     answers = before.model.predict(source)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
         with pytest.raises(ValueError, match="the process is gone"):
             finished(settings(tmp_path / "new", **run), source=rows, continues=tmp_path / "old")
     np.testing.assert_array_equal(sk.load(tmp_path / "new").predict(X)[:, None], answers)
@@ -56,9 +54,9 @@ def test_partial_fit_approaches_minimum_of_penalised_loss(name: str) -> None:
     model = sk.KernelRegressor(loss=name, ridge=1e-2, batch_size=50, average=False, **OPTIONS)
     for part in 20 * [slice(k, None, 4) for k in range(4)]:
         model.partial_fit(X[part], TARGETS[name][part])
-    with model._model() as of_weights:
+    with model._model() as kernel_model:
         Z, alpha = np.float64(model.centers_), model.dual_coef_
-        assert -1e-7 <= excess_over_minimum(of_weights, Z, alpha, TARGETS[name][:, None]) <= 0.05
+        assert -1e-7 <= excess_over_minimum(kernel_model, Z, alpha, TARGETS[name][:, None]) <= 0.05
 
 
 def test_zero_block_is_refused_first_and_learned_later() -> None:

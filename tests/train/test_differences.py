@@ -1,4 +1,4 @@
-"""Check the sentences about the differences of two runs."""
+"""Test the sentences about the differences of two runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tests.runs import array_source, arrays, opened
 
 
 def identity(source: Any = None, **changes: Any) -> dict[str, Any]:
-    given = {} if "centers" not in changes else {"centers": changes.pop("centers")}
-    run = opened(array_source() if source is None else source, **given, **changes)
+    """Return the identity of a run of a source, with given centers or other settings."""
+    centers = {} if "centers" not in changes else {"centers": changes.pop("centers")}
+    run = opened(array_source() if source is None else source, **centers, **changes)
     actual: dict[str, Any] = run_record(run)["identity"]
     return actual
 
@@ -43,20 +44,19 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"model.kernel": {"kind": "sum", "parts": [{"kind": "laplace"}, {"kind": "gaussian"}]}},
         r"model.kernel: was 'laplace', now laplace \+ gaussian",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CHANGES)
 def test_differences_show_no_tables_digests_or_equal_settings(case: str) -> None:
-    source, changes, words = CHANGES[case]
+    source, changes, pattern = CHANGES[case]
     plain, other = identity(), identity(source, **changes)
     assert record_differences(plain, plain) == record_differences(other, other) == []
     for differences in (record_differences(plain, other), record_differences(other, plain)):
         assert differences, case
         assert not re.search(r"[{}]|[0-9a-f]{16}|base", "; ".join(differences)), differences
-    assert re.search(words, "; ".join(record_differences(plain, other))), record_differences(
-        plain, other
-    )
+    differences = record_differences(plain, other)
+    assert re.search(pattern, "; ".join(differences)), differences
 
 
 def test_changed_transforms_are_not_reported_as_other_rows() -> None:

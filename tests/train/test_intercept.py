@@ -1,6 +1,6 @@
 """The mean and the scale of the targets: taken before, put back after, and a part of the model.
 
-What is right is said by float64 least squares on targets that are centred here by hand.
+The tests compare with float64 least squares on targets that are centred here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.backend.base import Backend
-from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.store.sample_weights import weight_factors
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -36,7 +36,6 @@ from tests.runs import (
     final,
     finished,
     settings,
-    stopped,
 )
 from tests.solver_problems import Array
 
@@ -66,7 +65,7 @@ def least_squares(
 
 
 def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
-    """Return one with the settings of this file: direct, in float64."""
+    """Return an estimator in float64 with solver "direct", unless `changes` say otherwise."""
     plain = {
         "kernel": "laplace",
         "bandwidth": BANDWIDTH,
@@ -83,29 +82,24 @@ def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
 
 # -- every solver ----------------------------------------------------------------------------------
 
-OF_VALUES = [name for name in METHODS if "model.loss" not in METHODS[name]]
-CENTERS = [
-    m for m in METHODS if METHODS[m].get("solver.name") not in ("sgd", "eigenpro1", "eigenpro2")
-]
+METHODS_FOR_VALUES = [name for name in METHODS if "model.loss" not in METHODS[name]]
 
 
-@pytest.mark.parametrize("method", OF_VALUES)
+@pytest.mark.parametrize("method", METHODS_FOR_VALUES)
 def test_affine_targets_give_affine_predictions(method: str) -> None:
     """Check float32 with targets far from 0, of size 1e39 and of size 1e-30, side by side."""
     X, y = data(135)
     unit, constant = 2.0 ** np.array([130, -100]), np.array([0.0, 2.0**20])
-    find_target_scale = []
+    predictions = []
     for targets in (y, (y + constant) * unit):
         result = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), targets))
-        find_target_scale.append(result.model.values(np.float32(data(50, 2)[0])))
-    # The float64 means differ in their last bits, and float32 steps carry those on.
-    np.testing.assert_allclose(
-        find_target_scale[1] / unit - constant, find_target_scale[0], rtol=0, atol=2e-4
-    )
+        predictions.append(result.model.values(np.float32(data(50, 2)[0])))
+    # The float64 means differ in their last bits, and the float32 steps depend on them.
+    np.testing.assert_allclose(predictions[1] / unit - constant, predictions[0], rtol=0, atol=2e-4)
 
 
 @pytest.mark.full(all_but_every=4)
-@pytest.mark.parametrize("method", OF_VALUES)
+@pytest.mark.parametrize("method", METHODS_FOR_VALUES)
 def test_without_intercept_targets_are_not_centred(method: str) -> None:
     """Check that scaled targets give the same bits, because the scale is a power of two."""
     X, y = data(135)
@@ -118,9 +112,8 @@ def test_without_intercept_targets_are_not_centred(method: str) -> None:
     np.testing.assert_array_equal(plain.targets.scale * 2.0**70, scaled.targets.scale)
     centred = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), y)).model
     np.testing.assert_allclose(centred.targets.mean, y.mean(axis=0), rtol=1e-14)
-    far_point = np.full(
-        (1, 5), 200.0, np.float32
-    )  # where kernels have no say, unless they are features
+    # Far from all centers every kernel value is about 0, but features are not.
+    far_point = np.full((1, 5), 200.0, np.float32)
     if "fourier" not in method and "nystrom" not in method:
         np.testing.assert_allclose(centred.values(far_point), y.mean(axis=0)[None], atol=1e-3)
         np.testing.assert_allclose(plain.values(far_point), 0, atol=1e-2)
@@ -129,16 +122,16 @@ def test_without_intercept_targets_are_not_centred(method: str) -> None:
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
 def test_solvers_reach_least_squares_of_centred_targets(solver: str) -> None:
     X, y = data()
-    more: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
+    options: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
     epochs = 40 if solver in ("direct", "falkon") else 400
-    fitted = estimator(solver=solver, epochs=epochs, batch_size=200, random_state=1, **more).fit(
+    fitted = estimator(solver=solver, epochs=epochs, batch_size=200, random_state=1, **options).fit(
         X, y
     )
     mean, alpha = least_squares(X, y, data(30, 1)[0], RIDGE)
     np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-14)
     test = data(60, 2)[0]
     exact = mean + ref.laplace(test, data(30, 1)[0], BANDWIDTH) @ alpha
-    # Of iterations that go on for ever, what 400 passes leave.
+    # Solver "block" has not converged entirely after 400 epochs.
     atol = {"direct": 1e-9, "falkon": 1e-7}.get(solver, 2e-3)
     np.testing.assert_allclose(fitted.predict(test), exact, rtol=0, atol=atol)
 
@@ -167,8 +160,8 @@ def test_solvers_on_all_rows_reach_centred_kernel_regression(solver: str) -> Non
 def test_sample_weights_are_used_in_the_mean(solver: str) -> None:
     X, y = data()
     w = np.float32(np.random.default_rng(3).integers(0, 4, len(X)))
-    more: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
-    fitted = estimator(solver=solver, epochs=60, **more).fit(X, y, sample_weight=w)
+    options: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
+    fitted = estimator(solver=solver, epochs=60, **options).fit(X, y, sample_weight=w)
     mean, alpha = least_squares(X, y, data(30, 1)[0], RIDGE, np.float64(w))
     np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-14)
     np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-6 * np.abs(alpha).max())
@@ -181,10 +174,10 @@ def test_class_means_use_weighted_counts(class_weight: Any) -> None:
     labels = rng.choice(3, len(X), p=[0.05, 0.2, 0.75])
     fitted = estimator(KernelClassifier, class_weight=class_weight).fit(X, labels)
     counts = np.bincount(labels)
-    of_class = {"balanced": len(X) / (3 * counts)}.get(str(class_weight), np.ones(3))
+    class_factors = {"balanced": len(X) / (3 * counts)}.get(str(class_weight), np.ones(3))
     if isinstance(class_weight, dict):
-        of_class = np.array([1.0, 3.0, 1.0])
-    mean, alpha = least_squares(X, np.eye(3)[labels], data(30, 1)[0], RIDGE, of_class[labels])
+        class_factors = np.array([1.0, 3.0, 1.0])
+    mean, alpha = least_squares(X, np.eye(3)[labels], data(30, 1)[0], RIDGE, class_factors[labels])
     np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-12)
     np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-7 * np.abs(alpha).max())
     far_point = np.full((1, 5), 500.0)
@@ -209,16 +202,16 @@ def test_float32_error_of_shifted_targets_is_their_rounding(constant: float) -> 
     X, y = data()
     test = np.float32(data(60, 2)[0])
     shifted = np.float32(y + constant)
-    plain, far_point, near_point = (
+    plain, from_shifted, from_rounded = (
         estimator(precision="exact").fit(np.float32(X), targets).predict(test)
         for targets in (y, shifted, np.float64(shifted) - constant)
     )
-    assert far_point.dtype == np.float64
-    # The same numbers but for the constant: float32 products of centred targets, alike to rounding.
-    np.testing.assert_allclose(far_point - constant, near_point, rtol=0, atol=1e-5)
-    # The fit is linear in the targets: it moves by no more than a few times what they were rounded.
+    assert from_shifted.dtype == np.float64
+    # The centred targets are equal to rounding, so the float32 products are, too.
+    np.testing.assert_allclose(from_shifted - constant, from_rounded, rtol=0, atol=1e-5)
+    # The fit is linear in the targets: it changes by at most a few times their rounding errors.
     assert (
-        np.abs(far_point - constant - plain).max()
+        np.abs(from_shifted - constant - plain).max()
         <= 3 * np.abs(shifted - constant - y).max() + 1e-5
     )
 
@@ -245,14 +238,12 @@ def test_target_variance_beyond_float64_is_refused() -> None:
         estimator().fit(X, y * [1, 1e200])
 
 
+@pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e30])
-def test_constant_target_is_learned_by_the_intercept(value: float) -> None:
+def test_constant_target_is_learned_by_the_intercept(solver: str, value: float) -> None:
     X, _ = data()
-    for solver in ("direct", "falkon", "block"):
-        fitted = estimator(solver=solver, precision="exact", epochs=2).fit(
-            X, np.full(len(X), value)
-        )
-        np.testing.assert_allclose(fitted.predict(X[:9]), value, rtol=1e-12)
+    fitted = estimator(solver=solver, precision="exact", epochs=2).fit(X, np.full(len(X), value))
+    np.testing.assert_allclose(fitted.predict(X[:9]), value, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -276,14 +267,14 @@ def test_logged_figures_are_finite(tmp_path: Path) -> None:
 
 def test_errors_far_from_zero_are_computed_in_float64() -> None:
     X, y = data()
-    find_target_scale = []
+    losses = []
     for constant in (0, 1e8):
         source = ArraySource(np.float32(X), y + constant)
         result = finished(settings(**METHODS["direct"]), source=source, test=source)
         errors = result.model.values(np.float32(X)) - (y + constant)
-        find_target_scale.append(result.metrics["test_mse"])
-        assert find_target_scale[-1] == pytest.approx(float((errors**2).mean()), rel=1e-12)
-    assert find_target_scale[1] == pytest.approx(find_target_scale[0], rel=1e-5)
+        losses.append(result.metrics["test_mse"])
+        assert losses[-1] == pytest.approx(float((errors**2).mean()), rel=1e-12)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 # -- the model goes on -----------------------------------------------------------------------------
@@ -369,21 +360,11 @@ def test_resumed_run_keeps_mean_and_bits(method: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.values(test), brute_force(result, test), atol=1e-4)
 
 
-def test_intercept_setting_must_not_change_at_resume(tmp_path: Path) -> None:
-    X, y = data(135)
-    source = ArraySource(np.float32(X), y)
-    stopped(settings(tmp_path, **METHODS["block"]), 3, source=source, test=source)
-    with pytest.raises(ResumeMismatchError, match="fit_intercept: was True, now False"):
-        finished(
-            settings(tmp_path, **METHODS["block"] | {"model.fit_intercept": False}), source=source
-        )
-
-
 # -- where the mean comes from ---------------------------------------------------------------------
 
 
 def find_target_scale(source: Source, class_weight: Any = None, **options: Any) -> TargetScale:
-    """Return what a run on `source` takes from its targets."""
+    """Return the mean and the scale of the targets that a run on `source` uses."""
     plain = {"fit_intercept": True, "seed": 0, "dtype": np.dtype(np.float32)}
     plain["n_outputs"] = source.n_outputs
     factors = weight_factors(source, class_weight)
@@ -398,7 +379,7 @@ def values_of(source: Source, epoch: int = 0) -> tuple[Array, Array]:
 
 
 def parts(weighted: bool) -> list[ArraySource]:
-    """Return two sources with means and spreads of their own."""
+    """Return two sources whose targets differ in mean and standard deviation."""
     X, y = data(300)
     w = np.random.default_rng(5).integers(0, 5, 300) if weighted else None
     return [
@@ -412,12 +393,12 @@ def parts(weighted: bool) -> list[ArraySource]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", ["array", "mixture", "shares", "augmented", "copies in a mixture"])
-def test_mean_equals_that_of_an_epoch(kind: str, weighted: bool) -> None:
+def test_mean_equals_mean_over_an_epoch(kind: str, weighted: bool) -> None:
     a, b = parts(weighted)
     source: Source = {
         "array": lambda: a,
         "mixture": lambda: MixtureSource([a, b]),
-        # 90 and 210 rows in passes: of 6 units of 17 rows each and 4 of those twice.
+        # 90 and 210 rows, in 6 and 13 units of 17 rows, of which each is read several times.
         "shares": lambda: MixtureSource([a, b], [1, 3], n_rows=4 * 90 * 210),
         "augmented": lambda: AugmentedSource(a, 3, [GaussianNoise(0.1), MixUp()]),
         "copies in a mixture": lambda: MixtureSource([AugmentedSource(a, 5), b]),
@@ -426,7 +407,7 @@ def test_mean_equals_that_of_an_epoch(kind: str, weighted: bool) -> None:
     mean = w @ y / w.sum()
     spread = np.sqrt(w @ (y - mean) ** 2 / w.sum())
     scale = find_target_scale(source)
-    # Shares are those of whole passes, and an epoch ends in the midst of one.
+    # The shares hold for whole passes, and an epoch may end within a pass.
     np.testing.assert_allclose(scale.mean, mean, rtol=1e-3 if kind == "shares" else 1e-12)
     assert np.all((scale.scale > spread * 0.99) & (scale.scale < 2.02 * spread))
     np.testing.assert_array_equal(np.frexp(scale.scale)[0], 0.5)
@@ -455,14 +436,10 @@ def test_mean_of_generated_rows_is_a_fixed_sample() -> None:
         return np.float32(ids[:, None] % [7, 11]), np.float32(1e4 + np.sin(ids * 0.7)[:, None])
 
     source = GeneratorSource(make, 100_000, (2,), np.float32, 1, block_rows=500)
-    first, warm, other = (
-        find_target_scale(source),
-        find_target_scale(source),
-        find_target_scale(source, seed=1),
-    )
-    np.testing.assert_array_equal(first.mean, warm.mean)
+    first, other = find_target_scale(source), find_target_scale(source, seed=1)
+    np.testing.assert_array_equal(first.mean, find_target_scale(source).mean)
     assert first.mean[0] != other.mean[0]
-    assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0 and 8000 rows are looked at
+    assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0, and 8000 rows are sampled
 
 
 def test_mean_is_computed_after_target_transforms() -> None:

@@ -1,4 +1,4 @@
-"""The log loss, from the setting to the probabilities."""
+"""Test the log loss, from the setting to the probabilities."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOG_LOSS = {"model.loss": "log_loss"}
 
 def classifier(**parameters: Any) -> sk.KernelClassifier:
     """Return a small classifier of 200 rows of three classes."""
-    given = {
+    defaults = {
         "n_centers": 60, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
         "threads": 1,
     }  # fmt: skip
-    return sk.KernelClassifier(**given | {"loss": "log_loss"} | parameters)
+    return sk.KernelClassifier(**defaults | {"loss": "log_loss"} | parameters)
 
 
 def test_probabilities_need_no_calibration_rows(tmp_path: Path) -> None:
@@ -79,19 +79,6 @@ def test_log_loss_predicts_better_than_calibrated_squares(n: int) -> None:
     assert losses[0] < losses[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"solver.name": "auto", "solver.posterior": True}, "minimised with solver.posterior=True"),
-    ],
-)
-def test_settings_for_squared_error_only_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(sk.ConfigError, match=message):
-        RunConfig().with_overrides({"solver.name": "block"} | LOG_LOSS | changes)
-
-
-def test_regression_targets_are_refused() -> None:
-    with pytest.raises(
-        sk.ConfigError, match="is for rows of one class each, but the targets are values"
-    ):
-        sk.KernelRegressor(loss="log_loss").fit(X, X[:, 0])
+def test_posterior_is_refused() -> None:
+    with pytest.raises(sk.ConfigError, match=r"minimised with solver\.posterior=True"):
+        RunConfig().with_overrides(LOG_LOSS | {"solver.posterior": True})

@@ -1,3 +1,5 @@
+"""Test the history that is read from the log of a run: progress, curves and processes."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -33,44 +35,46 @@ def test_run_progress_in_setup_steps_and_after_a_kill() -> None:
     assert (actual["step"], actual["samples"], actual["train_mse"]) == (20, 200, 0.5)
     assert actual["left_s"] == 60.0
     assert actual["time"] == records[-1]["time"]
-    # What was left then is not left now; the loss is still the last one that is known.
+    # A resume removes the remaining time, and keeps the last known loss.
     actual = run_progress([*records, record("resume", 10, epochs=2, of_samples=500)])
     assert (actual["step"], actual["train_mse"], "left_s" in actual) == (10, 0.5, False)
 
 
-# -- curves and processes ----------------------------------------------------------------------
+# -- curves and processes -------------------------------------------------------------------------
 
 
-def at(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
+def record_at(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
     time = f"2026-01-02T03:{second // 60:02d}:{second % 60:02d}.000+00:00"
     location = {"step": samples // 10, "epoch": 0, "samples": samples}
     return {"time": time, **location, "event": event, **fields}
 
 
-def trained(second: int, samples: int, loss: object = 1.0, rate: float = 10.0) -> dict[str, Any]:
+def train_record(
+    second: int, samples: int, loss: object = 1.0, rate: float = 10.0
+) -> dict[str, Any]:
     flow = {"samples_per_s": rate, "stall_share": 0.1, "peak_bytes": 100 + samples}
-    return at(second, samples, "train", train_mse=loss, **flow)
+    return record_at(second, samples, "train", train_mse=loss, **flow)
 
 
-# Set up, killed at 300, gone on from 200, which was killed in its turn, and gone on from 400.
+# A run that is killed at sample 300, resumed from 200, killed at 400, and resumed from there.
 KILLED = [
-    at(0, 0, "bandwidth"),
-    at(1, 0, "centers", centers=40, method="random"),
-    at(2, 0, "noise"),
-    at(3, 0, "block"),
-    at(4, 0, "start", setup_s=5.5, plan={"batches": 50}),
-    trained(5, 100, 4.0),
-    trained(6, 200, 3.0),
-    at(6, 200, "evaluation", test_mse=2.0),
-    trained(7, 300, 99.0),
-    at(7, 300, "evaluation", test_mse=98.0),
-    at(67, 200, "changed", what=["numpy: was 1, now 2"]),
-    at(67, 200, "resume", plan={"batches": 50}),
-    trained(68, 300, 2.0),
-    at(69, 400, "back-off", loss=1.0, zero_loss=1.0, scale=0.5),
-    at(100, 400, "resume"),
-    trained(101, 500, 1.0),
-    at(101, 500, "evaluation", test_mse=0.5, test_accuracy="nan"),
+    record_at(0, 0, "bandwidth"),
+    record_at(1, 0, "centers", centers=40, method="random"),
+    record_at(2, 0, "noise"),
+    record_at(3, 0, "block"),
+    record_at(4, 0, "start", setup_s=5.5, plan={"batches": 50}),
+    train_record(5, 100, 4.0),
+    train_record(6, 200, 3.0),
+    record_at(6, 200, "evaluation", test_mse=2.0),
+    train_record(7, 300, 99.0),
+    record_at(7, 300, "evaluation", test_mse=98.0),
+    record_at(67, 200, "changed", what=["numpy: was 1, now 2"]),
+    record_at(67, 200, "resume", plan={"batches": 50}),
+    train_record(68, 300, 2.0),
+    record_at(69, 400, "back-off", loss=1.0, zero_loss=1.0, scale=0.5),
+    record_at(100, 400, "resume"),
+    train_record(101, 500, 1.0),
+    record_at(101, 500, "evaluation", test_mse=0.5, test_accuracy="nan"),
 ]
 
 
@@ -89,8 +93,8 @@ def test_processes_are_separated() -> None:
     assert [process.seconds for process in actual.processes] == [7, 2, 1]
     assert [process.steps_s for process in actual.processes] == [3, 2, 1]
     assert actual.steps_s == 6
-    message = [event.text for event in actual.events]
-    assert "went on, in process 2, 1 min 0 s after the last word of process 1" in message
+    texts = [event.text for event in actual.events]
+    assert "went on, in process 2, 1 min 0 s after the last word of process 1" in texts
     problems = [event.text for event in actual.events if event.is_problem]
     assert problems == [
         "changed: numpy: was 1, now 2",
@@ -100,7 +104,7 @@ def test_processes_are_separated() -> None:
 
 
 def test_killed_setup_starts_again() -> None:
-    first, second = KILLED[:3], [at(20, 0, "centers", centers=41), *KILLED[2:7]]
+    first, second = KILLED[:3], [record_at(20, 0, "centers", centers=41), *KILLED[2:7]]
     processes = processes_in([*first, *second])
     assert [len(process.records) for process in processes] == [3, 6]
     actual = read_history([*first, *second])
@@ -109,17 +113,17 @@ def test_killed_setup_starts_again() -> None:
 
 
 def test_run_killed_before_first_checkpoint_starts_again() -> None:
-    actual = read_history([*KILLED[:7], at(60, 0, "start"), trained(61, 100, 8.0)])
+    actual = read_history([*KILLED[:7], record_at(60, 0, "start"), train_record(61, 100, 8.0)])
     assert actual.curves["train_mse"] == [(100, 8.0)]
     assert (actual.n_repeated, len(actual.processes)) == (200, 2)
 
 
 def test_setup_stages_belong_to_one_process_until_repeated() -> None:
     stages = ("metric", "kernel", "centers", "sample", "preconditioner")
-    doing = [at(k, 0, "setup", doing=stage) for k, stage in enumerate(stages)]
-    doing.insert(1, at(0, 0, "metric", errors=[1.0]))
-    doing[3:3] = [at(1, 0, "bandwidth"), at(1, 0, "metric", chosen={"kind": "full"})]
-    killed, uninterrupted = doing[:5], [*doing, at(9, 0, "block"), at(9, 0, "start")]
+    setup = [record_at(k, 0, "setup", doing=stage) for k, stage in enumerate(stages)]
+    setup.insert(1, record_at(0, 0, "metric", errors=[1.0]))
+    setup[3:3] = [record_at(1, 0, "bandwidth"), record_at(1, 0, "metric", chosen={"kind": "full"})]
+    killed, uninterrupted = setup[:5], [*setup, record_at(9, 0, "block"), record_at(9, 0, "start")]
     assert [
         len(process.records) for process in processes_in([*killed, *killed, *uninterrupted])
     ] == [5, 5, 10]
@@ -130,9 +134,14 @@ def test_setup_stages_belong_to_one_process_until_repeated() -> None:
 
 def test_window_losses_are_at_their_last_steps() -> None:
     """Check also first windows, before the first weights, without a loss."""
-    first = trained(1, 10 * 3 * WINDOW) | {"window": 1, "losses": [4.0, 3.0]}
-    later = trained(2, 10 * 7 * WINDOW + 50) | {"window": 3, "losses": [2.0, "inf", 1.0, 0.5, 0.2]}
-    actual = read_history([at(0, 0, "start"), first, trained(1, 10 * 3 * WINDOW, None), later])
+    first = train_record(1, 10 * 3 * WINDOW) | {"window": 1, "losses": [4.0, 3.0]}
+    later = train_record(2, 10 * 7 * WINDOW + 50) | {
+        "window": 3,
+        "losses": [2.0, "inf", 1.0, 0.5, 0.2],
+    }
+    actual = read_history(
+        [record_at(0, 0, "start"), first, train_record(1, 10 * 3 * WINDOW, None), later]
+    )
     samples, losses = zip(*actual.curves["train_mse"], strict=True)
     ends = [2, 3, 4, 6, 7]
     assert samples == pytest.approx([10 * WINDOW * k for k in ends] + [10 * 7 * WINDOW + 50])
@@ -140,7 +149,9 @@ def test_window_losses_are_at_their_last_steps() -> None:
 
 
 def test_non_finite_losses_are_omitted() -> None:
-    actual = read_history([at(0, 0, "start"), trained(1, 10, "inf"), trained(2, 20, 1.0)])
+    actual = read_history(
+        [record_at(0, 0, "start"), train_record(1, 10, "inf"), train_record(2, 20, 1.0)]
+    )
     assert actual.curves["train_mse"] == [(20, 1.0)]
     assert read_history([]).processes == []
 

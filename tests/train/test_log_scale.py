@@ -1,4 +1,4 @@
-"""Whole runs with targets on a log scale: stopped, continued, saved, shared, searched, refused."""
+"""Test runs with targets on a log scale: fits, intervals, resumes, ranks, searches, refusals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.cli.main import run_command
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.restart.run_snapshot import RunSnapshot
 from tests.log_scale import skewed_data
-from tests.runs import assert_same_bits, final, finished, open_settings, stopped
+from tests.runs import Printed, assert_same_bits, final, finished, open_settings, stopped
 
 N = 600
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -40,15 +39,15 @@ def source(n: int = N, seed: int = 0, kind: str = "exponential") -> ArraySource:
     return ArraySource(*skewed_data(kind, n, seed), unit_rows=100)
 
 
-def fitted(kind: str = "exponential", n: int = N, **parameters: Any) -> sk.KernelRegressor:
-    given = {"random_state": 0, "calibrate": False} | parameters
-    return sk.KernelRegressor(**given).fit(*skewed_data(kind, n))
+def fit(kind: str = "exponential", n: int = N, **parameters: Any) -> sk.KernelRegressor:
+    parameters = {"random_state": 0, "calibrate": False} | parameters
+    return sk.KernelRegressor(**parameters).fit(*skewed_data(kind, n))
 
 
 @cache
-def shared(**parameters: Any) -> sk.KernelRegressor:
-    """Return `fitted` of parameters without a place, fitted once; tests only ask it."""
-    return fitted(**parameters)
+def cached_fit(**parameters: Any) -> sk.KernelRegressor:
+    """Return the model of `fit`, fitted once for equal parameters; tests do not change it."""
+    return fit(**parameters)
 
 
 def error(model: Any, kind: str = "exponential") -> float:
@@ -67,15 +66,15 @@ def transform_of(model: sk.KernelRegressor) -> dict[str, Any] | None:
 
 @pytest.mark.slow
 def test_log_scale_predicts_better() -> None:
-    model, plain = shared(), shared(target_transform="none")
+    model, plain = cached_fit(), cached_fit(target_transform="none")
     assert transform_of(model) is not None
     assert transform_of(plain) is None
     assert error(model) < 0.9 * error(plain)
-    assert fitted("additive").report_.get("target_transform") is None
+    assert fit("additive").report_.get("target_transform") is None
 
 
 def test_predictions_invert_the_log_scale() -> None:
-    model = fitted(scale="none", n_centers=100, solver="block", target_transform="log")
+    model = fit(scale="none", n_centers=100, solver="block", target_transform="log")
     X, facts = skewed_data("exponential", 50, 1)[0], transform_of(model)
     assert facts is not None
     Z = model.centers_
@@ -109,14 +108,14 @@ def test_metrics_are_in_target_units() -> None:
     F = result.model.values(X)[:, 0]
     assert result.metrics["test_mse"] == pytest.approx(np.mean((F - y) ** 2))
     assert result.metrics["test_r2"] == pytest.approx(1 - np.mean((F - y) ** 2) / y.var())
-    assert max(result.losses) < 2  # of logarithms, and not of y, of the size of 1e4
-    early = fitted(early_stopping=True, solver="block", epochs=3)
+    assert max(result.losses) < 2  # losses of the logarithms; y is of the size of 1e4
+    early = fit(early_stopping=True, solver="block", epochs=3)
     assert early.validation_scores_[-1] > 0.9
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
 def test_training_losses_are_those_of_logarithms(solver: str) -> None:
-    model = fitted(solver=solver, n_centers=200, target_transform="log")
+    model = fit(solver=solver, n_centers=200, target_transform="log")
     assert model.loss_curve_[-1] < 1
 
 
@@ -125,7 +124,7 @@ def test_training_losses_are_those_of_logarithms(solver: str) -> None:
 
 def test_standard_deviations_use_delta_method() -> None:
     given = {"solver": "direct", "posterior": True, "kernel": sk.Laplace(2.0)}
-    model = fitted(**given, target_transform="log")
+    model = fit(**given, target_transform="log")
     facts = transform_of(model)
     assert facts is not None
     X, y = skewed_data("exponential", N)
@@ -134,11 +133,11 @@ def test_standard_deviations_use_delta_method() -> None:
         **given, random_state=0, calibrate=False, target_transform="none", ridge=model.ridge_
     ).fit(X, np.log1p(y / unit))
     fresh = skewed_data("exponential", 100, 1)[0]
-    z, of_z = logs.predict(fresh, return_std=True)
+    z, z_std = logs.predict(fresh, return_std=True)
     values, std = model.predict(fresh, return_std=True)
     np.testing.assert_allclose(values, gain * unit * np.expm1(z), rtol=1e-3)
     step = 1e-4
-    difference = gain * unit * (np.expm1(z + step * of_z) - np.expm1(z)) / step
+    difference = gain * unit * (np.expm1(z + step * z_std) - np.expm1(z)) / step
     np.testing.assert_allclose(std, difference, rtol=2e-2)
 
 
@@ -153,16 +152,16 @@ def calibrated_figures() -> Any:
 def test_intervals_cover_the_targets() -> None:
     """Check the average over models, because the intervals of one depend on the 200 rows that
     calibrate it."""
-    losses_by_scale: dict[bool, list[float]] = {False: [], True: []}
+    coverages: dict[bool, list[float]] = {False: [], True: []}
     X, y = skewed_data("exponential", 2000, 100)
     for seed in range(4):
         model = sk.KernelRegressor(calibrate=True, metric="none", random_state=seed)
         model.fit(*skewed_data("exponential", 2000, seed))
         assert transform_of(model) is not None
-        for normalised, shares in losses_by_scale.items():
+        for normalised, shares in coverages.items():
             ends = model.predict(X, interval=0.9, normalised=normalised)[1]
             shares.append(float(np.mean((y >= ends[:, 0]) & (y <= ends[:, 1]))))
-    for shares in losses_by_scale.values():
+    for shares in coverages.values():
         assert 0.87 < np.mean(shares) < 0.93
 
 
@@ -170,7 +169,7 @@ def test_intervals_cover_the_targets() -> None:
 @pytest.mark.parametrize("normalised", [False, True])
 def test_intervals_widen_with_predictions(normalised: bool, tmp_path: Path) -> None:
     """Check proportional noise: large and small predictions have the same coverage."""
-    model = shared(n=2000, calibrate=True)
+    model = cached_fit(n=2000, calibrate=True)
     X, y = skewed_data("exponential", 2000, 1)
     values, ends = model.predict(X, interval=0.9, normalised=normalised)
     is_inside = (y >= ends[:, 0]) & (y <= ends[:, 1])
@@ -181,12 +180,12 @@ def test_intervals_widen_with_predictions(normalised: bool, tmp_path: Path) -> N
     reloaded = sk.load(tmp_path / "saved")
     np.testing.assert_array_equal(reloaded.predict(X, interval=0.9, normalised=normalised)[1], ends)
     figures = calibrated_figures()
-    before = "test_normalised_" if normalised else "test_"
-    assert 0.85 < figures[f"{before}coverage"] < 0.95
-    assert figures[f"{before}width"] == pytest.approx(np.ptp(ends, axis=1).mean(), rel=0.3)
+    prefix = "test_normalised_" if normalised else "test_"
+    assert 0.85 < figures[f"{prefix}coverage"] < 0.95
+    assert figures[f"{prefix}width"] == pytest.approx(np.ptp(ends, axis=1).mean(), rel=0.3)
 
 
-# -- stopped, saved, continued --------------------------------------------------------------------
+# -- stopped, saved and continued runs ------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -205,7 +204,7 @@ def test_stopped_run_resumes_with_same_bits(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_model_is_saved_loaded_and_pickled(tmp_path: Path) -> None:
-    model, fresh = fitted(run_dir=tmp_path / "run"), skewed_data("exponential", 100, 1)[0]
+    model, fresh = fit(run_dir=tmp_path / "run"), skewed_data("exponential", 100, 1)[0]
     model.save(tmp_path / "saved")
     expected = model.predict(fresh)
     for reloaded in (
@@ -214,7 +213,7 @@ def test_model_is_saved_loaded_and_pickled(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reloaded.predict(fresh), expected)
         assert transform_of(reloaded) == transform_of(model)
         assert reloaded.target_transform == "auto"
-    requested = fitted(run_dir=tmp_path / "asked", target_transform="log")
+    requested = fit(run_dir=tmp_path / "asked", target_transform="log")
     assert sk.load(tmp_path / "asked").target_transform == requested.target_transform
 
 
@@ -234,18 +233,18 @@ def test_continued_run_keeps_log_scale(tmp_path: Path) -> None:
     )
     assert then.meta["setup"]["target_transform"] == first.meta["setup"]["target_transform"]
     np.testing.assert_array_equal(then.model.targets.unit, first.model.targets.unit)
-    reloaded = settings(tmp_path / "c")
+    config = settings(tmp_path / "c")
     test = source(50, 5)
-    given = {"source": source(N, 3, "additive"), "continues": tmp_path / "a", "test": test}
-    stopped(reloaded, 5, **given)
-    finished(reloaded, **given)
+    arguments = {"source": source(N, 3, "additive"), "continues": tmp_path / "a", "test": test}
+    stopped(config, 5, **arguments)
+    finished(config, **arguments)
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
 
 
 @pytest.mark.slow
 def test_warm_start_keeps_log_scale(tmp_path: Path) -> None:
-    fitted(solver="block", run_dir=tmp_path / "a")
-    model = fitted(solver="block", warm_start=True)
+    fit(solver="block", run_dir=tmp_path / "a")
+    model = fit(solver="block", warm_start=True)
     facts, before = transform_of(model), error(model)
     X, y = skewed_data("exponential", N)
     model.fit(X, y)
@@ -257,7 +256,7 @@ def test_warm_start_keeps_log_scale(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_partial_fit_keeps_log_scale(tmp_path: Path) -> None:
-    fitted(solver="block", run_dir=tmp_path / "run")
+    fit(solver="block", run_dir=tmp_path / "run")
     loaded = sk.load(tmp_path / "run")
     facts, before = transform_of(loaded), error(loaded)
     loaded.partial_fit(*skewed_data("exponential", N, 7))
@@ -285,7 +284,7 @@ def test_run_of_older_version_is_loaded(tmp_path: Path) -> None:
     assert "target_transform" not in settings().identity()["model"]
 
 
-# -- over ranks, searched, from the command line --------------------------------------------------
+# -- ranks, search and command line ---------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -297,8 +296,8 @@ def test_ranks_share_log_scale(columns: int, tmp_path: Path) -> None:
     ingest(X, store, y=y, chunk_mb=100 * 12 / 2**20)
     changes = {"data.train": store, "run.precision": "float64", "solver.block_size": 100}
     one = finished(settings(tmp_path / "one", **changes))
-    over = {"run.ranks": 2, "run.center_ranks": columns}
-    two = finished(settings(tmp_path / "two", **changes, **over))
+    grid = {"run.ranks": 2, "run.center_ranks": columns}
+    two = finished(settings(tmp_path / "two", **changes, **grid))
     assert two.meta["setup"]["target_transform"] == one.meta["setup"]["target_transform"]
     fresh = skewed_data("exponential", 200, 1)[0].astype(np.float64)
     actual = [sk.load(tmp_path / name).predict(fresh) for name in ("one", "two")]
@@ -316,30 +315,25 @@ def test_search_chooses_log_scale_once() -> None:
     if not tuned.best["as_given"]:
         assert tuned.estimator.target_transform == "log"
         assert 'target_transform = "log"' in tuned.toml
-    assert error(tuned.estimator) < error(shared(target_transform="none"))
+    assert error(tuned.estimator) < error(cached_fit(target_transform="none"))
 
 
 @pytest.mark.slow
-def test_commands_show_log_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def output_of(*arguments: object) -> str:
-        code, out = run_command([str(word) for word in arguments]), capsys.readouterr()
-        assert code == 0, out.err
-        return out.out
-
+def test_commands_show_log_scale(tmp_path: Path, printed: Printed) -> None:
     X, y = skewed_data("exponential", N)
     ingest(X, str(tmp_path / "train.zarr"), y=y)
     fresh = skewed_data("exponential", 100, 1)[0]
     pd.DataFrame(fresh).to_csv(tmp_path / "new.csv", index=False)
     run = tmp_path / "run"
-    output_of("train", "--train", tmp_path / "train.zarr", "--run-dir", run)
-    facts = json.loads(output_of("info", run, "--json"))["solver"]["target_transform"]
+    printed("train", "--train", tmp_path / "train.zarr", "--run-dir", run)
+    facts = json.loads(printed("info", run, "--json"))["solver"]["target_transform"]
     assert set(facts) == {"unit", "gain", "error_ratio"}
-    assert "log scale (unit " in output_of("info", run)
-    output_of("report", run, "--out", tmp_path / "report.html")
+    assert "log scale (unit " in printed("info", run)
+    printed("report", run, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "squared error of left-out rows" in page
     assert "squared errors of the logarithms" in page  # in the note of the training loss
-    output_of("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
+    printed("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     np.testing.assert_allclose(values, sk.load(run).predict(fresh), rtol=1e-2)
 
@@ -356,14 +350,14 @@ def test_negative_targets_are_refused() -> None:
     assert np.isfinite(sk.KernelRegressor(target_transform="log").fit(X, y).predict(X)).all()
 
 
-@pytest.mark.parametrize("given", [{"target_transform": "log"}, {"loss": "poisson"}])
-@pytest.mark.parametrize("apart", ["calibrate", "early_stopping"])
-def test_refused_row_has_the_users_number(given: dict[str, Any], apart: str) -> None:
-    """Check also rows behind those that are set aside."""
+@pytest.mark.parametrize("targets", [{"target_transform": "log"}, {"loss": "poisson"}])
+@pytest.mark.parametrize("split", ["calibrate", "early_stopping"])
+def test_refused_row_has_the_users_number(targets: dict[str, Any], split: str) -> None:
+    """Check that rows which are set aside do not change the row number in the message."""
     X, y = skewed_data("exponential", N)
     y[577] = -3
     with pytest.raises(DataError, match=r"row 577 has -3"):
-        sk.KernelRegressor(**given, random_state=0, **{apart: True}).fit(X, y)
+        sk.KernelRegressor(**targets, random_state=0, **{split: True}).fit(X, y)
 
 
 def test_refused_row_of_a_store_has_its_input_number(tmp_path: Path) -> None:
@@ -396,17 +390,15 @@ def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_on_another_scale_are_refused(tmp_path: Path) -> None:
     X, y = skewed_data("exponential", N)
-    for name, transform in (("log", "log"), ("none", "none")):
-        fitted(solver="block", run_dir=tmp_path / name, target_transform=transform)
+    for transform in ("log", "none"):
+        fit(solver="block", run_dir=tmp_path / transform, target_transform=transform)
     for start, given, match in (
         ("log", {"target_transform": "none"}, "trained on a log scale of the targets"),
         ("none", {"target_transform": "log"}, "trained on the scale of the targets"),
         ("log", {"loss": "huber"}, "from which only squares can be continued"),
     ):
         with pytest.raises(ConfigError, match=match):
-            sk.KernelRegressor(
-                solver="block", warm_start=str(tmp_path / start), **given
-            ).fit(X, y)  # fmt: skip
+            sk.KernelRegressor(solver="block", warm_start=str(tmp_path / start), **given).fit(X, y)
 
 
 def test_continued_run_cannot_change_log_scale(tmp_path: Path) -> None:

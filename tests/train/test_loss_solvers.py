@@ -1,4 +1,4 @@
-"""Losses other than squares, by every solver that takes them, against SciPy's minima."""
+"""Test losses other than the squared error by every solver, against minima by SciPy."""
 
 from __future__ import annotations
 
@@ -16,31 +16,21 @@ import streamkern as sk
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.train.train import Result
+from tests.loss_targets import LABELS, LOSSES, VALUES, N, P, X, loss_settings, loss_source
 from tests.losses.own_losses import Distance, LogCosh
-from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, opened, settings
+from tests.runs import assert_resume_gives_same_bits, finished, opened, settings
 
-N, P, BANDWIDTH = 200, 40, 3.0
-RNG = np.random.default_rng(4)
-X = RNG.standard_normal((N, 3))
-VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
-LABELS = np.abs(X).argmax(axis=1)
-LOSSES: dict[str, dict[str, Any]] = {
-    "log_loss": {}, "squared_hinge": {}, "huber": {}, "absolute_error": {},
-    "quantile": {"model.quantile": 0.8}, "expectile": {"model.quantile": 0.8},
-}  # fmt: skip
+BANDWIDTH = 3.0
 LOW_RANK = {"solver.n_nystrom": 100, "solver.level": 10}
-OF_CLASSES = ("log_loss", "squared_hinge")
 
 
-def trained(loss: str, solver: str, epochs: int, **overrides: Any) -> Result:
-    """Return a run with full batches in float64, without an average."""
-    y = LABELS if loss in OF_CLASSES else VALUES
-    classes = CLASSES if loss in OF_CLASSES else None
-    config = settings(**{
-        "solver.name": solver, "model.loss": loss, "data.batch_size": N, "data.epochs": epochs,
-        "model.n_centers": P, "run.precision": "float64", "model.bandwidth": BANDWIDTH,
-    } | LOSSES[loss] | overrides)  # fmt: skip
-    return finished(config, source=sk.ArraySource(X, y, classes=classes))
+def train_run(loss: str, solver: str, epochs: int, **overrides: Any) -> Result:
+    """Return the result of a run with full batches in float64."""
+    config = settings(**loss_settings(loss, **{
+        "solver.name": solver, "data.batch_size": N, "data.epochs": epochs,
+        "run.precision": "float64", "model.bandwidth": BANDWIDTH,
+    } | overrides))  # fmt: skip
+    return finished(config, source=loss_source(loss))
 
 
 def objective(
@@ -52,7 +42,7 @@ def objective(
     assert loss is not None
     loss = loss.at(np.inf)
     bandwidth = float(result.model.op.kernel.describe()["bandwidth"])
-    K, of_centers = (np.exp(-cdist(a, Z) / bandwidth) for a in (X, Z))
+    K, K_ZZ = (np.exp(-cdist(a, Z) / bandwidth) for a in (X, Z))
     Y = np.eye(3)[LABELS] if loss.for_classes else VALUES[:, None]
     scale = np.asarray(loss.curvature) * targets.scale
     weights = np.ones(N) if w is None else w
@@ -62,8 +52,8 @@ def objective(
         z = targets.mean + targets.scale * (K @ alpha)
         gradient = loss.gradient(np, loss.predict(np, z.copy()) - Y, Y) / scale
         value = (weights @ _values(loss, z, Y, scale * targets.scale)).sum() / N
-        slope = K.T @ (weights[:, None] * gradient) / N + ridge * (of_centers @ alpha)
-        penalty = ridge / 2 * float((alpha * (of_centers @ alpha)).sum())
+        slope = K.T @ (weights[:, None] * gradient) / N + ridge * (K_ZZ @ alpha)
+        penalty = ridge / 2 * float((alpha * (K_ZZ @ alpha)).sum())
         return float(value) + penalty, slope.reshape(-1)
 
     return penalised
@@ -73,11 +63,11 @@ def _values(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
     """Return losses divided by `scale` (c,), whose gradient is that of the loss, with the ramp of a
     quantile."""
     if isinstance(loss, Quantile):
-        e, h = z - Y, np.asarray(loss.width)
-        clipped_error = np.minimum(np.abs(e), h)
-        return (
-            clipped_error * (2 * np.abs(e) - clipped_error) / (4 * h) + (0.5 - loss.quantile) * e
-        ) / scale
+        errors, h = z - Y, np.asarray(loss.width)
+        size = np.abs(errors)
+        clipped = np.minimum(size, h)
+        ramp = clipped * (2 * size - clipped) / (4 * h)
+        return (ramp + (0.5 - loss.quantile) * errors) / scale
     sums = loss.values(np, z, Y) / (8.0 if loss.name == "squared_hinge" else 1.0)
     return sums / scale[0]  # one output, or the same scale for all
 
@@ -89,12 +79,12 @@ def gaps(results: Sequence[Result], ridge: float, w: np.ndarray | None = None) -
     options = {"maxiter": 10000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
     zero = np.zeros_like(weights[0])
     best = minimize(penalised, zero, jac=True, method="L-BFGS-B", options=options).fun
-    reached_loss = np.array([penalised(each)[0] for each in weights])
+    reached_loss = np.array([penalised(alpha)[0] for alpha in weights])
     return (reached_loss - best) / (penalised(zero)[0] - best)
 
 
 def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
-    """Return the same of one run."""
+    """Return the objective of a run above its minimum, over the objective of weights 0."""
     return float(gaps([result], ridge, w)[0])
 
 
@@ -104,7 +94,7 @@ def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
 )
 def test_block_reaches_minimum_of_penalised_loss(loss: str, block_size: int, epochs: int) -> None:
     overrides = {"solver.block_size": block_size, "solver.ridge": 1e-2, "solver.average": False}
-    assert -1e-7 < gap(trained(loss, "block", epochs, **overrides), 1e-2) < 0.01
+    assert -1e-7 < gap(train_run(loss, "block", epochs, **overrides), 1e-2) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -114,7 +104,7 @@ def test_block_reaches_minimum_of_penalised_loss(loss: str, block_size: int, epo
 )
 def test_sgd_reaches_minimum_of_penalised_loss(loss: str, model: dict[str, Any]) -> None:
     overrides = model | {"solver.ridge": 1e-2, "solver.average": False}
-    assert -1e-7 < gap(trained(loss, "sgd", 400, **overrides), 1e-2) < 0.01
+    assert -1e-7 < gap(train_run(loss, "sgd", 400, **overrides), 1e-2) < 0.01
 
 
 @pytest.mark.parametrize("solver", ["eigenpro1", "eigenpro2"])
@@ -125,7 +115,7 @@ def test_eigenpro_on_all_rows_reaches_zero_loss(solver: str, loss: str) -> None:
         "model.bandwidth": 0.3,
         "data.batch_size": 40,
     }
-    assert gap(trained(loss, solver, 60, **overrides), 0.0) < 1e-3
+    assert gap(train_run(loss, solver, 60, **overrides), 0.0) < 1e-3
 
 
 @pytest.mark.parametrize("solver", ["eigenpro3", "eigenpro4"])
@@ -134,7 +124,7 @@ def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> No
     """Check the fixed point of a damped projection, which for squares is .015 or .1 from the
     minimum."""
     overrides = LOW_RANK | {"model.bandwidth": 1.0, "data.batch_size": 40}
-    actual = gaps([trained(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0)
+    actual = gaps([train_run(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0)
     assert actual[1] < min(actual[0], 0.25)
 
 
@@ -143,31 +133,31 @@ def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> No
 def test_resumed_run_ends_with_same_bits(solver: str, tmp_path: Path) -> None:
     """Check the ramp of a quantile, which becomes narrower with the rows that were seen."""
     options = {
-        "solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8,
+        "solver.name": solver,
+        "model.loss": "quantile",
+        "model.quantile": 0.8,
         "solver.ridge": "auto",
-    } | (
-        LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"}
-    )  # fmt: skip
-    source = sk.ArraySource(X.astype(np.float32), VALUES)
+    } | (LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"})
+    source = sk.ArraySource(X, VALUES)
     assert_resume_gives_same_bits(tmp_path, (1, 7, 13), options, source)
 
 
 def test_loss_parameters_depend_on_noise() -> None:
     """Compare with the block solver, although the noise is not needed for a ridge."""
-    quiet = np.sin(2 * X[:, 0]) + 0.01 * RNG.standard_normal(N)
+    quiet = np.sin(2 * X[:, 0]) + 0.01 * np.random.default_rng(5).standard_normal(N)
     deltas = [
         finished(
             settings(**{"model.loss": "huber", "solver.name": solver}),
             source=sk.ArraySource(X, quiet),
         ).model.loss.parameters()["delta"]
         for solver in ("block", "eigenpro4")
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(*deltas, rtol=1e-3)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_direct_reaches_minimum_of_penalised_loss(loss: str) -> None:
-    result = trained(loss, "direct", 30, **{"solver.ridge": 1e-2, "data.batch_size": 70})
+    result = train_run(loss, "direct", 30, **{"solver.ridge": 1e-2, "data.batch_size": 70})
     assert -1e-9 < gap(result, 1e-2) < 1e-5
     assert result.ended is not None
     assert "to a relative decrement of" in result.ended
@@ -176,7 +166,7 @@ def test_direct_reaches_minimum_of_penalised_loss(loss: str) -> None:
 @pytest.mark.parametrize("ridge", [1e-2, 1e-4])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_falkon_reaches_minimum_of_penalised_loss(loss: str, ridge: float) -> None:
-    result = trained(loss, "falkon", 120, **{"solver.ridge": ridge, "data.batch_size": 70})
+    result = train_run(loss, "falkon", 120, **{"solver.ridge": ridge, "data.batch_size": 70})
     assert -1e-8 < gap(result, ridge) < 1e-5
     assert result.ended is not None
     assert "iterations to a relative residual of" in result.ended
@@ -184,9 +174,9 @@ def test_falkon_reaches_minimum_of_penalised_loss(loss: str, ridge: float) -> No
 
 
 def test_falkon_in_float32_equals_direct() -> None:
-    shared = {"solver.ridge": 1e-3, "run.precision": "exact"}
+    options = {"solver.ridge": 1e-3, "run.precision": "exact"}
     values = [
-        trained("huber", solver, 40, **shared).model.values(X) for solver in ("falkon", "direct")
+        train_run("huber", solver, 40, **options).model.values(X) for solver in ("falkon", "direct")
     ]
     np.testing.assert_allclose(*values, atol=2e-3)
 
@@ -197,19 +187,18 @@ def test_direct_on_features_equals_converged_slow_solver(features: str) -> None:
     options = {"model.features": features, "solver.ridge": 1e-2, "solver.average": False} | (
         fourier if features == "fourier" else {}
     )
-    slow = trained("huber", "sgd", 400, **options).model.values(X)
+    slow = train_run("huber", "sgd", 400, **options).model.values(X)
     options.pop("solver.average")
-    fast = trained("huber", "direct", 20, **options).model.values(X)
+    fast = train_run("huber", "direct", 20, **options).model.values(X)
     np.testing.assert_allclose(fast, slow, atol=2e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 def test_overshooting_step_is_undone(solver: str) -> None:
-    """Check that the weights of the model never have a larger loss than those of an earlier
-    pass."""
+    """Check that the loss of the model never increases from epoch to epoch."""
     options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
-    runs = [trained("expectile", solver, epochs, **options) for epochs in range(2, 12)]
+    runs = [train_run("expectile", solver, epochs, **options) for epochs in range(2, 12)]
     actual = gaps(runs, 1e-6)
     assert (np.diff(actual) < 1e-9).all()
     assert (np.diff(actual) == 0).any()
@@ -241,11 +230,14 @@ def test_several_quantiles_are_several_outputs(solver: str) -> None:
     np.testing.assert_allclose((y[:, None] <= F).mean(axis=0), [0.2, 0.8], atol=0.1)
 
 
-def test_non_block_solvers_refuse_ranks_and_partial_fit() -> None:
+def test_non_block_solver_over_ranks_is_refused() -> None:
     with pytest.raises(sk.ConfigError, match=r"with run.ranks=2 by solver.name='block' alone"):
         opened(sk.ArraySource(X, VALUES), **{
             "model.loss": "huber", "solver.name": "eigenpro4", "run.ranks": 2,
         })  # fmt: skip
+
+
+def test_non_block_solver_with_partial_fit_is_refused() -> None:
     model = sk.KernelRegressor(loss="huber", solver="eigenpro4", n_centers=P, metric="none")
     with pytest.raises(sk.ConfigError, match="is minimised with partial_fit by solver='block'"):
         model.partial_fit(X, VALUES)
@@ -257,7 +249,7 @@ def test_non_block_solvers_refuse_ranks_and_partial_fit() -> None:
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 @pytest.mark.parametrize("loss", [LogCosh(), Distance()])
 def test_newton_uses_bound_of_user_loss(loss: Loss, solver: str) -> None:
-    """Check that its bound leads slowly to the minimum of the block solver."""
+    """Check that steps by the bound of a loss of the user reach the minimum of solver "block"."""
     Y = np.column_stack([VALUES, VALUES[::-1]])
     shared = {
         "model.loss": loss, "data.batch_size": N, "model.n_centers": P, "solver.ridge": 1e-2,
@@ -285,14 +277,14 @@ def test_direct_chooses_quantile_ridge_at_the_minimum() -> None:
         "metric": "none", "precision": "float64", "random_state": 0, "verbose": False,
     }  # fmt: skip
 
-    def fitted(solver: str, **more: Any) -> sk.KernelRegressor:
+    def fit(solver: str, **more: Any) -> sk.KernelRegressor:
         return sk.KernelRegressor(solver=solver, **options, **more).fit(X[:120], y[:120])
 
     def pinball(model: sk.KernelRegressor) -> float:
         return float(mean_pinball_loss(y[120:], model.predict(X[120:]), alpha=0.95))
 
-    of_block = fitted("block").report_["ridge"]
-    assert pinball(fitted("direct")) < 0.95 * pinball(fitted("direct", ridge=of_block))
+    block_ridge = fit("block").report_["ridge"]
+    assert pinball(fit("direct")) < 0.95 * pinball(fit("direct", ridge=block_ridge))
 
 
 @pytest.mark.parametrize("loss", ["huber", "quantile", "poisson", "gamma"])

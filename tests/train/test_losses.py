@@ -1,4 +1,4 @@
-"""Losses other than squares, from the setting to the predictions."""
+"""Test losses other than the squared error, from the setting to the predictions."""
 
 from __future__ import annotations
 
@@ -12,32 +12,9 @@ from sklearn.metrics import mean_pinball_loss
 
 import streamkern as sk
 from streamkern.losses.losses import saved_loss
+from tests.loss_targets import VALUES, N, P, X, loss_settings, loss_source
 from tests.losses.own_losses import LogCosh
-from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, settings, stopped
-
-N, P = 200, 40
-RNG = np.random.default_rng(4)
-X = RNG.standard_normal((N, 3)).astype(np.float32)
-VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
-LABELS = np.abs(X).argmax(axis=1)
-LOSSES: dict[str, dict[str, Any]] = {
-    "huber": {},
-    "quantile": {"model.quantile": 0.8},
-    "squared_hinge": {},
-    "tests.losses.own_losses:Distance": {},
-}
-
-
-def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
-    """Return the settings of a run with the loss."""
-    return {"solver.name": "block", "model.loss": name} | LOSSES[name] | overrides
-
-
-def source(name: str) -> sk.ArraySource:
-    """Return rows with targets for the loss."""
-    if name == "squared_hinge":
-        return sk.ArraySource(X, LABELS, classes=CLASSES)
-    return sk.ArraySource(X, VALUES)
+from tests.runs import assert_resume_gives_same_bits, finished, settings, stopped
 
 
 @pytest.mark.slow
@@ -51,7 +28,7 @@ def test_quantiles_of_heteroscedastic_noise_are_found(quantile: float) -> None:
     ours = sk.KernelRegressor(n_centers=300, metric="none", **options)
     models = ours, HistGradientBoostingRegressor(**options)
     F, other = (model.fit(X[:2000], y[:2000]).predict(X[2000:]) for model in models)
-    losses = [mean_pinball_loss(y[2000:], each, alpha=quantile) for each in (F, other)]
+    losses = [mean_pinball_loss(y[2000:], values, alpha=quantile) for values in (F, other)]
     assert losses[0] <= 1.1 * losses[1]
     assert (y[2000:] <= F).mean() == pytest.approx(quantile, abs=0.03)
 
@@ -77,13 +54,15 @@ def test_outliers_barely_affect_robust_model(name: str) -> None:
     "name", ["quantile", "huber", "squared_hinge", "tests.losses.own_losses:Distance"]
 )
 def test_resumed_run_ends_with_same_bits(name: str, tmp_path: Path) -> None:
-    overrides = of_loss(name, **{"model.n_centers": P})
-    result = assert_resume_gives_same_bits(tmp_path, (5,), overrides, source(name))
+    overrides = loss_settings(name)
+    result = assert_resume_gives_same_bits(tmp_path, (5,), overrides, loss_source(name))
     assert result.model.loss is not None
 
 
 def test_resume_refuses_changed_user_loss(tmp_path: Path) -> None:
-    def of_factor(factor: float) -> Any:
+    def settings_with(factor: float) -> Any:
+        """Return settings with a loss of the user, multiplied by a factor."""
+
         class Mine(LogCosh):
             def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
                 return factor * super().gradient(xp, errors, Y)
@@ -94,14 +73,14 @@ def test_resume_refuses_changed_user_loss(tmp_path: Path) -> None:
         return settings(tmp_path, **{"model.loss": Mine, "model.n_centers": P})
 
     rows = sk.ArraySource(X, VALUES)
-    stopped(of_factor(0.9), 5, source=rows, test=rows)
+    stopped(settings_with(0.9), 5, source=rows, test=rows)
     with pytest.raises(sk.ConfigError, match="has changed since the model was trained"):
-        finished(of_factor(0.8), source=rows)
-    finished(of_factor(0.9), source=rows)
+        finished(settings_with(0.8), source=rows)
+    finished(settings_with(0.9), source=rows)
 
 
 def test_quantiles_of_repeated_rows_are_those_of_their_targets() -> None:
-    """Check that they are not those of the means of equal rows, from which the noise is
+    """Check that the quantiles are not those of the means of equal rows, from which the noise is
     estimated."""
     rng = np.random.default_rng(1)
     X = rng.integers(0, 5, (1500, 1)).astype(np.float32)
@@ -188,8 +167,3 @@ def test_evaluations_include_loss_metric(tmp_path: Path) -> None:
 def test_invalid_settings_are_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(sk.ConfigError, match=message):
         sk.KernelRegressor(**parameters).fit(X, VALUES)
-
-
-def test_regression_loss_is_refused_for_classes() -> None:
-    with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
-        sk.KernelClassifier(loss="huber").fit(X, LABELS)

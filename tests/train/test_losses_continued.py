@@ -16,39 +16,28 @@ from streamkern.losses.base import Loss
 from streamkern.losses.losses import saved_loss
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.target_scale import TargetScale
+from tests.loss_targets import (
+    FOR_CLASSES,
+    LABELS,
+    VALUES,
+    N,
+    P,
+    X,
+    loss_settings,
+    loss_source,
+)
 from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, lost, settings
 
-N, P, RIDGE = 200, 40, 1e-2
-RNG = np.random.default_rng(4)
-X = RNG.standard_normal((N, 3)).astype(np.float32)
-VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
-LABELS = np.abs(X).argmax(axis=1)
-LOSSES: dict[str, dict[str, Any]] = {
-    "squared_error": {},
-    "log_loss": {},
-    "squared_hinge": {},
-    "huber": {},
-    "quantile": {"model.quantile": 0.8},
-    "expectile": {"model.quantile": 0.8},
-}
-FOR_CLASSES = ("log_loss", "squared_hinge")
+RIDGE = 1e-2
 
 
 def config(location: Path | None, name: str, **overrides: Any) -> Any:
     """Return the settings of a run with the loss."""
-    loss_settings = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
-    return settings(location, **loss_settings | overrides)
-
-
-def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:
-    """Return rows with labels, or with values."""
-    if classes:
-        return sk.ArraySource(X[rows], LABELS[rows], classes=CLASSES)
-    return sk.ArraySource(X[rows], VALUES[rows])
+    return settings(location, **loss_settings(name, **overrides))
 
 
 def setup_of(location: Path) -> dict[str, Any]:
-    """Return the metadata that the solver has added to the setup of a run."""
+    """Return the facts of the setup of a run."""
     with RunDirectory(location, writable=False) as run:
         setup = run.load_setup()
     assert setup is not None
@@ -59,35 +48,32 @@ def setup_of(location: Path) -> dict[str, Any]:
 def test_continued_run_starts_with_old_function_and_parameters(name: str, tmp_path: Path) -> None:
     """Check also rows with other means and standard deviations."""
     classes = name in FOR_CLASSES
-    places = [tmp_path / location for location in "abc"]
-    before = finished(config(places[0], name), source=source(classes))
-    answers = before.model.predict(source(classes))
-    rows, test = source(classes, slice(0, 60)), source(classes)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
+    paths = [tmp_path / name for name in "abc"]
+    before = finished(config(paths[0], name), source=loss_source(name))
+    answers = before.model.predict(loss_source(name))
+    rows, test = loss_source(name, slice(0, 60)), loss_source(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
         with pytest.raises(ValueError, match="the process is gone"):
-            finished(config(places[1], name), source=rows, continues=places[0])
-    started_model = sk.load(places[1])
+            finished(config(paths[1], name), source=rows, continues=paths[0])
+    started_model = sk.load(paths[1])
     actual = started_model.predict_values(X) if classes else started_model.predict(X)[:, None]
     np.testing.assert_array_equal(actual, answers)
-    shutil.rmtree(places[0])
-    finished(config(places[1], name), source=rows, test=test, continues=places[0])
-    finished(config(places[2], name), source=rows, test=test, continues=places[1])
-    assert setup_of(places[2])["loss"] == before.meta["setup"]["loss"]
-    assert [setup_of(location)["loss_age"] for location in places[1:]] == [
-        2 * N / P,
-        (2 * N + 120) / P,
-    ]
+    shutil.rmtree(paths[0])
+    finished(config(paths[1], name), source=rows, test=test, continues=paths[0])
+    finished(config(paths[2], name), source=rows, test=test, continues=paths[1])
+    assert setup_of(paths[2])["loss"] == before.meta["setup"]["loss"]
+    ages = [setup_of(path)["loss_age"] for path in paths[1:]]
+    assert ages == [2 * N / P, (2 * N + 120) / P]
 
 
 @pytest.mark.parametrize(("old", "name"), [
     ("log_loss", "log_loss"), ("quantile", "quantile"), ("squared_error", "log_loss"),
 ])  # fmt: skip
 def test_killed_continuation_ends_with_same_bits(old: str, name: str, tmp_path: Path) -> None:
-    rows, options = source(name in FOR_CLASSES), {"continues": tmp_path / "old"}
+    rows, options = loss_source(name), {"continues": tmp_path / "old"}
     finished(config(tmp_path / "old", old), source=rows)
-    overrides = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
-    assert_resume_gives_same_bits(tmp_path, (5,), overrides, rows, **options)
+    assert_resume_gives_same_bits(tmp_path, (5,), loss_settings(name), rows, **options)
 
 
 class Penalised:
@@ -123,26 +109,26 @@ FULL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["warm", "continued"])
+@pytest.mark.parametrize("start", ["warm", "continued"])
 @pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
 def test_start_from_squared_error_reaches_minimum_of_loss(
-    name: str, way: str, tmp_path: Path
+    name: str, start: str, tmp_path: Path
 ) -> None:
     """Compare with SciPy's minimum, and check the loss at the beginning."""
-    rows, Y = source(name in FOR_CLASSES), VALUES[:, None]
+    rows, Y = loss_source(name), VALUES[:, None]
     if name in FOR_CLASSES:
         Y = np.eye(3)[LABELS]
     finished(config(tmp_path / "old", "squared_error", **FULL), source=rows)
     options: dict[str, Any] = {"continues": tmp_path / "old"}
     overrides = FULL | {"data.epochs": 100, "run.evaluate_every": 1}
-    if way == "warm":
+    if start == "warm":
         options, overrides = {}, overrides | {"solver.warm_start": str(tmp_path / "old")}
     result = finished(config(None, name, **overrides), source=rows, test=rows, **options)
     assert result.model.loss is not None
     objective = Penalised(result.model.loss, result.model.targets, result.Z, Y)
     least_loss, reached_loss = objective.least_loss(), objective(result.model.weights)
-    of_zero = objective(np.zeros_like(result.model.weights))
-    assert least_loss - 1e-7 <= reached_loss <= least_loss + 0.01 * (of_zero - least_loss)
+    loss_of_zero = objective(np.zeros_like(result.model.weights))
+    assert least_loss - 1e-7 <= reached_loss <= least_loss + 0.01 * (loss_of_zero - least_loss)
     figures = [record[f"test_{result.model.loss.figure}"] for record in result.history]
     zero = result.model.loss.values(np, result.model.targets.mean + 0 * Y, Y).mean()
     assert figures[0] - figures[-1] < 0.5 * (zero - figures[-1])
@@ -155,7 +141,7 @@ def test_partial_fit_approaches_minimum_of_loss(name: str) -> None:
     options: dict[str, Any] = {
         "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
         "loss": name, "ridge": RIDGE, "precision": "float64", "batch_size": 50, "threads": 1,
-        "quantile": LOSSES[name].get("model.quantile"),
+        "quantile": loss_settings(name).get("model.quantile"),
     }  # fmt: skip
     classes = name in FOR_CLASSES
     y, Y = (LABELS, np.eye(3)[LABELS]) if classes else (VALUES, VALUES[:, None])
@@ -193,7 +179,7 @@ def test_late_class_is_learned() -> None:
 
 
 def test_partial_fit_continues_run_with_loss(tmp_path: Path) -> None:
-    finished(config(tmp_path / "run", "log_loss"), source=source(True))
+    finished(config(tmp_path / "run", "log_loss"), source=loss_source("log_loss"))
     model = sk.load(tmp_path / "run")
     before = model.predict_proba(X)
     model.partial_fit(X, [CLASSES[label] for label in LABELS])
@@ -240,12 +226,14 @@ def test_weights_of_another_loss_are_refused(changes: dict[str, Any], message: s
 
 
 def test_continuing_another_loss_is_refused(tmp_path: Path) -> None:
-    finished(config(tmp_path / "old", "huber"), source=source(False))
+    finished(config(tmp_path / "old", "huber"), source=loss_source("huber"))
     with pytest.raises(sk.ConfigError, match=r"model\.loss: was 'huber', now 'absolute_error'"):
         finished(
             settings(**{"model.loss": "absolute_error", "model.n_centers": P}),
-            source=source(False), continues=tmp_path / "old",
+            source=loss_source("huber"), continues=tmp_path / "old",
         )  # fmt: skip
-    finished(config(tmp_path / "squares", "squared_error"), source=source(True))
+    finished(config(tmp_path / "squares", "squared_error"), source=loss_source("log_loss"))
     with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
-        finished(config(None, "huber"), source=source(True), continues=tmp_path / "squares")
+        finished(
+            config(None, "huber"), source=loss_source("log_loss"), continues=tmp_path / "squares"
+        )

@@ -1,4 +1,4 @@
-"""Check that runs of other losses over several ranks equal those of one process."""
+"""Test that runs over several ranks with other losses equal runs of one process."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ LIMIT = ScaledLoss.limit
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return rows with targets for each loss."""
+    """Return the path of a store with suitable targets for each loss."""
     folder, rng = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
     X = rng.normal(size=(600, 4)).astype(np.float32)
     labels = np.array(["ant", "bee", "cat"])[np.abs(X[:, :3]).argmax(axis=1)]
     values = np.sin(2 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_t(3, 600)
     rates = np.exp(2 * np.sin(2 * X[:, 0]) + X[:, 1])
     counts, amounts = rng.poisson(rates).astype(float), rates * rng.gamma(1.0, size=600)
-    of = {"labels": labels, "values": values, "counts": counts, "amounts": amounts}
-    for name, y in of.items():
+    targets = {"labels": labels, "values": values, "counts": counts, "amounts": amounts}
+    for name, y in targets.items():
         ingest(X, str(folder / name), y=y, chunk_mb=10 * 16 / 2**20)
-    targets = {"log_loss": "labels", "poisson": "counts", "gamma": "amounts"}
-    return {name: str(folder / targets.get(name, "values")) for name in LOSSES}
+    names = {"log_loss": "labels", "poisson": "counts", "gamma": "amounts"}
+    return {name: str(folder / names.get(name, "values")) for name in LOSSES}
 
 
 def settings(store: str, location: Path, name: str, rows: int, columns: int) -> Any:
@@ -87,8 +87,8 @@ def test_log_link_with_partitioned_centers_equals_one_process(
 ) -> None:
     """Compare with a rank that does not know the targets of the centers, because no rank has all of
     them."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(assemble, "choose_centers", without_known_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "choose_centers", without_known_rows)
         train(settings(stores[name], tmp_path / "one", name, 1, 1))
     runs.on_ranks(2 * rows, settings(stores[name], tmp_path / "many", name, rows, 2))
     weights, expected = (runs.alpha(tmp_path / location) for location in ("many", "one"))
@@ -96,17 +96,16 @@ def test_log_link_with_partitioned_centers_equals_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows", "columns"), [
-    ("gamma", 2, 1), ("gamma", 2, 2), ("poisson", 3, 1)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"), [("gamma", 2, 1), ("gamma", 2, 2), ("poisson", 3, 1)]
+)
 def test_step_limit_is_shared_by_all_ranks(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, rows: int, columns: int,
 ) -> None:  # fmt: skip
-    """Continue a run whose targets were a thousandth of the present ones, so that its first steps
-    would be too long.
+    """Continue a run on targets 1000 times as large, so that the first steps would be too long.
 
-    Each rank has other rows or centers, but all shorten a step by what the farthest row needs.
+    Each rank has other rows or centers, but all shorten a step by the same factor.
     """
     store, factors = sk.open_store(stores[name]), list[float]()
     chunks = [store.read_chunk(i) for i in range(store.n_chunks)]
@@ -114,13 +113,13 @@ def test_step_limit_is_shared_by_all_ranks(
     large = str(tmp_path / "large")
     ingest(X, large, y=1000 * y.ravel(), targets="values", chunk_mb=10 * 16 / 2**20)
 
-    def limit(self: ScaledLoss, largest: Any) -> Any:
+    def record_limit(self: ScaledLoss, largest: Any) -> Any:
         factor = LIMIT(self, largest)
         factors.append(float(factor))
         return factor
 
     train(settings(stores[name], tmp_path / "old", name, 1, 1))
-    monkeypatch.setattr(ScaledLoss, "limit", limit)
+    monkeypatch.setattr(ScaledLoss, "limit", record_limit)
     if name == "poisson":  # its curvature already shortens these steps to a move of 1.5
         monkeypatch.setattr("streamkern.losses.scaled.MAX_STEP_MOVE", 0.5)
     train(settings(large, tmp_path / "one", name, 1, 1), continues=tmp_path / "old")
@@ -146,12 +145,12 @@ def test_continued_run_over_ranks_equals_one_process(
 ) -> None:
     """Check starts from the same loss and from squares, with two ranks for the centers."""
     store = stores[name]
-    places = [tmp_path / location for location in ("old", "one", "many")]
-    before = settings(store, places[0], name, 1, 1)
+    old_path, one_path, many_path = (tmp_path / path for path in ("old", "one", "many"))
+    before = settings(store, old_path, name, 1, 1)
     train(before if old == name else before.with_overrides(SQUARES))
-    train(settings(store, places[1], name, 1, 1), continues=places[0])
-    runs.on_ranks(2, settings(store, places[2], name, 1, 2), str(places[0]))
-    weights, expected = (runs.alpha(location) for location in places[:0:-1])
+    train(settings(store, one_path, name, 1, 1), continues=old_path)
+    runs.on_ranks(2, settings(store, many_path, name, 1, 2), str(old_path))
+    weights, expected = runs.alpha(many_path), runs.alpha(one_path)
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -169,8 +168,8 @@ def test_stopped_run_resumes_to_same_bits(
         for location in ("calm", "parts")
     )
     runs.on_ranks(rows * columns, calm)
-    with monkeypatch.context() as patched:
-        runs.stop_rank0_after(4, patched)
+    with monkeypatch.context() as patch:
+        runs.stop_rank0_after(4, patch)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             runs.on_ranks(rows * columns, parts)
     runs.on_ranks(rows * columns, parts)

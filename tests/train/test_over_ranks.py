@@ -1,4 +1,4 @@
-"""Check that a run over several ranks equals that of one process, and resumes with any number."""
+"""Test that a run over ranks equals a run of one process, and resumes with any number of ranks."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def settings(store: str, run_dir: Path, **changes: Any) -> RunConfig:
     return RunConfig().with_overrides(options | changes)
 
 
-def over(size: int, config: RunConfig) -> list[Any]:
-    """Return what each rank's training returned."""
+def train_on(size: int, config: RunConfig) -> list[Any]:
+    """Train on `size` ranks, which are threads, and return the result of record."""
     prepare_run(config)
     return on_threads(size, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
 
 
 @contextlib.contextmanager
-def regridded(before: int, then: int) -> Iterator[None]:
-    """Let ranks report another number of earlier ranks than there were."""
+def warning_of_ranks(before: int, then: int) -> Iterator[None]:
+    """Check that a resume warns of another number of ranks, and of nothing else."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     message = f"resumed with other ranks: ranks: was {before}, now {then}; same to rounding only"
-    assert {str(each.message) for each in caught} == ({message} if before != then else set())
+    assert {str(record.message) for record in caught} == ({message} if before != then else set())
 
 
 FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 4}
@@ -103,7 +103,7 @@ EIGENPRO = {
     DIRECT,
     EIGENPRO,
     {"run.calibrate": True},
-    {"data.batch_size": 1999},  # and then 1, for all of them
+    {"data.batch_size": 1999},  # and then one row, for all ranks
 ])  # fmt: skip
 def test_run_over_ranks_equals_one_process(
     store: str, tmp_path: Path, size: int, changes: dict[str, Any]
@@ -112,7 +112,7 @@ def test_run_over_ranks_equals_one_process(
     one = settings(store, tmp_path / "one", **changes)
     result = train(one.with_overrides({"run.ranks": 1}))
     ranks_config = settings(store, tmp_path / "many", **changes)
-    ended, *other_results = over(size, ranks_config)
+    ended, *other_results = train_on(size, ranks_config)
     assert [(other["metrics"], other["samples"]) for other in other_results] == [
         ({}, result.samples) for _ in other_results
     ]
@@ -120,11 +120,11 @@ def test_run_over_ranks_equals_one_process(
     np.testing.assert_allclose(alpha(tmp_path / "many"), alpha(tmp_path / "one"), atol=1e-11)
     assert figures.keys() == result.metrics.keys()
     assert all(abs(figures[k] - v) < 1e-9 for k, v in result.metrics.items())
-    assert [each["step"] for each in ended["history"]] == [e["step"] for e in result.history]
+    assert [record["step"] for record in ended["history"]] == [e["step"] for e in result.history]
     curves = [load_result(tmp_path / name)[1].losses for name in ("many", "one")]
     np.testing.assert_allclose(curves[0], result.losses, rtol=1e-6)
     assert curves[1] == result.losses
-    rerun = train(ranks_config.with_overrides({"run.ranks": 1}))  # it is done
+    rerun = train(ranks_config.with_overrides({"run.ranks": 1}))  # loads the finished run
     assert rerun.samples == result.samples
 
 
@@ -142,16 +142,18 @@ def test_run_resumes_with_any_number_of_ranks(
     the bits are equal."""
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 3)
     reference = settings(store, tmp_path / "one", **changes)
-    train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
+    train(reference.with_overrides({"run.ranks": 1})) if before != then else train_on(
+        then, reference
+    )
     config = settings(store, tmp_path / "many", **changes)
     for steps in (3, 3):
         stop_rank0_after(steps, monkeypatch)
         with pytest.raises(TrainingInterrupted, match="saved"):
-            over(before, config)
+            train_on(before, config)
     assert RunDirectory(tmp_path / "many", writable=False).steps()
     stop_rank0_after(1000, monkeypatch)
-    with regridded(before, then):
-        over(then, config)
+    with warning_of_ranks(before, then):
+        train_on(then, config)
     ended = alpha(tmp_path / "many")
     np.testing.assert_allclose(ended, alpha(tmp_path / "one"), atol=1e-11 * (before != then))
 
@@ -161,10 +163,9 @@ def test_run_resumes_with_any_number_of_ranks(
 def test_finished_run_starts_no_ranks(
     store: str, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that its metrics are those of the present test data, as with one rank, and that no bit
-    changes."""
+    """Check that the metrics are computed on the current test data, and that no bit changes."""
     config = settings(store, tmp_path / "run", **{"data.epochs": 1, "run.center_ranks": columns})
-    ended, *_ = over(2, config)
+    ended, *_ = train_on(2, config)
     weights = alpha(tmp_path / "run")
     monkeypatch.setattr(over_ranks, "local_cluster", None)
     rerun = train(config)
@@ -174,7 +175,8 @@ def test_finished_run_starts_no_ranks(
     np.testing.assert_array_equal(alpha(tmp_path / "run"), weights)
     monkeypatch.setattr("streamkern.train.train.train_over", Mock(side_effect=KeyError))
     for changes in ({"data.test": "nowhere.zarr"}, {"solver.ridge": 1e-3}):
-        with pytest.raises((KeyError, ResumeMismatchError)):  # which ranks do, or tell of
+        # The mock stands for the ranks; the comparison of the settings comes before them.
+        with pytest.raises((KeyError, ResumeMismatchError)):
             train(config.with_overrides(changes))
 
 
@@ -187,20 +189,20 @@ def test_every_number_of_ranks_resumes_every_other(
     ends, sizes = {}, (1, 2, 3, 4)
     small = {"data.epochs": 1, "data.batch_size": 300, "run.checkpoint_every": 10}
     for size in sizes:
-        over(size, settings(store, tmp_path / f"{size}", **small))
+        train_on(size, settings(store, tmp_path / f"{size}", **small))
         ends[size] = alpha(tmp_path / f"{size}")
     for before in sizes:
         half = settings(store, tmp_path / f"{before} half", **small)
         stop_rank0_after(2, monkeypatch)
         with pytest.raises(TrainingInterrupted):
-            over(before, half)
+            train_on(before, half)
         stop_rank0_after(1000, monkeypatch)
         for then in sizes:
             path = tmp_path / f"{before} {then}"
             shutil.copytree(tmp_path / f"{before} half", path)
-            with regridded(before, then):
-                actual = over(then, settings(store, path, **small))
-            assert {each["samples"] for each in actual} == {2000}
+            with warning_of_ranks(before, then):
+                actual = train_on(then, settings(store, path, **small))
+            assert {record["samples"] for record in actual} == {2000}
             atol = 1e-11 * (before != then)
             np.testing.assert_allclose(alpha(path), ends[then], rtol=0, atol=atol)
 
@@ -226,11 +228,11 @@ def test_lost_ranks_leave_setup_or_checkpoint(store: str, tmp_path: Path) -> Non
     config = settings(store, tmp_path / "run", **FALKON)
     events: list[dict[str, Any]] = []
 
-    def place(*rank_settings: Any, on_event: Any, **more: Any) -> None:
+    def place(*arguments: Any, on_event: Any, **more: Any) -> None:
         on_event({"event": "lost"})
         prepare_run(config)
         on_event({"event": "lost"})
-        over(2, config)
+        train_on(2, config)
         on_event({"event": "lost"})
 
     with patch.object(over_ranks, "run_ranks", place), patch.object(over_ranks, "check_versions"):
@@ -241,7 +243,7 @@ def test_lost_ranks_leave_setup_or_checkpoint(store: str, tmp_path: Path) -> Non
 
 
 def test_ranks_require_a_setup(store: str, tmp_path: Path) -> None:
-    """Check that one of them computes the setup beforehand, if they cannot compute it together."""
+    """Check the error of ranks whose setup was not computed beforehand."""
     (tmp_path / "run").mkdir()
     config = settings(store, tmp_path / "run", **FALKON)
     with pytest.raises(RunError, match="setup"):
@@ -251,19 +253,19 @@ def test_ranks_require_a_setup(store: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_with_less_memory_use_sizes_of_rank_0(store: str, tmp_path: Path) -> None:
     """Check that ranks do not choose different sizes."""
-    left = {"solver.name": "block", "solver.block_size": "auto", "model.n_centers": 1000}
-    config = settings(store, tmp_path / "run", **left)
+    auto = {"solver.name": "block", "solver.block_size": "auto", "model.n_centers": 1000}
+    config = settings(store, tmp_path / "run", **auto)
     prepare_run(config)
     small = config.with_overrides({"run.memory": "112 MiB"})
-    blocks = [open_run(each).sizes.block_size for each in (config, small)]
-    assert blocks[0] > blocks[1]
+    block_sizes = [open_run(each).sizes.block_size for each in (config, small)]
+    assert block_sizes[0] > block_sizes[1]
 
     def one(ranks: Communicator) -> Any:
         rank_config = small if ranks.rank else config
         return train_rank(rank_config, ranks, StopRequest(install=False))
 
     on_threads(2, one)
-    train(settings(store, tmp_path / "one", **left).with_overrides({"run.ranks": 1}))
+    train(settings(store, tmp_path / "one", **auto).with_overrides({"run.ranks": 1}))
     np.testing.assert_allclose(alpha(tmp_path / "run"), alpha(tmp_path / "one"), atol=1e-9)
 
 
@@ -271,25 +273,25 @@ def test_ranks_with_less_memory_use_sizes_of_rank_0(store: str, tmp_path: Path) 
 def test_log_names_the_slowest_rank(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the rank for which the others wait."""
+    """Check that the log names the rank for which the others wait."""
 
-    def slowly(self: StepLoop, batch: Batch) -> float | None:
+    def take_slowly(self: StepLoop, batch: Batch) -> float | None:
         if self.run.inputs.ranks.rank == 1:
             time.sleep(0.02)
         return take(self, batch)
 
     take = StepLoop.take
-    monkeypatch.setattr(StepLoop, "take", slowly)
+    monkeypatch.setattr(StepLoop, "take", take_slowly)
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 4)
     monkeypatch.setattr(progress, "MAX_LOG_INTERVAL_S", 0.0)
-    over(3, settings(store, tmp_path / "run"))
+    train_on(3, settings(store, tmp_path / "run"))
     records, _ = RunDirectory(tmp_path / "run", writable=False).read_log()
     logged = [record for record in records if "slowest_rank" in record]
-    several = len(logged)
-    logged = [record for record in logged if record["slowest_rank"] == 1]
-    assert len(logged) > several / 2  # where rank 0 evaluates and saves the others wait for that
+    slow_records = [record for record in logged if record["slowest_rank"] == 1]
+    # The others wait for rank 0 where it evaluates and saves.
+    assert len(slow_records) > len(logged) / 2
     means = {
-        name: np.mean([record[f"rank_{name}"] for record in logged], axis=0)
+        name: np.mean([record[f"rank_{name}"] for record in slow_records], axis=0)
         for name in ("wait_shares", "stall_shares", "samples_per_s")
     }
     first, slow, last = means["wait_shares"]
@@ -298,16 +300,16 @@ def test_log_names_the_slowest_rank(
     assert slow < 0.8 * min(first, last)
     assert means["stall_shares"].shape == (3,)
     assert format_rank_figures(
-        max(logged, key=lambda each: max(each["rank_wait_shares"]))
+        max(slow_records, key=lambda record: max(record["rank_wait_shares"]))
     ).startswith("3 ranks, slowest 1, waiting ")
 
 
 def test_accumulated_sums_are_saved_on_schedule(store: str, tmp_path: Path) -> None:
-    """Check any number of steps between their collection."""
+    """Check a number of steps between the sums that does not divide the number of batches."""
     changes = FALKON | {"run.checkpoint_every": 5, "data.epochs": 2}
-    over(2, settings(store, tmp_path / "run", **changes))
+    train_on(2, settings(store, tmp_path / "run", **changes))
     steps = RunDirectory(tmp_path / "run", writable=False).steps()
-    assert steps == [5, 10, 15, 20, 25, 28]  # of 14 a pass, and at the end
+    assert steps == [5, 10, 15, 20, 25, 28]  # every 5 steps, and after all 28
 
 
 def test_local_ranks_share_memory(store: str, tmp_path: Path) -> None:
@@ -325,37 +327,36 @@ def test_local_ranks_share_memory(store: str, tmp_path: Path) -> None:
     assert budgets[2] == pytest.approx(budgets[0], rel=0.1)
 
 
-def of_ranks(**run: object) -> RunConfig:
+def rank_settings(**run: object) -> RunConfig:
     return RunConfig().with_overrides({f"run.{name}": value for name, value in run.items()})
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_ranks, "gpu_count", lambda: 2)
 
 
-@pytest.mark.usefixtures("two")
+@pytest.mark.usefixtures("two_gpus")
 def test_each_gpu_gets_one_rank() -> None:
-    """Check that each device has one rank."""
-    actual = with_rank_count(of_ranks(ranks="gpus"))
+    actual = with_rank_count(rank_settings(ranks="gpus"))
     assert (actual.run.ranks, actual.run.device) == (2, "gpu")
-    assert rank_devices(actual) == rank_devices(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
-    assert rank_devices(of_ranks(ranks=3, device="cpu")) == ()
+    assert rank_devices(actual) == rank_devices(rank_settings(ranks=2)) == ["gpu:0", "gpu:1"]
+    assert rank_devices(rank_settings(ranks=3, device="cpu")) == ()
     assert with_rank_count(actual) is actual
 
 
-@pytest.mark.usefixtures("two")
+@pytest.mark.usefixtures("two_gpus")
 def test_gpu_is_not_shared_between_ranks() -> None:
     """Check also that no GPU is taken that the settings do not name."""
-    for rank_settings in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
+    for config in (rank_settings(ranks=3), rank_settings(ranks=2, device="gpu:1")):
         with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
-            rank_devices(rank_settings)
+            rank_devices(config)
     with pytest.raises(ConfigError, match=r"cannot be used with .*device='cpu'"):
-        with_rank_count(of_ranks(ranks="gpus", device="cpu"))
-    for rank_settings, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
-                             (of_ranks(ranks="gpus"), True)):  # fmt: skip
+        with_rank_count(rank_settings(ranks="gpus", device="cpu"))
+    for config, on_cluster in ((rank_settings(ranks="gpus", cluster="tcp://h:1"), False),
+                             (rank_settings(ranks="gpus"), True)):  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be used on a cluster"):
-            with_rank_count(rank_settings, on_cluster=elsewhere)
+            with_rank_count(config, on_cluster=on_cluster)
 
 
 def test_missing_gpus_give_one_sentence(
@@ -370,28 +371,28 @@ def test_missing_gpus_give_one_sentence(
         "--ranks gpus needs a GPU, but none was found: no driver; give a number"
         in capsys.readouterr().err
     )
-    assert rank_devices(of_ranks(ranks=2)) == ()
+    assert rank_devices(rank_settings(ranks=2)) == ()
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_log_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("without_log_intervals")
 def test_rank_messages_are_shown_once() -> None:
     stream, evaluations, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
-    news = RankEventHandler(ProgressLine(stream), evaluations.append)
+    handle = RankEventHandler(ProgressLine(stream), evaluations.append)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for rank in (0, 1):
-            news({"event": "message", "rank": rank, "message": {"warning": "the same"}})
+            handle({"event": "message", "rank": rank, "message": {"warning": "the same"}})
         for _ in range(2):
-            news({"event": "ranks", "ranks": 1, "wanted": 2})
-            news({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
-        news({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
+            handle({"event": "ranks", "ranks": 1, "wanted": 2})
+            handle({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
+        handle({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
         for resume_point in ("setup", "nothing"):
-            news(
+            handle(
                 {"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": resume_point}
             )
     loss_text = "rank 1 is gone; the run continues from its last checkpoint"
@@ -400,19 +401,13 @@ def test_rank_messages_are_shown_once() -> None:
         "rank 1 is silent; the run continues from its last checkpoint, once the same command is "
         "run again"
     )
-    new = [
+    restarts = [
         f"rank 0 is gone; there is no checkpoint yet, so {begins}"
         for begins in ("the run begins its first epoch again", "the setup begins again")
     ]
-    assert [str(each.message) for each in warned] == [
-        "the same",
-        few,
-        loss_text,
-        loss_text,
-        stopping,
-        *new,
-    ]
+    expected = ["the same", few, loss_text, loss_text, stopping, *restarts]
+    assert [str(warning.message) for warning in warned] == expected
     for message in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
-        news({"event": "message", "rank": 0, "message": message})
+        handle({"event": "message", "rank": 0, "message": message})
     assert stream.getvalue() == "streamkern: half\n"
     assert evaluations == [{"step": 3}]

@@ -1,4 +1,4 @@
-"""Several quantiles of one target: their fit, order, calibration, and what predictions offer."""
+"""Test several quantiles of one target: their fit, order, calibration and predictions."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def test_quantiles_never_cross(fitted: sk.KernelRegressor) -> None:
     assert (np.diff(fitted.predict(everywhere), axis=1) >= 0).all()
 
 
-def test_calibrated_interval_has_coverage(
-    calibrated: sk.KernelRegressor,
-) -> None:
+def test_calibrated_interval_has_coverage(calibrated: sk.KernelRegressor) -> None:
     values, ends = calibrated.predict(X[HELD_OUT], interval=0.9)
     assert values.shape == (1000, 3)
     assert np.array_equal(ends, values[:, [0, 2]])
@@ -71,13 +69,13 @@ def test_calibrated_interval_has_coverage(
     figures = calibrated._evaluate(X[HELD_OUT], Y[HELD_OUT])
     assert figures["coverage"] == pytest.approx(is_inside.mean())
     assert figures["width"] == pytest.approx((ends[:, 1] - ends[:, 0]).mean())
-    of_each = [pinball(values[:, k], q) for k, q in enumerate(LEVELS)]
-    assert figures["pinball_loss"] == pytest.approx(np.mean(of_each))
+    losses = [pinball(values[:, k], q) for k, q in enumerate(LEVELS)]
+    assert figures["pinball_loss"] == pytest.approx(np.mean(losses))
 
 
 def test_intercept_includes_shifts(calibrated: sk.KernelRegressor) -> None:
     with calibrated._model() as kernel_model:
-        kernel_model.calibration = kernel_model.loss = None  # which shift and order
+        kernel_model.calibration = kernel_model.loss = None  # they shift and sort the outputs
         plain = kernel_model.values(X) - kernel_model.targets.mean
     assert calibrated.predict(X) == pytest.approx(np.sort(plain + calibrated.intercept_, axis=1))
 
@@ -154,7 +152,7 @@ def test_continued_run_keeps_quantiles(tmp_path: Path) -> None:
     path = str(tmp_path / "run")
     first = model(epochs=1, n_centers=50, run_dir=path).fit(X[FIT], Y[FIT])
     warm = model(epochs=2, n_centers=50, warm_start=path).fit(X[FIT], Y[FIT])
-    before, after = (each._evaluate(X[FIT], Y[FIT])["pinball_loss"] for each in (first, warm))
+    before, after = (fit._evaluate(X[FIT], Y[FIT])["pinball_loss"] for fit in (first, warm))
     assert after < before
     blocks = model(epochs=1, n_centers=50, ridge=1e-6).partial_fit(X[:1000], Y[:1000])
     assert blocks.partial_fit(X[1000:2000], Y[1000:2000]).predict(X).shape == (3000, 3)
@@ -164,9 +162,10 @@ def test_several_expectiles_are_supported() -> None:
     trained = model(loss="expectile", epochs=2).fit(X[FIT], Y[FIT])
     F = trained.predict(X[HELD_OUT])
     assert (np.diff(F, axis=1) >= 0).all()
-    e = Y[HELD_OUT, None] - F
-    tilt = np.abs((e < 0) - np.array(LEVELS))
-    assert (tilt * e).mean(axis=0) == pytest.approx(np.zeros(3), abs=0.05)  # the first-order rule
+    errors = Y[HELD_OUT, None] - F
+    weights = np.abs((errors < 0) - np.array(LEVELS))
+    # The gradient of the expectile loss is 0 at its minimum.
+    assert (weights * errors).mean(axis=0) == pytest.approx(np.zeros(3), abs=0.05)
 
 
 def test_unsupported_combinations_are_refused(fitted: sk.KernelRegressor) -> None:

@@ -1,4 +1,4 @@
-"""Check that ranks which partition the centers equal one process, and resume on any grid."""
+"""Test that ranks with partitioned centers equal one process, and resume on any grid."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ EIGENPRO = {
     "solver.n_nystrom": 80, "solver.level": 8, "solver.period": 5, "data.batch_size": 16,
     "data.epochs": 2,
 }  # fmt: skip
-"""Of 38 steps an epoch, the last of 8 rows, with a projection after every fifth."""
+"""An epoch has 38 steps, the last one with 8 rows, and a projection after every fifth step."""
 FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3}
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("rows", "columns", "changes"), [
-    (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then 1, for all of them
+    (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then one row, for all ranks
     (1, 2, {"run.early_stopping": True, "data.epochs": 3, "run.n_iter_no_change": 1}),
     (2, 2, {"run.calibrate": True}),
     (2, 2, EIGENPRO),
-    (2, 2, EIGENPRO | {"model.kernel": "laplace_l1"}),  # whose points have norms apart
+    (2, 2, EIGENPRO | {"model.kernel": "laplace_l1"}),  # its points have no squared norms
     (1, 2, EIGENPRO | {"model.kernel": "relu_ntk", "model.bandwidth": "auto"}),
     (1, 3, EIGENPRO | {"solver.projection": "inexact", "run.early_stopping": True}),
     (2, 2, EIGENPRO | {"solver.projection": "resident"}),
@@ -74,51 +74,48 @@ def test_run_on_rank_grid_equals_one_process(
     np.testing.assert_allclose(*weights, atol=1e-12)
     assert ended["samples"] == one.samples
     assert ended["metrics"].keys() == one.metrics.keys()
-    one.metrics.pop(
-        "test_coverage", None
-    )  # intervals end at rows, which rounding moves out of them
+    # Rounding moves rows out of intervals, because some targets are ends of intervals.
+    one.metrics.pop("test_coverage", None)
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
     assert [e["step"] for e in ended["history"]] == [e["step"] for e in one.history]
-    copied_run = train(
-        config.with_overrides(grid(1, 1))
-    )  # it is done, and its model an ordinary one
-    assert copied_run.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
+    loaded = train(config.with_overrides(grid(1, 1)))  # loads the finished run on one rank
+    assert loaded.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
 
 
-THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
+RESUMES = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
-@pytest.mark.parametrize(("changes", "thens"), [
-    ({}, THENS),
-    (EIGENPRO, THENS),
+@pytest.mark.parametrize(("changes", "resumes"), [
+    ({}, RESUMES),
+    (EIGENPRO, RESUMES),
     (EIGENPRO | {"solver.projection": "inexact"}, {(1, 3): [(1, 3), (2, 2)], (1, 1): [(1, 2)]}),
     (EIGENPRO | {"solver.projection": "resident"}, {(2, 2): [(2, 2), (2, 1)]}),
-    (FALKON, THENS),
+    (FALKON, RESUMES),
 ])  # fmt: skip
 def test_run_resumes_on_any_grid(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any], thens: dict[tuple[int, int], list[tuple[int, int]]],
+    changes: dict[str, Any], resumes: dict[tuple[int, int], list[tuple[int, int]]],
 ) -> None:  # fmt: skip
     """Resume a stopped run, with temporary centers where the solver has some; on the same grid, the
     bits are equal."""
     options = SMALL | changes
-    first = next(iter(thens))
+    first = next(iter(resumes))
     runs.on_ranks(
         math.prod(first), runs.settings(store, tmp_path / "calm", **options | grid(*first))
     )
     end = runs.alpha(tmp_path / "calm")
-    for before, afterwards in thens.items():
+    for before, afterwards in resumes.items():
         path = tmp_path / f"{before}"
         config = runs.settings(store, path, **options | grid(*before))
-        with monkeypatch.context() as patched:
-            runs.stop_rank0_after(4, patched)
+        with monkeypatch.context() as patch:
+            runs.stop_rank0_after(4, patch)
             with pytest.raises(TrainingInterrupted, match="and saved"):
                 runs.on_ranks(math.prod(before), config)
         saved = RunDirectory(path, writable=False)
-        # Of FALKON, which gathers its sums there, at the next step with a checkpoint of its own.
+        # FALKON saves at the next step of its own schedule, where it gathers its sums.
         assert saved.steps() == [3, 6 if changes == FALKON else 4]
         if "solver.period" in changes:
             stopped_at = newest(saved)
@@ -148,7 +145,7 @@ def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
             "own memory": solver.Z.right.base is None,
         }  # fmt: skip
 
-    for actual in of_ranks(config, 2, bytes_held) + of_ranks(config, 2, bytes_held):
+    for actual in map_trainers(config, 2, bytes_held) + map_trainers(config, 2, bytes_held):
         assert actual.pop("H") < 0.5 * 400
         assert actual.pop("own memory")
         assert actual.pop("G.0") == 10
@@ -156,19 +153,19 @@ def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
         assert len(actual) >= 8
 
 
-def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list[T]:
-    """Return `look` of each rank's trainer after its setup."""
+def map_trainers(config: RunConfig, size: int, function: Callable[[Trainer], T]) -> list[T]:
+    """Return `function(trainer)` of each rank after its setup."""
     prepare_run(config)
 
-    def seen(ranks: Communicator) -> T:
+    def call_after_setup(ranks: Communicator) -> T:
         first, request = ranks.rank == 0, StopRequest(install=False)
         directory = run_directory(config, writable=first)
         with start_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
-            actual = look(trainer)
+            actual = function(trainer)
             trainer.run.backend.close()
             return actual
 
-    return on_threads(size, seen)
+    return on_threads(size, call_after_setup)
 
 
 @pytest.mark.parametrize("projection", ["exact", "resident", "inexact"])
@@ -184,15 +181,12 @@ def test_eigenpro_rank_holds_a_part_of_all_centers(
         solver: Any = trainer.loop.solver
         pending, inner = trainer.loop.state.pending, solver.projection
         lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
-        of_centers = [trainer.loop.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
-        assert [len(a) for a in of_centers] == [30] * 4
+        center_arrays = [trainer.loop.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
+        assert [len(a) for a in center_arrays] == [30] * 4
         assert [len(pending[name]) for name in ("points", "delta")] == [72] * 2
         temporary_bytes = sum(pending[name].nbytes for name in ("points", "delta"))
-        assert (
-            temporary_bytes
-            <= lines["temporary centers"]
-            == 80 * (trainer.run.problem.prepared_row_bytes + 8)
-        )
+        planned_bytes = 80 * (trainer.run.problem.prepared_row_bytes + 8)
+        assert temporary_bytes <= lines["temporary centers"] == planned_bytes
         assert len(pending["gamma"]) == len(solver.P.X_s) == 80
         assert solver.K.nbytes <= lines["K(X, Z)"]
         assert solver.K.shape == (math.ceil(1.1 * 8), 30)
@@ -205,7 +199,7 @@ def test_eigenpro_rank_holds_a_part_of_all_centers(
         else:
             assert inner.K is None
 
-    of_ranks(config, 4, bytes_held)
+    map_trainers(config, 4, bytes_held)
 
 
 def test_falkon_rank_holds_a_part_of_the_preconditioner(store: str, tmp_path: Path) -> None:
@@ -223,7 +217,7 @@ def test_falkon_rank_holds_a_part_of_the_preconditioner(store: str, tmp_path: Pa
             assert solver.H.nbytes <= lines["preconditioner H, this rank's stripe"] == 15 * 60 * 8
             return len(solver.H)
 
-        assert sum(of_ranks(config, 4, bytes_held)) == 60
+        assert sum(map_trainers(config, 4, bytes_held)) == 60
 
 
 def test_plan_counts_the_part_of_a_rank(store: str, tmp_path: Path) -> None:
@@ -260,7 +254,7 @@ def test_plan_counts_the_part_of_a_rank(store: str, tmp_path: Path) -> None:
 def test_unsupported_partition_is_refused(
     store: str, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    """Check that nothing is written before."""
+    """Check also that the run directory is not created."""
     config = runs.settings(store, tmp_path / "run", **grid(1, 2) | changes)
     with pytest.raises(ConfigError, match=message):
         prepare_run(config)

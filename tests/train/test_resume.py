@@ -1,4 +1,4 @@
-"""Check that a run stopped or killed anywhere resumes with the same bits."""
+"""Test that a run which is stopped or killed at any point resumes with the same bits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from tests.store_damage import tree
 
 
 @pytest.fixture(autouse=True)
-def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_windows(monkeypatch.setattr)
 
 
@@ -85,7 +85,7 @@ def uninterrupted(method: str) -> dict[str, Array]:
     return uninterrupted_run(method)[0]
 
 
-# -- stopped between two steps --------------------------------------------------------------------
+# -- stopped between two steps ---------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_stops_at_chosen_steps_change_no_bit(method: str, tmp_path: Path) -> Non
         assert latest_step(tmp_path / "run") == step
     finished(config, source=stream(method))
     assert_same_bits(final(tmp_path / "run"), uninterrupted(method))
-    # Before the end as well, where a window is open and everything else that will matter later.
+    # A checkpoint before the end contains more state, such as an open window of losses.
     arrays, scalars = checkpoint(tmp_path / "run", STEPS - 1)
     expected, expected_scalars = uninterrupted_run(method)[1]
     assert len(expected["window"]) == (STEPS - 1) % 4
@@ -143,7 +143,7 @@ def test_recomputed_kernel_blocks_change_no_bit(
     stopped(config, 3, source=stream())
     monkeypatch.undo()
     shorten_windows(monkeypatch.setattr)
-    finished(config, source=stream())  # the recorded sizes say it
+    finished(config, source=stream())  # `keep` is among the recorded sizes
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
@@ -166,11 +166,11 @@ def test_settings_free_at_resume_change_no_bit(changes: dict[str, Any], tmp_path
 
 
 def test_resume_keeps_sizes_of_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that memory "auto" on a machine with less of it does not change batches or blocks."""
+    """Check that batches and blocks stay the same with less memory, for memory "auto"."""
     auto = {"run.memory": "auto", "data.batch_size": "auto"}
     finished(settings(tmp_path / "plain", **auto), source=stream())
     config = settings(tmp_path / "run", **auto)
-    finished_setup = train_module.Trainer._resume
+    resume = train_module.Trainer._resume
 
     def fail_after_setup(*args: object) -> None:
         raise ConfigError("stopped after setup")
@@ -178,14 +178,14 @@ def test_resume_keeps_sizes_of_first_start(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(train_module.Trainer, "_resume", fail_after_setup)
     with pytest.raises(ConfigError, match="stopped after setup"):
         train(config, source=stream())
-    monkeypatch.setattr(train_module.Trainer, "_resume", finished_setup)
+    monkeypatch.setattr(train_module.Trainer, "_resume", resume)
     monkeypatch.setattr(Backend, "memory_available", lambda self: 100 << 20)
     finished(config, source=stream())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
 def test_resume_from_older_checkpoint_gives_same_bits(tmp_path: Path) -> None:
-    """Damage the newest checkpoint; the one before leads to the same end."""
+    """Damage the newest checkpoint; the resume uses the checkpoint before it."""
     config = settings(tmp_path, **METHODS["eigenpro4"], **{"run.checkpoint_every": 2})
     stopped(config, 7, source=stream())
     next((tmp_path / "checkpoints").glob("*07/alpha/c/*/*")).unlink()
@@ -196,7 +196,7 @@ def test_resume_from_older_checkpoint_gives_same_bits(tmp_path: Path) -> None:
     assert_same_bits(newest(tmp_path).arrays, uninterrupted("eigenpro4"))
 
 
-def test_moved_store_resumes(tmp_path: Path) -> None:
+def test_moved_resumes(tmp_path: Path) -> None:
     X, y = arrays()
     ingest(X, tmp_path / "a.zarr", y=y, chunk_mb=0.001)
     scaled = {
@@ -213,11 +213,11 @@ def test_moved_store_resumes(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-# -- real processes, real signals -----------------------------------------------------------------
+# -- processes that get signals --------------------------------------------------------------------
 
 
 def _run_and_wait(run_dir: Path, at: int, conn: Any) -> None:
-    """Run a process that reports when it is at step `at`, and waits for an answer."""
+    """Train in a process that sends a message at step `at`, and waits for an answer."""
     shorten_windows()
 
     def on_evaluation(record: dict[str, Any]) -> None:
@@ -237,7 +237,7 @@ def _run_and_wait(run_dir: Path, at: int, conn: Any) -> None:
         ([signal.SIGINT], 75, 5),
         ([signal.SIGTERM, signal.SIGTERM], -signal.SIGTERM, 0),
     ],
-    ids=["TERM", "INT", "the second TERM is not waited for"],
+    ids=["TERM", "INT", "second TERM ends at once"],
 )
 def test_signals_save_and_exit(
     signals: list[signal.Signals], exit_code: int, steps: int, tmp_path: Path
@@ -256,15 +256,16 @@ def test_signals_save_and_exit(
     assert_same_bits(final(tmp_path), uninterrupted("blocks"))
 
 
-class Held(ArraySource):
-    """Rows held out, of which one evaluation in a process waits in its middle."""
+class PausingSource(ArraySource):
+    """Test rows that send a message during the evaluation `waits_in`, and wait for an answer."""
 
     conn: Any = None
+    waits_in = 0
     reads_of_unit_1 = 0  # threads read the units of an evaluation in any order
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:
-        Held.reads_of_unit_1 += u == 1
-        if self.conn is not None and u == 1 and Held.reads_of_unit_1 == self.waits_in:
+        PausingSource.reads_of_unit_1 += u == 1
+        if self.conn is not None and u == 1 and PausingSource.reads_of_unit_1 == self.waits_in:
             self.conn.send("here")
             self.conn.recv()
         return super()._read(u, seed, epoch)
@@ -272,18 +273,18 @@ class Held(ArraySource):
 
 def _evaluate_and_wait(run_dir: Path, waits_in: int, conn: Any) -> None:
     shorten_windows()
-    held_source = Held(*arrays(40, 5), classes=CLASSES, unit_rows=16)
-    held_source.conn, held_source.waits_in = conn, waits_in
-    train(evaluated(run_dir), source=stream(), test=held_source)
+    test = PausingSource(*arrays(40, 5), classes=CLASSES, unit_rows=16)
+    test.conn, test.waits_in = conn, waits_in
+    train(settings_with_evaluations(run_dir), source=stream(), test=test)
 
 
-def evaluated(run_dir: Path) -> RunConfig:
+def settings_with_evaluations(run_dir: Path) -> RunConfig:
     """Return settings with evaluations after 5, 10 and all 14 steps."""
     return settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 5})
 
 
 def test_losses_do_not_depend_on_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check windows of 4 steps: 14 steps are 3 windows and a rest, and an epoch has 7."""
+    """Check windows of 4 steps, in a run of 14 steps with 7 in an epoch."""
     for module in ("guard", "progress"):
         monkeypatch.setattr(f"streamkern.train.loop.{module}.WINDOW", 4)
     full = finished(settings(), source=stream())
@@ -294,7 +295,7 @@ def test_losses_do_not_depend_on_stops(tmp_path: Path, monkeypatch: pytest.Monke
     for _ in range(2):
         result = finished(config, source=stream())
         assert (result.losses, result.epochs) == (full.losses, 2)
-    # Nor does it take a log.
+    # The losses do not depend on the log either.
     config = settings(tmp_path / "mute", **{"run.log": False})
     stopped(config, 6, source=stream())
     assert finished(config, source=stream()).losses == full.losses
@@ -308,9 +309,11 @@ def test_losses_do_not_depend_on_stops(tmp_path: Path, monkeypatch: pytest.Monke
 def test_interrupted_evaluation_is_repeated_after_resume(
     waits_in: tuple[int, ...], steps: list[int], tmp_path: Path
 ) -> None:
-    """Send signals during these evaluations, which each process counts."""
-    full = finished(evaluated(tmp_path / "w"), source=stream(), test=array_source(40, 5))
-    found = []
+    """Send a signal to each of several processes, during its evaluation with this number."""
+    full = finished(
+        settings_with_evaluations(tmp_path / "w"), source=stream(), test=array_source(40, 5)
+    )
+    saved_steps = []
     for count in waits_in:
         ours, theirs = multiprocessing.Pipe()
         child = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
@@ -319,9 +322,11 @@ def test_interrupted_evaluation_is_repeated_after_resume(
         ours.send("go on")
         child.join(60)
         assert child.exitcode == 75
-        found.append(latest_step(tmp_path / "run"))
-    assert found == steps
-    result = finished(evaluated(tmp_path / "run"), source=stream(), test=array_source(40, 5))
+        saved_steps.append(latest_step(tmp_path / "run"))
+    assert saved_steps == steps
+    result = finished(
+        settings_with_evaluations(tmp_path / "run"), source=stream(), test=array_source(40, 5)
+    )
     assert (result.metrics, result.history) == (full.metrics, full.history)
     key = f"checkpoints/{STEPS:012d}.json"
     resumed, at_once = (load_checkpoint(open_folder(tmp_path / name), key) for name in ("run", "w"))
@@ -329,41 +334,43 @@ def test_interrupted_evaluation_is_repeated_after_resume(
     assert resumed.meta == at_once.meta
 
 
-def _at_step(at: int, arm: Callable[[Any], None]) -> None:
-    """Let trainers call `arm` with their solver before step `at`, when no save is under way."""
-    arriving = train_module.Trainer._stoppable_reads
+def _before_step(at: int, prepare: Callable[[Any], None]) -> None:
+    """Let trainers call `prepare` with their solver before step `at`, when no save is running."""
+    stoppable_reads = train_module.Trainer._stoppable_reads
 
-    def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in arriving(trainer, batches):
+    def reads_with_preparation(
+        trainer: train_module.Trainer, batches: Iterator[Batch]
+    ) -> Iterator[Batch]:
+        for batch in stoppable_reads(trainer, batches):
             if trainer.position.step == at:
-                trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
-                arm(trainer.loop.solver)
+                trainer.checkpoints.wait()  # so that the last checkpoint is the same in every trial
+                prepare(trainer.loop.solver)
             yield batch
 
-    train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]
+    train_module.Trainer._stoppable_reads = reads_with_preparation  # type: ignore[method-assign]
 
 
 def _die_in_step(run_dir: Path, method: str, at: int) -> None:
-    """Run a process that kills itself in step `at`, between its products and their use."""
+    """Train in a process that kills itself in step `at`, after products with the kernel matrix."""
     shorten_windows()
 
-    def arm(solver: Any) -> None:
+    def kill_in_step(solver: Any) -> None:
         vars(solver)["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 
-    _at_step(at, arm)
+    _before_step(at, kill_in_step)
     train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
 
 
 def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
-    """Disable compiled tiles, because every process would compile them again."""
+    """Return settings without compiled tiles, which every process would compile again."""
     return settings(run_dir, **METHODS[method] | {"run.accelerator": "none"} | overrides)
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_within_passes_changes_no_bit(method: str, tmp_path: Path) -> None:
-    """Kill in the first pass and, after a resume, in the second, both times inside a period."""
+def test_kill_within_epoch_changes_no_bit(method: str, tmp_path: Path) -> None:
+    """Kill in the first epoch and, after a resume, in the second, both times inside a period."""
     assert_kill_changes_no_bit(tmp_path, method, _die_in_step, method)
 
 
@@ -382,21 +389,23 @@ def assert_kill_changes_no_bit(
 
 
 def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None:
-    """Run a process that kills itself in the projection of step `at`, in its second pass."""
+    """Train in a process that kills itself in the projection of step `at`, in its second pass."""
     shorten_windows()
 
-    def arm(solver: Any) -> None:
-        projection, steps = solver.projection, list[Any]()
+    def kill_in_projection(solver: Any) -> None:
+        projection, n_evaluations = solver.projection, 0
         evaluate = projection._evaluate
 
         def count(*arguments: Any) -> None:
-            steps.append(evaluate(*arguments))
-            if len(steps) > len(projection.Z) // projection.batch + 2:
+            nonlocal n_evaluations
+            evaluate(*arguments)
+            n_evaluations += 1
+            if n_evaluations > len(projection.Z) // projection.batch + 2:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         vars(projection)["_evaluate"] = count
 
-    _at_step(at, arm)
+    _before_step(at, kill_in_projection)
     settings = settings | {"run.checkpoint_every": 2}
     train(uncompiled(run_dir, INEXACT, **settings), source=stream(INEXACT))
 
@@ -412,9 +421,9 @@ def test_kill_within_inexact_projection_changes_no_bit(batch: str | int, tmp_pat
     assert_kill_changes_no_bit(tmp_path, INEXACT, _die_in_projection, settings, **settings)
 
 
-def _die_when(run_dir: Path, method: str, document: str, moment: str) -> None:
-    """Run a process that kills itself before or after the rename that publishes `what`, or while it
-    writes the file."""
+def _die_while_saving(run_dir: Path, method: str, document: str, moment: str) -> None:
+    """Train in a process that kills itself before or after the rename that publishes `document`, or
+    while it writes the arrays of the document."""
     shorten_windows()
     rename, write_arrays = os.replace, checkpoint_format._write_arrays
 
@@ -447,7 +456,7 @@ def _die_when(run_dir: Path, method: str, document: str, moment: str) -> None:
 @pytest.mark.parametrize("document", ["setup.json", "000000000008.json"])
 def test_kill_while_saving_changes_no_bit(document: str, moment: str, tmp_path: Path) -> None:
     method = "eigenpro4"
-    child = process(_die_when, tmp_path, method, document, moment)
+    child = process(_die_while_saving, tmp_path, method, document, moment)
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     published = {"inside": 4, "before": 4, "after": 8}[moment]
@@ -464,12 +473,12 @@ def test_kill_while_saving_changes_no_bit(document: str, moment: str, tmp_path: 
     "method", ["blocks", "eigenpro4", "eigenpro3, inexact", "direct", "falkon"]
 )
 def test_random_kills_change_no_bit(method: str, tmp_path: Path) -> None:
-    draw = random.Random(method)
+    rng = random.Random(method)
     codes = []
     for _ in range(3):
         config = settings(tmp_path, **METHODS[method], **{"run.checkpoint_every": 1})
         child = process(train_to_end, config, method)
-        time.sleep(draw.uniform(0.05, 1.0))
+        time.sleep(rng.uniform(0.05, 1.0))
         child.kill()
         child.join(60)
         codes.append(child.exitcode)
@@ -488,11 +497,11 @@ def test_second_writer_is_refused(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path), uninterrupted("block"))
 
 
-# -- refused, and accepted ------------------------------------------------------------------------
+# -- changes that are refused, and changes that are accepted ---------------------------------------
 
 
 @pytest.fixture(scope="module")
-def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run directory at step 5, with given centers."""
     run_dir = tmp_path_factory.mktemp("half") / "run"
     stopped(settings(run_dir, **KERNEL), 5, source=stream(), centers=CENTERS)
@@ -506,7 +515,7 @@ KERNEL = {
 }  # fmt: skip
 
 
-def changed_content() -> Source:
+def source_with_changed_row() -> Source:
     X, y = arrays()
     X[-1, 0] += 1
     return AugmentedSource(
@@ -517,7 +526,7 @@ def changed_content() -> Source:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"source": changed_content()}, "data: other rows or targets"),
+        ({"source": source_with_changed_row()}, "data: other rows or targets"),
         ({"source": AugmentedSource(array_source(), 1, [GaussianNoise(0.2)])}, "transforms"),
         ({"source": AugmentedSource(array_source(), 1, [MixUp(1.0)])}, "transforms"),
         ({"source": AugmentedSource(array_source(), 2, [GaussianNoise(0.1)])}, "copies"),
@@ -526,6 +535,7 @@ def changed_content() -> Source:
         ({"data.epochs": 3}, r"data\.epochs: was 2, now 3"),
         ({"run.random_state": 1}, r"run\.random_state: was 0, now 1"),
         ({"run.precision": "float64"}, r"run\.precision"),
+        ({"model.fit_intercept": False}, "fit_intercept: was True, now False"),
         ({"solver.name": "eigenpro3"}, r"solver\.name: was 'block', now 'eigenpro3'"),
         (
             {"model.kernel": get_kernel("laplace", 2.0)},
@@ -540,16 +550,16 @@ def changed_content() -> Source:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_changed_run_is_refused_without_writing(
-    change: dict[str, Any], named: str, half_done: Path
+    change: dict[str, Any], named: str, half_trained: Path
 ) -> None:
-    before = tree(half_done)
+    before = tree(half_trained)
     overrides = KERNEL | {key: value for key, value in change.items() if "." in key}
     options = {"source": stream(), "centers": CENTERS}
     options |= {key: value for key, value in change.items() if "." not in key}
     with pytest.raises(ResumeMismatchError, match=named) as caught:
-        finished(settings(half_done, **overrides), **options)
+        finished(settings(half_trained, **overrides), **options)
     assert caught.value.exit_code == 2
-    assert tree(half_done) == before
+    assert tree(half_trained) == before
 
 
 def test_other_units_are_another_order(tmp_path: Path) -> None:
@@ -562,7 +572,7 @@ def test_other_units_are_another_order(tmp_path: Path) -> None:
 
 
 class Shift:
-    """A transform whose description JSON gives back in another type."""
+    """Transform whose description contains a tuple, which becomes a list in JSON."""
 
     deterministic = True
 
@@ -587,29 +597,29 @@ def test_foreign_store_may_be_moved(make_zarr: MakeZarr, tmp_path: Path) -> None
     X, y = arrays()
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     stopped(settings(tmp_path / "run"), 5, source=ZarrSource(path), test=ZarrSource(path))
-    moved_store = path.rename(tmp_path / "moved.zarr")
-    finished(settings(tmp_path / "run"), source=ZarrSource(moved_store))
-    finished(settings(tmp_path / "plain"), source=ZarrSource(moved_store))
+    moved = path.rename(tmp_path / "moved.zarr")
+    finished(settings(tmp_path / "run"), source=ZarrSource(moved))
+    finished(settings(tmp_path / "plain"), source=ZarrSource(moved))
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-class Counted(ArraySource):
+class CountingSource(ArraySource):
     reads = 0
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:
-        Counted.reads += 1
+        CountingSource.reads += 1
         return super()._read(u, seed, epoch)
 
 
 def test_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
     def source() -> Source:
-        return Counted(*arrays(), classes=CLASSES, unit_rows=16)
+        return CountingSource(*arrays(), classes=CLASSES, unit_rows=16)
 
     config, test = settings(tmp_path, **{"run.evaluate_every": 4}), array_source(40, 5)
     first = finished(config, source=source(), test=test)
-    saved, reads = final(tmp_path), Counted.reads
+    saved, reads = final(tmp_path), CountingSource.reads
     second = finished(config, source=source(), test=test)
-    assert Counted.reads == reads
+    assert CountingSource.reads == reads
     assert_same_bits(final(tmp_path), saved)
     assert second.metrics == first.metrics
     assert [r["step"] for r in second.history] == [4, 8, 12, 14]
@@ -654,7 +664,7 @@ def test_run_resumes_with_another_accelerator(
 def test_changed_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(tmp_path)
     stopped(config, 3, source=stream())
-    stopped(config, 4, source=stream())  # the same ones: no warning, which would be an error
+    stopped(config, 4, source=stream())  # the same libraries; a warning would be an error
     describe = Backend.describe
     monkeypatch.setattr(Backend, "describe", lambda self: {**describe(self), "numpy": "9.9"})
     monkeypatch.setattr("streamkern.train.run_identity.__version__", "99.0")
@@ -662,8 +672,10 @@ def test_changed_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         stopped(config, latest_step(tmp_path) + 1, source=stream())
     assert "numpy: was" in str(caught[0].message)
     assert "same to rounding only" in str(caught[0].message)
-    assert Path(caught[0].filename).name == "runs.py"  # whoever called train
-    stopped(config, latest_step(tmp_path) + 1, source=stream())  # as the last that wrote had it
+    assert Path(caught[0].filename).name == "runs.py"  # the caller of train
+    stopped(
+        config, latest_step(tmp_path) + 1, source=stream()
+    )  # with the same libraries as the previous process
     monkeypatch.setattr("streamkern.train.run_identity.__version__", "98.0")
     with pytest.warns(UserWarning, match=r"libraries: streamkern: was '99\.0', now '98\.0'; same"):
         stopped(config, latest_step(tmp_path) + 1, source=stream())
@@ -676,8 +688,8 @@ def test_next_command_deletes_remains_of_killed_save(
 ) -> None:
     """Kill a process after its last checkpoint, before it deleted the oldest ones."""
     config = settings(tmp_path, **{"run.checkpoint_every": 3, "run.keep_checkpoints": 2})
-    with monkeypatch.context() as killed:
-        killed.setattr(CheckpointRetention, "delete_old", lambda *given: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointRetention, "delete_old", lambda *arguments: None)
         finished(config, source=array_source())
     names = tree(tmp_path / "checkpoints").keys()
     finished(config, source=array_source())

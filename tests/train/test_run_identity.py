@@ -1,4 +1,4 @@
-"""Check which calls are the same run, and how a run is asked to stop."""
+"""Test which calls resume a run, and the messages about their differences."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ from tests.runs import (
 )
 
 
-def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:
-    """Return a run directory that holds `record`."""
+def directory_with(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:
+    """Return a run directory that holds a record, and a setup if requested."""
     directory = RunDirectory(path)
     with directory:
         directory.write_config(record)
@@ -75,7 +75,7 @@ def test_run_record_roundtrips_through_json() -> None:
     assert record["identity"]["centers"]["shape"] == [4, 5]
     model = record["identity"]["settings"]["model"]
     assert model["kernel"] == laplace.describe()
-    assert "centers" not in model  # no setting has said which
+    assert "centers" not in model  # they are not given by a setting
     assert {"streamkern", "python", "numpy", "zarr"} <= set(record["versions"])
 
 
@@ -86,10 +86,10 @@ def test_equal_calls_have_equal_records() -> None:
 def test_paths_are_not_part_of_identity() -> None:
     """Check also that no setting that a resume may change is part of the identity."""
     plain = run_record(opened())["identity"]
-    moved_store = opened(
+    moved = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
     )
-    assert run_record(moved_store)["identity"] == plain
+    assert run_record(moved)["identity"] == plain
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided"])
@@ -117,7 +117,7 @@ def test_description_that_is_not_json_is_named() -> None:
 
 
 def test_all_differences_are_named(tmp_path: Path) -> None:
-    directory = written(tmp_path, run_record(opened()))
+    directory = directory_with(tmp_path, run_record(opened()))
     check_same_run(directory, run_record(opened()))
     other = opened(**{"run.random_state": 5, "data.epochs": 7})
     with pytest.raises(ResumeMismatchError) as caught:
@@ -134,7 +134,7 @@ def test_settings_bind_after_setup_only(tmp_path: Path) -> None:
     assert recorded_run(None) is None
     assert recorded_run(RunDirectory(tmp_path / "none")) is None
     record = run_record(opened())
-    directory = written(tmp_path / "run", record, setup=False)
+    directory = directory_with(tmp_path / "run", record, setup=False)
     assert recorded_run(directory) is None
     check_same_run(directory, {"identity": {}})
     with directory:
@@ -144,11 +144,9 @@ def test_settings_bind_after_setup_only(tmp_path: Path) -> None:
     assert recorded_sizes(record) == opened().sizes
 
 
-def test_model_settings_are_compared_before_reading_data(
-    tmp_path: Path,
-) -> None:
+def test_model_settings_are_compared_before_reading_data(tmp_path: Path) -> None:
     record, config = run_record(opened()), opened().config
-    directory, epochs = written(tmp_path / "run", record), {"data.epochs": 7}
+    directory, epochs = directory_with(tmp_path / "run", record), {"data.epochs": 7}
     wider = config.with_overrides({"model.bandwidth": 9.0, **epochs})
     check_same_model(RunDirectory(tmp_path / "none"), wider, NO_INPUTS)
     check_same_model(directory, config.with_overrides(epochs), NO_INPUTS)
@@ -156,7 +154,7 @@ def test_model_settings_are_compared_before_reading_data(
         check_same_model(directory, wider, NO_INPUTS)
     assert "epochs" not in str(caught.value)
     identity = record["identity"] | {"continues": {"run": "another"}}
-    continued = written(tmp_path / "continued", record | {"identity": identity})
+    continued = directory_with(tmp_path / "continued", record | {"identity": identity})
     check_same_model(continued, wider, NO_INPUTS)
 
 
@@ -184,7 +182,7 @@ def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:
     assert recorded_patches(RunDirectory(tmp_path / "none")) is None
 
 
-def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
+def with_sizes(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
     return record | {"sizes": record["sizes"] | sizes}
 
 
@@ -197,16 +195,16 @@ def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
         lambda r: r | {"identity": 3},
         lambda r: r | {"versions": []},
         lambda r: r | {"sizes": {}},
-        lambda r: changed(r, unknown=1),
-        lambda r: changed(r, block_size=None),
-        lambda r: changed(r, batch_size="20"),
-        lambda r: changed(r, solver="other"),
+        lambda r: with_sizes(r, unknown=1),
+        lambda r: with_sizes(r, block_size=None),
+        lambda r: with_sizes(r, batch_size="20"),
+        lambda r: with_sizes(r, solver="other"),
     ],
 )
 def test_record_of_another_version_gives_one_sentence(change: Any, tmp_path: Path) -> None:
     """Check a record with a right checksum and a missing or additional key, or a value of another
     type."""
-    directory = written(tmp_path, change(run_record(opened())))
+    directory = directory_with(tmp_path, change(run_record(opened())))
     with pytest.raises(RunError, match="holds a run of another version of streamkern; continue it"):
         recorded_run(directory)
 
@@ -240,8 +238,8 @@ def test_resumed_run_keeps_its_accelerator(
 # -- the environment -----------------------------------------------------------------------------
 
 
-def passes(config: RunConfig) -> None:
-    """Train by the ranks that are asked for."""
+def train_over_ranks(config: RunConfig) -> None:
+    """Train by the number of ranks in the settings."""
     prepare_run(config)
     on_threads(
         config.run.n_ranks,
@@ -272,20 +270,20 @@ def test_changed_rank_grid_is_reported_and_recorded(
         for r, c in grids
     ]
     with pytest.raises(TrainingInterrupted):
-        passes(configs[0])
+        train_over_ranks(configs[0])
     message = "center_ranks: was 1, now 2"
     pattern = f"^resumed with other ranks: {message}; same to rounding"
     with pytest.warns(UserWarning, match=pattern), pytest.raises(TrainingInterrupted):
-        passes(configs[1])
+        train_over_ranks(configs[1])
     with pytest.raises(TrainingInterrupted):
-        passes(configs[2])  # the same ones as before: no warning, which would be an error
+        train_over_ranks(configs[2])  # the same ranks as before; a warning would be an error
     records, _ = RunDirectory(path, writable=False).read_log()
-    compile_threshold = [each for each in records if each["event"] in ("start", "resume")]
-    assert [(each["ranks"], each["center_ranks"]) for each in compile_threshold[-3:]] == grids
-    assert [each["what"] for each in records if each["event"] == "changed"] == [[message]]
+    starts = [record for record in records if record["event"] in ("start", "resume")]
+    assert [(record["ranks"], record["center_ranks"]) for record in starts[-3:]] == grids
+    assert [record["what"] for record in records if record["event"] == "changed"] == [[message]]
     actual = run_overview(path)
     assert (actual["ranks"], actual["center_ranks"]) == (2, 2)
-    step = next(each["step"] for each in records if each["event"] == "changed")
+    step = next(record["step"] for record in records if record["event"] == "changed")
     assert actual["changed"] == [f"at step {step} {message}"]
     assert f"at step {step} {message}" in run_text(actual)
 
@@ -318,16 +316,16 @@ def test_kernel_object_resumes_as_table(name: str, tmp_path: Path) -> None:
         "run.accelerator": "none", "model.n_centers": 40, "solver.name": "block",
         "run.checkpoint_every": 1,
     }  # fmt: skip
-    compile_threshold = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
+    config = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
     test = ArraySource(X[:10], np.sin(X[:10, 0]))
-    stopped(compile_threshold.with_overrides({"model.kernel": kernel}), 10, test=test)
+    stopped(config.with_overrides({"model.kernel": kernel}), 10, test=test)
     other = {"kind": "laplace", "bandwidth": 99.0}
     remedy = rf'give its kernel, model\.kernel = {{kind = "{name}", '
     with pytest.raises(ResumeMismatchError, match=remedy):
-        finished(compile_threshold.with_overrides({"model.kernel": other}))
+        finished(config.with_overrides({"model.kernel": other}))
     with pytest.raises(ResumeMismatchError, match=r"data\.epochs: was 6, now 7; restore these"):
-        finished(compile_threshold.with_overrides({"model.kernel": table, "data.epochs": 7}))
-    resumed = finished(compile_threshold.with_overrides({"model.kernel": table}))
+        finished(config.with_overrides({"model.kernel": table, "data.epochs": 7}))
+    resumed = finished(config.with_overrides({"model.kernel": table}))
     undisturbed = finished(RunConfig().with_overrides(options | {"model.kernel": kernel}))
     np.testing.assert_array_equal(resumed.model.weights, undisturbed.model.weights)
 

@@ -1,4 +1,4 @@
-"""Check the training loop: its results, its messages, and its state after failures."""
+"""Test the training loop: its results, its log, and its state after failures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from tests.runs import (
 )
 from tests.store_damage import flip_bit
 
-# -- what it computes -----------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_training_reaches_least_squares(block_size: int) -> None:
         "data.epochs": 24,
         "model.n_centers": p,
         "solver.block_size": block_size,
-        "solver.damping": 1e-2,  # the quicker for blocks in so many passes
+        "solver.damping": 1e-2,  # converges faster in 24 epochs
         "solver.ridge": 0.0,
     }
     result = finished(settings(**overrides), source=source, test=source)
@@ -89,7 +89,7 @@ def test_training_reaches_least_squares(block_size: int) -> None:
     F = mean + K @ np.float64(result.model.weights)
     np.testing.assert_allclose(result.metrics["test_mse"], ((F - Y)[:n] ** 2).mean(), rtol=1e-3)
     assert result.metrics["test_accuracy"] == (F[:n].argmax(axis=1) == y[:n]).mean()
-    # What it is for: rows it has not seen.
+    # The accuracy on other rows.
     accuracy, reachable_accuracy = (
         (f[n:].argmax(axis=1) == y[n:]).mean() for f in (F, mean + K @ best)
     )
@@ -133,7 +133,7 @@ def test_given_centers_are_stored_in_order() -> None:
     assert (result.order != np.arange(20)).any()
 
 
-# -- what must not matter -------------------------------------------------------------------------
+# -- settings that do not change the model ---------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_monitoring_does_not_change_weights(method: str, tmp_path: Path) -> None
     assert weights(tmp_path / "timed", True, **timed).tobytes() == plain
 
 
-# -- what it says ---------------------------------------------------------------------------------
+# -- evaluations and the log -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_evaluations_follow_their_schedule(
         assert [record["step"] for record in evaluations] == steps
         assert [record["step"] for record in result.history] == steps
         assert [record["test_mse"] for record in result.history] == [
-            r["test_mse"] for r in evaluations
+            record["test_mse"] for record in evaluations
         ]
         assert result.metrics["test_accuracy"] == evaluations[-1]["test_accuracy"]
     assert finished(settings(), source=stream()).history == []
@@ -204,7 +204,7 @@ def test_log_records_all_events_in_order(tmp_path: Path) -> None:
     assert "train" not in run["identity"]["settings"]["data"]
 
 
-# -- sources --------------------------------------------------------------------------------------
+# -- sources ---------------------------------------------------------------------------------------
 
 
 def generated(seed: int, epoch: int, start: int, stop: int) -> tuple[Array, Array]:
@@ -226,10 +226,10 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 @pytest.mark.parametrize("name", ["dask", "generator"])
 def test_any_source_of_same_rows_gives_same_bits(name: str, tmp_path: Path) -> None:
-    damped = {"solver.damping": 1e-4}  # what is chosen counts repeats, which a generator hides
+    damped = {"solver.damping": 1e-4}  # "auto" counts repeated rows, which a generator hides
     for item in ("numpy", name):
         source = SOURCES[item]()
-        source.repeats = True  # as steps on rows that come again are others
+        source.repeats = True  # steps on repeated rows differ
         finished(settings(tmp_path / item, **damped), source=source)
     assert_same_bits(final(tmp_path / name), final(tmp_path / "numpy"))
 
@@ -285,14 +285,13 @@ def test_uint8_images_and_targets_are_trained() -> None:
     np.testing.assert_allclose(result.model.values(X), brute_force(result, flat), atol=1e-4)
 
 
-# -- failures -------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def test_corrupt_chunk_during_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that it is found when an epoch is read, that the error names it, and that earlier work
-    is kept.
+    """Check that the error names the chunk, and that earlier work is kept.
 
-    The store is one that is too large to be kept decoded, and so is read in each epoch.
+    The store counts as too large to be kept decoded, so that it is read in each epoch.
     """
     monkeypatch.setattr("streamkern.planning.memory.KEPT_STORE_BUDGET_RATIO", 10**12)
     X, y = arrays()
@@ -303,27 +302,27 @@ def test_corrupt_chunk_during_run_is_named(tmp_path: Path, monkeypatch: pytest.M
     test = ArraySource(*arrays(10, 5), classes="012")
     config = plain.with_overrides({"run.run_dir": str(tmp_path / "run"), "run.evaluate_every": 1})
 
-    def break_it(record: dict[str, Any]) -> None:
+    def damage_store(record: dict[str, Any]) -> None:
         if not damaged_urls:  # at step 1; the third epoch cannot have been read yet
             damaged_urls.append(record["step"])
             flip_bit(train_url, "X/c/2/0")
 
     with pytest.raises(CorruptChunkError, match="X/c/2/0") as caught:
-        finished(config, test=test, on_evaluation=break_it)
+        finished(config, test=test, on_evaluation=damage_store)
     assert caught.value.exit_code == 3
-    reachable_accuracy = latest_step(tmp_path / "run")
-    assert reachable_accuracy in (7, 14)  # all that was read before
+    saved_step = latest_step(tmp_path / "run")
+    assert saved_step in (7, 14)
     assert newest(tmp_path / "run").skipped == ()
     with pytest.raises(CorruptChunkError, match="X/c/2/0"):  # still there
         finished(config)
-    assert latest_step(tmp_path / "run") == reachable_accuracy
+    assert latest_step(tmp_path / "run") == saved_step
     flip_bit(train_url, "X/c/2/0")
     finished(config)
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
 class Faulty(ArraySource):
-    """Raises what it is given, in the second epoch."""
+    """Source that raises `fault` in the second epoch."""
 
     fault: Exception | None = None
 
@@ -464,21 +463,22 @@ def test_ridge_bounds_weights_of_singular_kernel(block_size: int) -> None:
     assert np.abs(result.model.weights).max() < 1000
 
 
-# -- branches of icechunk repositories -----------------------------------------------------------
+# -- branches of icechunk repositories -------------------------------------------------------------
 
 BRANCH_STOP = 5
 
 
-def repository(path: Path) -> Any:
+def create_repository(path: Path) -> Any:
     icechunk.set_logs_filter("error")  # it warns of commits by several processes
-    repositories = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     icechunk.set_logs_filter(None)
-    return repositories
+    return repository
 
 
-def commit(repositories: Any, shift: float) -> str:
+def commit_rows(repository: Any, shift: float) -> str:
+    """Commit rows whose features are shifted, and return the ID of the snapshot."""
     X, _ = arrays()
-    session = repositories.writable_session("main")
+    session = repository.writable_session("main")
     group = zarr.create_group(session.store, overwrite=True)
     group.create_array("X", data=X + np.float32(shift), chunks=(16, X.shape[1]))
     group.create_array("y", data=X[:, :1], chunks=(16, 1))
@@ -490,16 +490,16 @@ def commit(repositories: Any, shift: float) -> str:
 def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) -> None:
     """Check that the bits are equal, with several threads and several repositories."""
     names = ("a", "b") if several else ("a",)
-    repositories = [repository(tmp_path / name) for name in names]
-    first = [commit(item, k) for k, item in enumerate(repositories)]
+    repositories = [create_repository(tmp_path / name) for name in names]
+    first = [commit_rows(repository, k) for k, repository in enumerate(repositories)]
     urls = [f"icechunk+file://{tmp_path}/{name}@branch=main" for name in names]
     train = {"data.train": urls if several else urls[0], "data.prefetch_threads": 3}
     uninterrupted = settings(tmp_path / "once", **train)
     finished(uninterrupted)
     config = settings(tmp_path / "run", **train)
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
-    for item in repositories:
-        commit(item, 3.0)
+    for repository in repositories:
+        commit_rows(repository, 3.0)
     with RunDirectory(tmp_path / "run", writable=False) as run:
         pinned = pin_branches(config, run).data.train_urls
         recorded = run.read_record()
@@ -516,13 +516,13 @@ def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) 
 
 
 def test_run_of_deleted_branch_resumes(tmp_path: Path) -> None:
-    repositories = repository(tmp_path / "a")
-    repositories.create_branch("dev", commit(repositories, 0.0))
+    repository = create_repository(tmp_path / "a")
+    repository.create_branch("dev", commit_rows(repository, 0.0))
     config = settings(
         tmp_path / "run", **{"data.train": f"icechunk+file://{tmp_path}/a@branch=dev"}
     )
     stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
-    repositories.delete_branch("dev")
+    repository.delete_branch("dev")
     finished(config)
     with pytest.raises(StreamkernError, match="there is no branch 'dev'"):
         finished(settings(tmp_path / "other", **{"data.train": config.data.train}))

@@ -113,9 +113,9 @@ class CFile:
 
     def _add_constant(self, name: str, array: npt.NDArray[Any]) -> None:
         if array.dtype == object:
-            array = np.array([
-                text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel()
-            ]).reshape(array.shape)  # fmt: skip
+            array = np.array(
+                [text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel()]
+            ).reshape(array.shape)
         kind = c_type_key(array.dtype)
         self.values[name] = Value(f"c{len(self.values)}", array.shape, kind, array)
 

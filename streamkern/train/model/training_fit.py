@@ -36,6 +36,8 @@ CONSTANT_VARIANCE = 1e-3
 """Ratio of the variances of predictions and targets below which the model counts as constant."""
 WORSE_THAN_MEAN_SE = 3.0
 """Standard errors by which a model has to be worse than the mean to be reported as such."""
+MIN_STANDARD_ERROR = 1e-300
+"""Smallest standard error that is divided by, instead of 0."""
 ISOLATED_KERNEL_SUM, ISOLATED_SHARE = 0.01, 0.9
 """Sum of the kernel values with other centers below which a row is isolated, and the share of
 isolated rows above which the bandwidth counts as too narrow."""
@@ -206,11 +208,11 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
         constant = np.broadcast_to(model.loss.predict(np, model.targets.mean.copy()), Y.shape)
         mean_errors, errors = (w * model.loss.values(np, f, Y) for f in (constant, F))
     excess = errors - mean_errors  # of each row
-    standard_error = excess.std() / np.sqrt(len(excess))
+    standard_error = max(excess.std() / np.sqrt(len(excess)), MIN_STANDARD_ERROR)
     spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
     return TrainingFit(
         len(excess), mse, float(1 - errors.sum() / total), float(spread),
-        float(excess.mean() / max(standard_error, 1e-300)), _isolated_share(model, block),
+        float(excess.mean() / standard_error), _isolated_share(model, block),
         base.classes is not None and _finds_classes(F, Y, w),
     )  # fmt: skip
 

@@ -200,8 +200,8 @@ class _Driver:
         cluster = cluster_text(self._cluster.client)
         shortage = f"{len(available)} of at least {min_workers} workers are {state} at {cluster}"
         if state == "left":
-            raise TrainingInterrupted(f"{shortage}", f"start others, then {_RESUME}")
-        raise RunError(f"{shortage}", "start more workers, or set fewer ranks")
+            raise TrainingInterrupted(shortage, f"start others, then {_RESUME}")
+        raise RunError(shortage, "start more workers, or set fewer ranks")
 
     def _check_free(self, addresses: list[str]) -> None:
         """Raise TrainingInterrupted if a worker is a rank of another driver, whose end a task would
@@ -212,7 +212,7 @@ class _Driver:
 
     def _check_stop(self) -> None:
         if self._stop.requested_by:
-            raise TrainingInterrupted(f"stopped by {self._stop.requested_by}", f"{_RESUME}")
+            raise TrainingInterrupted(f"stopped by {self._stop.requested_by}", _RESUME)
 
     def _notify(self, event: str, **facts: Any) -> None:
         self._on_event({"event": event, "generation": self._number, **facts})

@@ -210,7 +210,7 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
 
 def _do_work(
     spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, heartbeat: _Heartbeat
-) -> Any:  # fmt: skip
+) -> Any:
     """Connect the ranks, do the work of the job, and return its result."""
     job: Job = pickle.loads(spec.job)
     if job.read_progress is not None and spec.rank == 0:

@@ -21,7 +21,7 @@ from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
-from streamkern.planning.effort_levels import EFFORT_LEVELS
+from streamkern.planning.sizes import EFFORT_LEVELS
 from streamkern.solver.methods import find
 from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.alignment import check_row_shape

@@ -27,7 +27,7 @@ def resolve_precision(
 
     Parameters
     ----------
-    requested_by : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances
+    requested : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances
         are as accurate as in float32: "integer" or "high" on tensor cores, "exact" elsewhere.
     dtype : dtype of the stored features.
     transforms : all transforms that are applied to a row after it is read.

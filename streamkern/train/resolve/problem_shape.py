@@ -46,7 +46,7 @@ def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel
 
 def _scratch_bytes(
     data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
-) -> int:  # fmt: skip
+) -> int:
     """Return the scratch memory, in bytes, of a thread or of a device while it prepares rows.
 
     itemsize : bytes of an entry in the transforms

@@ -27,10 +27,9 @@ from streamkern.kernels.points import Grid
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import make_loss
-from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.planning.memory import Buffers, default_budget, keep_stores
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes
+from streamkern.planning.sizes import EFFORT_LEVELS, Sizes
 from streamkern.solver.direct import Direct
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve

@@ -242,7 +242,7 @@ def _parameters(features: PatchFeatures) -> tuple[int, int, int]:
 
 def _fixed_sample(
     source: BaseSource, max_rows: int, seed: int, stage: int
-) -> tuple[RowBlock, HostArray]:  # fmt: skip
+) -> tuple[RowBlock, HostArray]:
     """Return rows of a sample without copies, and their features after the fixed transforms."""
     base = without_copies(source)
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]

@@ -103,12 +103,12 @@ class ParentRun(RunSnapshot):
     def with_fitted_transforms(
         self, requested: Sequence[Transform]
     ) -> tuple[list[Transform], list[Transform]]:
-        """Replace the fixed transforms in `requested_by` by the fitted transforms of this run.
+        """Replace the fixed transforms in `requested` by the fitted transforms of this run.
 
         Returns the transforms, and the fixed transforms of this run that are left to be applied
         after them.
 
-        requested_by : transforms that the settings of the new run ask for
+        requested : transforms that the settings of the new run ask for
 
         Raises ConfigError if their fixed transforms differ from the transforms of this run.
         """

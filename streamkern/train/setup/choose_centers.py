@@ -98,7 +98,7 @@ def choose_centers(
 
 def _read_parent_centers(
     run: ResolvedRun, parent_run: ParentRun, dtype: np.dtype[Any], report: Report
-) -> ChosenCenters:  # fmt: skip
+) -> ChosenCenters:
     """Return the centers of the run that is continued; each rank reads its stripe."""
     p, ranks, reads_stripes = run.problem.p, run.inputs.ranks, run.problem.reads_stripes
     rows = ranks.stripe(p) if reads_stripes else slice(0, p)
@@ -252,9 +252,7 @@ def _batches(
                 return
 
 
-def _find_center_rows(
-    run: ResolvedRun, block: RowBlock, *, are_rows: bool
-) -> CenterRows | None:  # fmt: skip
+def _find_center_rows(run: ResolvedRun, block: RowBlock, *, are_rows: bool) -> CenterRows | None:
     """Return the rows of the training data that are centers; None if they are not known, or if the
     method does not use their targets.
 

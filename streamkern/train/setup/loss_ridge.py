@@ -195,9 +195,7 @@ class _BoundedPath(_LossPath):
     exact : whether the steps continue until they converge
     """
 
-    def __init__(
-        self, loss: Loss, rows: LossRows, fitted: Ints, exact: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, loss: Loss, rows: LossRows, fitted: Ints, exact: bool) -> None:
         super().__init__(loss, rows, fitted)
         self.steps = MAX_STEPS_TO_MINIMUM if exact else STEPS_PER_KAPPA
         self.min_change = CONVERGED_CHANGE if exact else 0.0

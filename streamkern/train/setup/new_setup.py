@@ -94,7 +94,7 @@ def new_setup(
 
 def _save(
     run: ResolvedRun, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
-) -> None:  # fmt: skip
+) -> None:
     """Save a setup on rank 0, which fetches the rows of divided arrays from the other ranks."""
     ranks, backend = run.inputs.ranks, run.backend
     chunked: dict[str, ChunkedArray] = {name: backend.by_parts(a) for name, a in arrays.items()}

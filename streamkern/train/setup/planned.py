@@ -147,20 +147,6 @@ def empty_steps(run: ResolvedRun) -> int:
     return 0 if has_initial_weights else planned_batches(run)[0] * run.method.empty_epochs
 
 
-def plan_facts(run: ResolvedRun) -> dict[str, Any]:
-    """Return the planned sizes and costs, short enough for a line of the log."""
-    return {
-        "samples": run.problem.n_rows * run.method.n_epochs(run.problem),
-        "auto_epochs": auto_epochs(run.config, run.data.source.n_rows),
-        "batches": planned_batches(run)[1],
-        "peak_bytes": run.buffers.peak,
-        "budget_bytes": run.budget_bytes,
-        "device": run.backend.name,
-        "threads": run.backend.threads,
-        "flops": planned_flops(run),
-    }
-
-
 def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
     """Return the decisions of the setup, short enough for a line of the log."""
     setup = meta["setup"]
@@ -174,10 +160,24 @@ def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
-    """Return the plan of a run, for its log. setup_s : seconds that the setup took."""
-    data, epochs = run.config.data, run.method.n_epochs(run.problem)
+    """Return the planned sizes and costs of a run, for its log. setup_s : seconds of the setup"""
+    data, n_rows = run.config.data, run.data.source.n_rows
+    epochs = run.method.n_epochs(run.problem)
     return {
-        "epochs": epochs, "of_samples": epochs * run.data.source.n_rows,
-        "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
-        "plan": plan_facts(run), **run.inputs.rank_addresses,
-    }  # fmt: skip
+        "epochs": epochs,
+        "of_samples": epochs * n_rows,
+        "train": list(data.train_urls),
+        "test": data.test,
+        "setup_s": setup_s,
+        "plan": {
+            "samples": epochs * run.problem.n_rows,
+            "auto_epochs": auto_epochs(run.config, n_rows),
+            "batches": planned_batches(run)[1],
+            "peak_bytes": run.buffers.peak,
+            "budget_bytes": run.budget_bytes,
+            "device": run.backend.name,
+            "threads": run.backend.threads,
+            "flops": planned_flops(run),
+        },
+        **run.inputs.rank_addresses,
+    }

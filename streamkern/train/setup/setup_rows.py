@@ -133,7 +133,7 @@ def read_merged_rows(
 
 def read_unmerged_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, max_rows: int
-) -> SampleRows:  # fmt: skip
+) -> SampleRows:
     """Return rows of the stream in random order, no two of them made from the same stored row.
 
     If the stream draws classes in fixed shares, each row occurs once and weights represent the
@@ -262,7 +262,7 @@ def _choose_stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
         return None
     copies = choose_copies(
         source, NOISE_ROWS, COPIES, MIN_ROWS_OF_COPIES, seed, SAMPLE_STAGE, MAX_COPIED_UNITS
-    )  # fmt: skip
+    )
     return None if copies is None else [(rows, seed) for rows in copies]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.op_counts import OpCounts, Speeds
+from streamkern.planning.op_counts import NO_WORK, OpCounts, Speeds
 from streamkern.solver.precondition.low_rank import EIGH_FLOPS
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.store.row_block import RowBlock, concatenate_blocks
@@ -63,7 +63,7 @@ def measure_speeds(run: ResolvedRun, counts: Iterable[OpCounts]) -> Speeds:
 
     Takes about `MEASURED_S`, and longer on slow storage.
     """
-    backend, total = run.backend, sum(counts, OpCounts())
+    backend, total = run.backend, sum(counts, NO_WORK)
     with backend.active():
         reading = _read_units(run)
         X, prepared = _prepare(run, reading.block)

@@ -1,4 +1,4 @@
-"""Models exported to C, compiled and called row by row, against `predict`."""
+"""Test models exported to C, compiled and called row by row, against `predict`."""
 
 from __future__ import annotations
 
@@ -95,12 +95,8 @@ def test_table_columns_become_arguments(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**QUICK, precision="float64").fit(table, y)
     model.to_c(tmp_path / "m.c")
     function = CompiledModel(tmp_path / "m.c", "-O2")
-    assert [p[2] for p in function.parameters][:4] == [
-        "in0_a_number",
-        "in1_town",
-        "in2_day",
-        "in3_1st",
-    ]
+    names = [name for _, _, name, *_ in function.parameters]
+    assert names[:4] == ["in0_a_number", "in1_town", "in2_day", "in3_1st"]
     days = (table["day"] - pd.Timestamp("1970-01-01")).dt.total_seconds() / 86400
     towns = [town.encode() if isinstance(town, str) else b"" for town in table["town"]]
     columns = zip(table["a number"], towns, days, table["1st"], strict=True)
@@ -168,9 +164,5 @@ def test_numbers_and_strings_are_written_exactly() -> None:
 
 
 def test_identifiers_are_valid_c() -> None:
-    assert [identifier(name) for name in ("a number", "1st", "", "ü")] == [
-        "a_number",
-        "1st",
-        "",
-        "_",
-    ]
+    identifiers = [identifier(name) for name in ("a number", "1st", "", "ü")]
+    assert identifiers == ["a_number", "1st", "", "_"]

@@ -1,4 +1,4 @@
-"""Exported models against sums of kernels in float64, by onnxruntime."""
+"""Test exported models, run by onnxruntime, against sums of kernels in float64."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ from tests.export_models import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float
 RNG = np.random.default_rng(0)
 
 
-def answers(model: Any, path: Path, feed: Any, dtype: str = "float64") -> dict[str, np.ndarray]:
-    """Return the outputs of the exported model by name, for an array or for inputs by name."""
+def run_exported(
+    model: Any, path: Path, feed: Any, dtype: str = "float64"
+) -> dict[str, np.ndarray]:
+    """Export a model, and return its outputs by name for an array or for inputs by name."""
     model.to_onnx(path, dtype=dtype, overwrite=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    inputs = (
-        feed
-        if isinstance(feed, dict)
-        else {"X": feed.astype("float64" if dtype == "auto" else dtype)}
-    )
+    if not isinstance(feed, dict):
+        feed = {"X": feed.astype("float64" if dtype == "auto" else dtype)}
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, inputs), strict=True))
+    return dict(zip(names, session.run(None, feed), strict=True))
 
 
 def scaled(rows: np.ndarray) -> np.ndarray:
@@ -44,26 +43,28 @@ def scaled(rows: np.ndarray) -> np.ndarray:
     return ((rows - X.mean(axis=0)) / X.std(axis=0)).astype(np.float32).astype(np.float64)
 
 
-def of_distance(profile: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-    """Return the kernel that is this function of |a - b| / 2."""
+def distance_kernel(profile: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+    """Return the kernel profile(|a - b| / 2)."""
     return lambda a, b: profile(np.sqrt(((a[:, None] - b) ** 2).sum(axis=2)) / 2)
 
 
 def relu_ntk(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    n = np.sqrt((a**2).sum(axis=1))[:, None] * np.sqrt((b**2).sum(axis=1))
-    u = np.clip(a @ b.T / n, -1, 1)
-    share = (np.pi - np.arccos(u)) / np.pi
-    return n * (u * share + u * share + np.sqrt(1 - u**2) / np.pi)
+    """Return the NTK of a ReLU network with one hidden layer (Jacot et al. 2018)."""
+    lengths = np.sqrt((a**2).sum(axis=1))[:, None] * np.sqrt((b**2).sum(axis=1))
+    u = np.clip(a @ b.T / lengths, -1, 1)
+    kappa_0 = (np.pi - np.arccos(u)) / np.pi
+    kappa_1 = u * kappa_0 + np.sqrt(1 - u**2) / np.pi
+    return lengths * (u * kappa_0 + kappa_1)
 
 
 TRUTH: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "laplace": of_distance(lambda r: np.exp(-r)),
+    "laplace": distance_kernel(lambda r: np.exp(-r)),
     "laplace_l1": lambda a, b: laplacian_kernel(a, b, gamma=0.5),
     "gaussian": lambda a, b: rbf_kernel(a, b, gamma=1 / 8),
-    "cauchy": of_distance(lambda r: 1 / (1 + r**2)),
+    "cauchy": distance_kernel(lambda r: 1 / (1 + r**2)),
     "matern32": lambda a, b: Matern(2.0, nu=1.5)(a, b),
     "matern52": lambda a, b: Matern(2.0, nu=2.5)(a, b),
-    "dispersal": of_distance(lambda r: np.exp(-r)),
+    "dispersal": distance_kernel(lambda r: np.exp(-r)),
     "linear": lambda a, b: a @ b.T,
     "polynomial": lambda a, b: polynomial_kernel(a, b, degree=3, gamma=1.0, coef0=1.0),
     "relu_ntk": relu_ntk,
@@ -81,17 +82,17 @@ def test_exported_values_equal_float64_sum(name: str, tmp_path: Path) -> None:
     model = sk.KernelRegressor(**QUICK | changes, kernel=name).fit(X, VALUES)
     K = TRUTH[name](scaled(NEW), model.centers_.astype(np.float64))
     truth = model.intercept_[0] + (K @ model.dual_coef_.astype(np.float64))[:, 0]
-    actual = answers(model, tmp_path / "m.onnx", NEW, "float32")["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", NEW, "float32")["predictions"]
     assert actual.shape == (150,)
     assert actual.dtype == np.float32
     narrow = sk.KernelRegressor(**QUICK | changes, kernel=name, precision="exact").fit(X, VALUES)
-    ours = float(np.abs(narrow.predict(NEW) - truth).max())  # also a float32 sum
-    np.testing.assert_allclose(actual, truth, atol=3 * ours + 1e-4 * SPREAD, rtol=1e-6)
+    float32_error = float(np.abs(narrow.predict(NEW) - truth).max())
+    np.testing.assert_allclose(actual, truth, atol=3 * float32_error + 1e-4 * SPREAD, rtol=1e-6)
     if name == "relu_ntk":
         with pytest.raises(ConfigError, match="arc cosine"):
             model.to_onnx(tmp_path / "m.onnx", dtype="float64", overwrite=True)
         return
-    actual = answers(model, tmp_path / "m.onnx", NEW)["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", NEW)["predictions"]
     assert actual.dtype == np.float64
     np.testing.assert_allclose(actual, truth, atol=1e-6 * SPREAD, rtol=0)
 
@@ -109,7 +110,7 @@ def test_exported_values_equal_float64_sum(name: str, tmp_path: Path) -> None:
 )
 def test_float64_export_equals_model(changes: dict[str, Any], tmp_path: Path) -> None:
     model, new = in_float64(changes), with_tails(NEW)
-    actual = answers(model, tmp_path / "m.onnx", new)["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", new)["predictions"]
     expected = model.predict(new)
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, atol=1e-9 * SPREAD, rtol=1e-9)
@@ -124,14 +125,14 @@ def test_model_predicting_in_float64_is_exported_in_float64(tmp_path: Path) -> N
         "gaussian", bandwidth=20.0, ridge=1e-9, n_centers=100, solver="direct", threads=1
     )
     model.fit(rows, values)
-    actual = answers(model, tmp_path / "m.onnx", rows, "auto")["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", rows, "auto")["predictions"]
     np.testing.assert_allclose(actual, model.predict(rows), rtol=0, atol=1e-8)
     with pytest.warns(UserWarning, match="computes its sums in float64.* or leave out dtype"):
         model.to_c(tmp_path / "m.c", dtype="float32")
 
 
 CASES = [
-    # By day, all pairs of kernel and encoder, and of encoder and loss; by night, the whole grid.
+    # All pairs of kernel and encoder, and of encoder and loss; with --full, the whole grid.
     pytest.param((kernel, encoder, loss), marks=() if o == (k + 2 * e) % 5 else pytest.mark.full)
     for k, kernel in enumerate(KERNELS)
     for e, encoder in enumerate(ENCODERS)
@@ -166,10 +167,10 @@ def test_largest_errors_of_each_kind_are_reported() -> None:
 def test_classifier_exports_labels_scores_and_probabilities(
     labels: list[Any], tmp_path: Path
 ) -> None:
-    of = np.array(labels)[(np.digitize(X[:, 0], [-0.5, 0.5]) % len(labels))]
+    y = np.array(labels)[(np.digitize(X[:, 0], [-0.5, 0.5]) % len(labels))]
     options = QUICK | {"precision": "float64", "loss": "log_loss", "epochs": 3}
-    model = sk.KernelClassifier(**options).fit(X, of)
-    actual = answers(model, tmp_path / "m.onnx", NEW)
+    model = sk.KernelClassifier(**options).fit(X, y)
+    actual = run_exported(model, tmp_path / "m.onnx", NEW)
     np.testing.assert_array_equal(actual["labels"], model.predict(NEW))
     np.testing.assert_allclose(actual["probabilities"], model.predict_proba(NEW), atol=1e-12)
     np.testing.assert_allclose(actual["scores"], model.predict_values(NEW), atol=1e-9)
@@ -177,26 +178,26 @@ def test_classifier_exports_labels_scores_and_probabilities(
 
 @pytest.mark.slow
 def test_calibrated_probabilities_are_exported(tmp_path: Path) -> None:
-    """Check isotonic calibrations too, which are sums of ramps."""
+    """Check also isotonic calibrations, which are exported as sums of ramps."""
     rows = np.random.default_rng(2).normal(size=(6000, 3))
-    of = (rows[:, 0] + 0.3 * rows[:, 1] > 0).astype(int) + (np.abs(rows[:, 2]) > 2)
-    model = sk.KernelClassifier(**QUICK | {"precision": "float64"}).fit(rows, of)
+    y = (rows[:, 0] + 0.3 * rows[:, 1] > 0).astype(int) + (np.abs(rows[:, 2]) > 2)
+    model = sk.KernelClassifier(**QUICK | {"precision": "float64"}).fit(rows, y)
     calibration = model._state.calibration
     assert calibration is not None
     F = model._values(rows[:2000])
-    for fitted in (calibration.probabilities, fit_isotonic(F, of[:2000], np.ones(2000))):
+    for fitted in (calibration.probabilities, fit_isotonic(F, y[:2000], np.ones(2000))):
         object.__setattr__(calibration, "probabilities", fitted)
-        actual = answers(model, tmp_path / "m.onnx", NEW)["probabilities"]
+        actual = run_exported(model, tmp_path / "m.onnx", NEW)["probabilities"]
         np.testing.assert_allclose(actual, model.predict_proba(NEW), atol=1e-10)
 
 
 def test_multilabel_and_multioutput_models_are_exported(tmp_path: Path) -> None:
     indicators = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
     model: Any = sk.KernelClassifier(**QUICK).fit(X, indicators)
-    actual = answers(model, tmp_path / "m.onnx", NEW)
+    actual = run_exported(model, tmp_path / "m.onnx", NEW)
     np.testing.assert_array_equal(actual["labels"], model.predict(NEW))
     model = sk.KernelRegressor(**QUICK | {"precision": "float64"}).fit(X, X[:, :2])
-    actual = answers(model, tmp_path / "m.onnx", NEW)
+    actual = run_exported(model, tmp_path / "m.onnx", NEW)
     np.testing.assert_allclose(actual["predictions"], model.predict(NEW), atol=1e-9)
 
 
@@ -204,7 +205,7 @@ def test_images_keep_their_shape(tmp_path: Path) -> None:
     images = RNG.integers(0, 255, (200, 4, 5, 1), np.uint8)
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
     model.fit(images, images[:, 1, 1, 0].astype(float))
-    actual = answers(model, tmp_path / "m.onnx", images)["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", images)["predictions"]
     np.testing.assert_allclose(actual, model.predict(images), atol=1e-8)
 
 
@@ -230,7 +231,7 @@ def test_table_has_an_input_for_each_column(tmp_path: Path) -> None:
     feed |= {name: new[[name]].to_numpy(object) for name in ("shop", "street")}
     days = (new["day"] - pd.Timestamp("1970-01-01")) / pd.Timedelta("1D")
     feed["day"] = days.to_numpy(float)[:, None]
-    actual = answers(model, tmp_path / "m.onnx", feed)["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", feed)["predictions"]
     np.testing.assert_allclose(actual, model.predict(new), atol=1e-4)
 
 
@@ -244,7 +245,7 @@ def test_cyclic_time_features_are_exported_up_to_rounding(tmp_path: Path) -> Non
     model = sk.KernelClassifier(random_state=0).fit(frame[:500], late[:500])
     days = (frame["time"] - pd.Timestamp("1970-01-01")) / pd.Timedelta("1D")
     feed = {"time": days[500:].to_numpy()[:, None], "a": frame[["a"]][500:].to_numpy()}
-    scores = answers(model, tmp_path / "m.onnx", feed)["scores"]
+    scores = run_exported(model, tmp_path / "m.onnx", feed)["scores"]
     np.testing.assert_allclose(scores, model.predict_values(frame[500:]), atol=2e-5)
 
 
@@ -253,7 +254,7 @@ def test_column_names_may_equal_graph_values(tmp_path: Path) -> None:
     frame = frame[["a", "shop"]].set_axis(["c0", "v0"], axis=1)
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
     feed = {"c0": frame[["c0"]].to_numpy(float), "v0": frame[["v0"]].to_numpy(object)}
-    actual = answers(model.fit(frame, targets), tmp_path / "m.onnx", feed)["predictions"]
+    actual = run_exported(model.fit(frame, targets), tmp_path / "m.onnx", feed)["predictions"]
     np.testing.assert_allclose(actual, model.predict(frame), atol=1e-6)
 
 
@@ -275,7 +276,7 @@ def test_cells_are_encoded_like_in_python(tmp_path: Path) -> None:
     feed = {name: frame[[name]].to_numpy(object) for name in ("told", "k")}
     feed |= {"a": frame[["a"]].to_numpy(float)}
     feed |= {"day": (days / pd.Timedelta("1D")).to_numpy(float)[:, None]}
-    actual = answers(model, tmp_path / "m.onnx", feed)["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", feed)["predictions"]
     np.testing.assert_allclose(actual, model.predict(frame), atol=1e-4)
 
 
@@ -287,18 +288,18 @@ def test_float64_model_is_exported_in_float64_by_default(tmp_path: Path) -> None
     model.set_params(kernel="gaussian", bandwidth=2.0, metric="none", ridge=1e-12)
     model.fit(rows, np.sin(3 * rows[:, 0] * rows[:, 1]) + rows[:, 2])
     new = np.random.default_rng(1).uniform(size=(100, 4))
-    actual = answers(model, tmp_path / "m.onnx", new, "auto")["predictions"]
+    actual = run_exported(model, tmp_path / "m.onnx", new, "auto")["predictions"]
     np.testing.assert_allclose(actual, model.predict(new), atol=1e-6)
     with pytest.warns(UserWarning, match="multiply the rounding errors of float32"):
-        narrow = answers(model, tmp_path / "m.onnx", new, "float32")["predictions"]
+        narrow = run_exported(model, tmp_path / "m.onnx", new, "float32")["predictions"]
     assert float(np.abs(narrow - model.predict(new)).max()) > 1e-4
 
 
-# --- refused ----------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 class Softplus(Kernel):
-    """A kernel of the user that calls a function which is not exported."""
+    """Kernel of a user that calls a function which cannot be exported."""
 
     def profile(self, sq: Any, xp: Any) -> Any:
         return xp.exp(-xp.logaddexp(sq, -np.inf))
@@ -314,11 +315,11 @@ def test_unsupported_model_is_refused_without_writing(tmp_path: Path) -> None:
         custom_model.fit(X, VALUES).to_onnx(path)
 
     @sk.deterministic
-    def half(A: Any, Y: Any, rng: Any) -> Any:
+    def halve(A: Any, Y: Any, rng: Any) -> Any:
         return A / 2, Y
 
-    transformed = sk.KernelRegressor(**QUICK | {"transforms": [half]}).fit(X, VALUES)
-    with pytest.raises(ConfigError, match=r"half.* is a function of yours"):
+    transformed = sk.KernelRegressor(**QUICK | {"transforms": [halve]}).fit(X, VALUES)
+    with pytest.raises(ConfigError, match=r"halve.* is a function of yours"):
         transformed.to_onnx(path)
     assert not path.parent.exists()
     with pytest.raises(ConfigError, match="is a URL"):
@@ -336,9 +337,9 @@ def test_unsupported_model_is_refused_without_writing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hashed_words_are_refused(tmp_path: Path) -> None:
-    message = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
+    frame = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
     targets = np.arange(11_000) % 7.0
-    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(message, targets)
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(frame, targets)
     for write, name in ((model.to_onnx, "m.onnx"), (model.to_c, "m.c")):
         with pytest.raises(
             ConfigError, match="column 'id' has hashed words, but ONNX has no operat"
@@ -370,8 +371,8 @@ def test_unwritable_folder_is_refused_before_export(
         pytest.skip("needs /proc, as Linux has it")
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    A = np.random.default_rng(0).normal(size=(80, 2))
-    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(A, A[:, 0])
+    rows = np.random.default_rng(0).normal(size=(80, 2))
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(rows, rows[:, 0])
     for write, path in ((model.to_onnx, f"{location}.onnx"), (model.to_c, f"{location}.c")):
         with pytest.raises(ConfigError, match=f"^{path} cannot be written to .*; give another"):
             write(path)

@@ -1,4 +1,4 @@
-"""Functions of an array module, computed by NumPy and as graphs of ONNX."""
+"""Test functions of an array module as graphs of ONNX, against NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ A = np.random.default_rng(0).normal(size=(5, 3))
 B = np.random.default_rng(1).uniform(0.1, 2, (5, 3))
 
 
-def evaluated(graph: Graph, value: Traced, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def evaluate_graph(graph: Graph, value: Traced, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Return a value of a graph for these inputs, by onnxruntime."""
     graph.add_output(value, "out", (None, None))  # type: ignore[arg-type]
     session = onnxruntime.InferenceSession(graph.model({}).SerializeToString())
     return np.asarray(session.run(None, inputs)[0])
@@ -64,7 +65,7 @@ def test_traced_functions_equal_numpy(name: str) -> None:
     graph, function = Graph(), FUNCTIONS[name]
     given_arrays = (graph.add_input(name, np.float64, (3,)) for name in "ab")
     value = function(TracedModule(graph, "a test"), *given_arrays)
-    actual = evaluated(graph, value, {"a": A, "b": B})
+    actual = evaluate_graph(graph, value, {"a": A, "b": B})
     np.testing.assert_allclose(actual, function(np, A.copy(), B.copy()), rtol=1e-13, atol=1e-13)
 
 
@@ -72,7 +73,7 @@ def test_traced_sort_equals_numpy() -> None:
     graph = Graph()
     a = graph.add_input("a", np.float64, (3,))
     a.sort(axis=1)
-    np.testing.assert_array_equal(evaluated(graph, a, {"a": A}), np.sort(A, axis=1))
+    np.testing.assert_array_equal(evaluate_graph(graph, a, {"a": A}), np.sort(A, axis=1))
 
 
 @settings(max_examples=30, deadline=None)
@@ -88,7 +89,7 @@ def test_traced_interpolation_equals_numpy(points: list[tuple[float, float]], se
     x = np.append(np.random.default_rng(seed).uniform(-4, 4, 20), at)[:, None]
     graph = Graph()
     value = interpolate(graph, graph.add_input("a", np.float64, (1,)), at, height)
-    actual = evaluated(graph, value, {"a": x})
+    actual = evaluate_graph(graph, value, {"a": x})
     np.testing.assert_allclose(actual, np.interp(x, at, height), atol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Check which losses the divergence guard rejects, and that runs recover or fail."""
+"""Test which losses the divergence guard rejects, and that runs recover or fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG = {"data.epochs": 20}  # 140 steps, four windows and a rest of 12
 LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 
 
-# -- one judgement --------------------------------------------------------------------------------
+# -- losses of one window -------------------------------------------------------------------------
 
 
 @given(best=losses, zero=losses, loss=not_finite)
@@ -132,11 +132,11 @@ def test_guard_roundtrips_through_json(best: float, back_offs: int) -> None:
     assert Guard.restore(json.loads(json.dumps(guard.scalars(), allow_nan=False))) == guard
 
 
-# -- in a run -------------------------------------------------------------------------------------
+# -- runs -----------------------------------------------------------------------------------------
 
 
-class Inflated:
-    """Multiplies every step size, as a wrong measurement in setup would."""
+class StepSizeFactor:
+    """Factor `times` of every step size, as after a wrong measurement in the setup."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 1.0
@@ -145,8 +145,8 @@ class Inflated:
 
 
 @pytest.fixture
-def inflated(monkeypatch: pytest.MonkeyPatch) -> Inflated:
-    return Inflated(monkeypatch)
+def step_factor(monkeypatch: pytest.MonkeyPatch) -> StepSizeFactor:
+    return StepSizeFactor(monkeypatch)
 
 
 def back_offs(run_dir: Path) -> list[dict[str, Any]]:
@@ -157,31 +157,30 @@ def back_offs(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("times", [5.0, 10.0])
 @pytest.mark.parametrize("method", ["block", "blocks"])
 def test_damped_rows_tolerate_too_long_steps(
-    times: float, method: str, tmp_path: Path, inflated: Inflated
+    times: float, method: str, tmp_path: Path, step_factor: StepSizeFactor
 ) -> None:
-    """Check that a row never moves itself farther than its residual; a ridge, which no row damps,
-    might."""
+    """Check steps without a ridge: no row changes its own prediction by more than its residual."""
     overrides = METHODS[method] | {"data.epochs": 40, "solver.ridge": 0.0}
     test = array_source(60, 5)
-    honest = finished(settings(**overrides), source=stream(method), test=test)
-    inflated.times = times
+    undisturbed = finished(settings(**overrides), source=stream(method), test=test)
+    step_factor.times = times
     result = finished(settings(tmp_path, **overrides), source=stream(method), test=test)
     assert back_offs(tmp_path) == []
-    assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
+    assert result.metrics["test_mse"] <= 1.5 * undisturbed.metrics["test_mse"]
 
 
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"])
 @pytest.mark.parametrize("times", [5.0, 30.0])
 def test_run_with_too_long_steps_recovers(
-    times: float, method: str, tmp_path: Path, inflated: Inflated
+    times: float, method: str, tmp_path: Path, step_factor: StepSizeFactor
 ) -> None:
     """Check steps 5 times too long, for which the end of the first window fails, and 30 times, for
     which losses overflow float32."""
     overrides = METHODS[method] | {"data.epochs": 40}
     test = array_source(60, 5)
-    honest = finished(settings(**overrides), source=stream(method), test=test)
-    inflated.times = times
+    undisturbed = finished(settings(**overrides), source=stream(method), test=test)
+    step_factor.times = times
     # A checkpoint in every window, whatever its losses are.
     config = settings(tmp_path, **overrides, **{"run.checkpoint_every": 31})
     result = finished(config, source=stream(method), test=test)
@@ -190,15 +189,17 @@ def test_run_with_too_long_steps_recovers(
     assert [event["scale"] for event in events] == [
         BACK_OFF_FACTOR ** (i + 1) for i in range(len(events))
     ]
-    assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # nor if it is NaN
-    assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
+    assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # also true for NaN
+    assert result.metrics["test_mse"] <= 1.5 * undisturbed.metrics["test_mse"]
 
 
 @pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4"])
-def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Inflated) -> None:
+def test_back_offs_survive_a_resume(
+    method: str, tmp_path: Path, step_factor: StepSizeFactor
+) -> None:
     """Resume before the first judgement, with infinite losses in the window, after it, and
     later."""
-    inflated.times = 30.0
+    step_factor.times = 30.0
     overrides = METHODS[method] | LONGER
     late = {"run.checkpoint_every": 70}
     finished(settings(tmp_path / "plain", **overrides, **late), source=stream(method))
@@ -213,8 +214,8 @@ def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Infla
     assert [event["step"] for event in back_offs(tmp_path / "run")] == steps
 
 
-def test_run_that_cannot_recover_fails(tmp_path: Path, inflated: Inflated) -> None:
-    inflated.times = 1e12
+def test_run_that_cannot_recover_fails(tmp_path: Path, step_factor: StepSizeFactor) -> None:
+    step_factor.times = 1e12
     config = settings(tmp_path, **{"data.epochs": 60, "run.checkpoint_every": 50})
     with pytest.raises(DivergenceError, match="halving the step size 8 times") as caught:
         finished(config, source=stream())
@@ -224,15 +225,15 @@ def test_run_that_cannot_recover_fails(tmp_path: Path, inflated: Inflated) -> No
         WINDOW * (i + 1) for i in range(MAX_BACK_OFFS)
     ]
     assert latest_step(tmp_path) == 250
-    with pytest.raises(DivergenceError, match="halving the step size 8 times"):  # from there
+    with pytest.raises(DivergenceError, match="halving the step size 8 times"):  # resumed
         finished(config, source=stream())
 
 
 def test_diverging_log_link_suggests_newton_solver(
-    tmp_path: Path, inflated: Inflated, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, step_factor: StepSizeFactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check counts whose steps are too long and not limited."""
-    inflated.times = 1e12
+    step_factor.times = 1e12
     monkeypatch.setattr("streamkern.losses.scaled.MAX_STEP_MOVE", 1e30)
     counts = of_loss("poisson", **{"data.epochs": 60})
     with pytest.raises(DivergenceError) as caught:
@@ -246,10 +247,10 @@ def test_diverging_log_link_suggests_newton_solver(
     + [(m, t) for m in ("eigenpro3", "eigenpro1", "eigenpro2", "sgd") for t in (30.0, 1e12)],
 )
 def test_short_run_is_judged_at_its_end(
-    method: str, times: float, tmp_path: Path, inflated: Inflated
+    method: str, times: float, tmp_path: Path, step_factor: StepSizeFactor
 ) -> None:
     """Check also a run that began with weights other than zero."""
-    inflated.times = times
+    step_factor.times = times
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
         finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     assert caught.value.exit_code == 3
@@ -262,7 +263,7 @@ def test_short_run_is_judged_at_its_end(
 
 @pytest.mark.parametrize("rest", [12, 5])
 def test_divergence_after_last_window_is_detected(
-    rest: int, tmp_path: Path, inflated: Inflated
+    rest: int, tmp_path: Path, step_factor: StepSizeFactor
 ) -> None:
     """Check a divergence after the last whole window, which returns to the end of that window."""
     epochs = {12: 20, 5: 19}[rest]
@@ -271,7 +272,7 @@ def test_divergence_after_last_window_is_detected(
 
     def on_evaluation(record: dict[str, Any]) -> None:
         if record["step"] == steps - rest:
-            inflated.times = 1e9
+            step_factor.times = 1e9
 
     config = settings(
         tmp_path, **METHODS["eigenpro3"], **{"data.epochs": epochs, "run.evaluate_every": 1}
@@ -284,9 +285,9 @@ def test_divergence_after_last_window_is_detected(
     assert result.metrics["test_mse"] <= 1.5 * before["test_mse"]
 
 
-def test_non_finite_metrics_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
+def test_non_finite_metrics_can_be_saved(tmp_path: Path, step_factor: StepSizeFactor) -> None:
     """Check an evaluation before the guard has judged the steps."""
-    inflated.times = 30.0
+    step_factor.times = 30.0
     overrides = (
         METHODS["eigenpro3"] | LONGER | {"run.evaluate_every": 15, "run.checkpoint_every": 15}
     )

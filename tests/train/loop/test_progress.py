@@ -1,3 +1,5 @@
+"""Test the progress line and the logged losses of a run."""
+
 from __future__ import annotations
 
 import io
@@ -30,17 +32,19 @@ class Records(RunLog):
         self.all.append(fields)
 
 
-def a_meter(samples_per_s: float) -> Any:
+def meter_with(samples_per_s: float) -> Any:
+    """Return a meter that measures this speed."""
     return SimpleNamespace(flow=lambda samples: Flow(samples_per_s, 0.25, 2e6, 3_000_000, 0))
 
 
-def made() -> tuple[RunProgress, Records, io.StringIO]:
+def make_progress() -> tuple[RunProgress, Records, io.StringIO]:
+    """Return a progress, the records that it logs, and the lines that it shows."""
     records, shown = Records(), io.StringIO()
     return RunProgress(ProgressLine(shown), records, Position()), records, shown
 
 
 def test_setup_phases_show_remaining_time(clock: SimpleNamespace) -> None:
-    live, records, _ = made()
+    live, records, _ = make_progress()
     live.report("setup", {"doing": "preconditioner"})
     assert live.phase_text == PHASE_DESCRIPTIONS["preconditioner"]
     clock.s += 60
@@ -48,23 +52,23 @@ def test_setup_phases_show_remaining_time(clock: SimpleNamespace) -> None:
     assert live.phase_text == "preconditioner, block 3 of 8, about 3:00 min left"
     live.report("block", {"block": 7, "blocks": 8, "mu": 1e-6})
     assert live.phase_text == "learning from the sample"
-    for phase, event, of in (("kernel", "bandwidth", "kernels"), ("metric", "metric", "ways")):
+    for phase, event, number in (("kernel", "bandwidth", "kernels"), ("metric", "metric", "ways")):
         live.report("setup", {"doing": phase})
         clock.s += 10
-        live.report(event, {of: 3})
+        live.report(event, {number: 3})
         assert (
             live.phase_text
             == f"{PHASE_DESCRIPTIONS[phase]}, 1 of 3 are tried, about 20 s left for these"
         )
         for _ in range(2):
-            live.report(event, {of: 3})
+            live.report(event, {number: 3})
         assert live.phase_text == f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
     assert [record["event"] for record in records.all[:3]] == ["setup", "block", "block"]
 
 
 def test_window_is_one_line_and_losses_are_logged_each_second(clock: SimpleNamespace) -> None:
-    live, records, shown = made()
-    live.begin(a_meter(100.0), 10_000, 3)
+    live, records, shown = make_progress()
+    live.begin(meter_with(100.0), 10_000, 3)
     for samples, loss, seconds in ((1000, 0.5, 0.1), (2000, 0.25, 0.1), (12_000, 0.125, 2.0)):
         clock.s += seconds
         live.position.samples, live.position.epoch = samples, samples // 10_000
@@ -88,12 +92,10 @@ def test_window_is_one_line_and_losses_are_logged_each_second(clock: SimpleNames
     assert live.losses == [0.5, 0.25, 0.125, 0.1]
 
 
-def test_losses_of_zero_weights_are_not_reported(
-    clock: SimpleNamespace,
-) -> None:
-    """Check a first pass of 40 steps that only sums: windows 0 and 1 begin in it."""
-    live, records, shown = made()
-    live.begin(a_meter(100.0), 10_000, 3, empty_steps=40)
+def test_losses_of_zero_weights_are_not_reported(clock: SimpleNamespace) -> None:
+    """Check a first epoch of 40 steps that only sums: windows 0 and 1 begin in it."""
+    live, records, shown = make_progress()
+    live.begin(meter_with(100.0), 10_000, 3, empty_steps=40)
     for step, loss in ((32, 0.9), (64, 0.8), (96, 0.1)):
         clock.s += 2
         live.position.step = step
@@ -106,19 +108,17 @@ def test_losses_of_zero_weights_are_not_reported(
 
 
 def test_partial_fit_block_is_counted_from_its_start(clock: SimpleNamespace) -> None:
-    live, _, shown = made()
+    live, _, shown = make_progress()
     live.position.epoch, live.position.samples = 4, 5000
-    live.begin(a_meter(10.0), 100, 2, (4, 5000))
+    live.begin(meter_with(10.0), 100, 2, (4, 5000))
     live.position.epoch, live.position.samples = 5, 5150
     live.record_step(0.5)
     assert shown.getvalue().startswith("streamkern: 75%, epoch 2 of 2  5 s left  ")
 
 
-def test_slow_steps_are_reported_before_a_window_ends(
-    clock: SimpleNamespace,
-) -> None:
-    live, records, shown = made()
-    live.begin(a_meter(100.0), 10_000, 1)
+def test_slow_steps_are_reported_before_a_window_ends(clock: SimpleNamespace) -> None:
+    live, records, shown = make_progress()
+    live.begin(meter_with(100.0), 10_000, 1)
     for k in range(1, 5):
         clock.s += 10
         live.position.samples += 1000

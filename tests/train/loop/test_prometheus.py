@@ -1,4 +1,4 @@
-"""The figures of a run as Prometheus reads them, compared with its log."""
+"""Test the figures of a run that Prometheus reads, against its log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ parser = pytest.importorskip("prometheus_client.parser", reason="no prometheus-c
 CONFIG = {"data.epochs": 3, "run.evaluate_every": "auto"}
 
 
-def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:
+def scrape(port: int) -> dict[str, tuple[float, dict[str, str]]]:
+    """Return the value and the labels of each figure, by its name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return {
@@ -28,20 +29,20 @@ def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:
     }
 
 
-class Scraping(sk.Callback):
-    """Reads the server after each record, as it stands behind `shown` in the list."""
+class ScrapingCallback(sk.Callback):
+    """Callback that reads the server of `shown` after each record; it comes after `shown`."""
 
     def __init__(self, shown: sk.Prometheus) -> None:
         self.shown = shown
         self.seen: list[tuple[dict[str, Any], dict[str, tuple[float, dict[str, str]]]]] = []
 
     def record(self, record: Any) -> None:
-        self.seen.append((dict(record), scraped(self.shown.port)))
+        self.seen.append((dict(record), scrape(self.shown.port)))
 
 
 def test_gauges_equal_the_log(tmp_path: Path) -> None:
     shown = sk.Prometheus(0, labels={"run": 'a "first" one'})
-    scraping = Scraping(shown)
+    scraping = ScrapingCallback(shown)
     finished(
         settings(tmp_path / "run", **CONFIG), source=stream(), test=array_source(40, 5),
         callbacks=[shown, scraping],
@@ -54,13 +55,13 @@ def test_gauges_equal_the_log(tmp_path: Path) -> None:
     logged = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
     assert [r["test_mse"] for r in logged] == [r["test_mse"] for r, _ in evaluations]
     with pytest.raises(OSError, match="refused"):
-        scraped(shown.port)
+        scrape(shown.port)
 
 
 def test_second_fit_is_served_again() -> None:
     shown = sk.Prometheus(0)
     for _ in range(2):
-        scraping = Scraping(shown)
+        scraping = ScrapingCallback(shown)
         finished(settings(**CONFIG), source=stream(), callbacks=[shown, scraping])
         for record, page in scraping.seen:
             assert page["streamkern_step"][0] == record["step"]

@@ -1,5 +1,4 @@
-"""Check how often ranks synchronise whether they continue, which depends on the length of their
-steps."""
+"""Test how often ranks agree on whether they continue, which depends on the length of a step."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from streamkern.train.loop import rank_coordinator
 from streamkern.train.loop.rank_coordinator import GATHER_INTERVAL_STEPS, RankCoordinator
 
 
-class Counting(Communicator):
-    """A rank that others wait for, which counts the messages."""
+class CountingCommunicator(Communicator):
+    """Communicator of one of several ranks, which counts its messages."""
 
     is_single, sent = False, 0
 
@@ -24,11 +23,11 @@ class Counting(Communicator):
         return own
 
 
-def messages(
+def count_messages(
     step_s: float, n: int, monkeypatch: pytest.MonkeyPatch, at: tuple[int, ...] = ()
 ) -> int:
-    """Return the messages of n steps. at : steps after which the settings ask for a checkpoint."""
-    clock, ranks = [0.0], Counting()
+    """Return the number of messages in n steps. at : steps with a checkpoint"""
+    clock, ranks = [0.0], CountingCommunicator()
     monkeypatch.setattr(rank_coordinator.time, "perf_counter", lambda: clock[0])
     agreement = RankCoordinator(ranks, StopRequest(install=False))
     solver = SimpleNamespace(sums_of_rows=lambda state: (), reduce_to_rank_0=lambda state: None)
@@ -44,10 +43,10 @@ def messages(
 def test_short_steps_need_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the first step is measured, and that there is then a message for each tenth of a
     second."""
-    assert messages(0.0125, 81, monkeypatch) == 1 + 10
-    assert messages(1e-5, 1 + 10 * GATHER_INTERVAL_STEPS, monkeypatch) == 1 + 10
-    assert messages(1e-5, 1 + GATHER_INTERVAL_STEPS, monkeypatch, at=(2, 7)) == 1 + 2
+    assert count_messages(0.0125, 81, monkeypatch) == 1 + 10
+    assert count_messages(1e-5, 1 + 10 * GATHER_INTERVAL_STEPS, monkeypatch) == 1 + 10
+    assert count_messages(1e-5, 1 + GATHER_INTERVAL_STEPS, monkeypatch, at=(2, 7)) == 1 + 2
 
 
 def test_long_step_is_followed_by_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert messages(0.2, 20, monkeypatch) == 20
+    assert count_messages(0.2, 20, monkeypatch) == 20

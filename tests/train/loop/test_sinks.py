@@ -1,4 +1,4 @@
-"""Read back the files of TensorBoard and MLflow."""
+"""Test the files of TensorBoard and MLflow, which are read back."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_parameters_contain_no_secret() -> None:
     assert "SECRET" not in reported["data.train"]
 
 
-class _NoServer:
-    """A stand-in for the module mlflow. Its server answers only while `answers` is True."""
+class _FakeMLflow:
+    """Replacement of the module mlflow, whose server answers only while `answers` is True."""
 
     MlflowException = ConnectionError
     answers = True
@@ -74,10 +74,8 @@ class _NoServer:
         raise AssertionError(f"{run_id} has already ended")
 
 
-def test_missing_mlflow_run_is_named_without_secrets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mlflow = _NoServer()
+def test_missing_mlflow_run_is_named_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = _FakeMLflow()
     monkeypatch.setattr(sinks, "import_optional", lambda *_: mlflow)
     sink = MLflow("https://user:SECRET@h/x")
     sink.run_id = "previous-run"

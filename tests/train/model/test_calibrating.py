@@ -1,4 +1,4 @@
-"""Check calibrated runs: killed, resumed, on several kinds of data, and loaded."""
+"""Test calibrated runs: interruptions, rows without weight, leave-one-out, and loaded models."""
 
 from __future__ import annotations
 
@@ -54,22 +54,20 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
 def test_run_killed_during_calibration_resumes(
     classes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training_source, held = (
-        rows(slice(500), classes=classes),
-        rows(slice(500, 600), classes=classes),
-    )
-    uninterrupted = train(settings(tmp_path / "a"), source=training_source, test=held)
+    training_source = rows(slice(500), classes=classes)
+    test_source = rows(slice(500, 600), classes=classes)
+    uninterrupted = train(settings(tmp_path / "a"), source=training_source, test=test_source)
 
-    def raise_interrupt(*run_settings: Any) -> Any:
+    def interrupt_and_calibrate(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return calibrate(*run_settings)
+        return calibrate(*arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(step_loop, "calibrate", raise_interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(step_loop, "calibrate", interrupt_and_calibrate)
         with pytest.raises(TrainingInterrupted):
-            train(settings(tmp_path / "b"), source=training_source, test=held)
+            train(settings(tmp_path / "b"), source=training_source, test=test_source)
     assert not [name for name in arrays(tmp_path / "b") if name.startswith("calibration")]
-    resumed = train(settings(tmp_path / "b"), source=training_source, test=held)
+    resumed = train(settings(tmp_path / "b"), source=training_source, test=test_source)
     assert resumed.metrics == uninterrupted.metrics
     expected, actual = arrays(tmp_path / "a"), arrays(tmp_path / "b")
     assert expected.keys() == actual.keys()
@@ -77,18 +75,20 @@ def test_run_killed_during_calibration_resumes(
         np.testing.assert_array_equal(actual[name], array)
     model = load_model(tmp_path / "b", device="cpu")
     with model.backend:
-        assert model.evaluate(held) == {k[5:]: v for k, v in uninterrupted.metrics.items()}
+        assert model.evaluate(test_source) == {k[5:]: v for k, v in uninterrupted.metrics.items()}
         assert model.calibration is not None
-        wide = model.calibration.intervals.score_quantile(0.9)
-    if not classes:  # in the units of the targets
-        assert 0.1 < wide[0] / 50 < 1
+        half_width = model.calibration.intervals.score_quantile(0.9)
+    if (
+        not classes
+    ):  # in the units of the targets, whose first output has a standard deviation of 50
+        assert 0.1 < half_width[0] / 50 < 1
     for result in (uninterrupted, resumed):
         result.model.backend.close()
 
 
 def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
     """Check that other targets of these rows change the calibration, and not the weights."""
-    stop = {"run.early_stopping": True, "data.epochs": 3}
+    early_stopping = {"run.early_stopping": True, "data.epochs": 3}
     training_source = rows(slice(600), classes=False)
     _, held_out = split_rows(training_source, 0.1, 0, TO_CALIBRATE)
     held_out_rows = np.concatenate([block.X for block in held_out.blocks()])
@@ -106,9 +106,9 @@ def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
         calibrations[1].intervals.score_quantile(0.9)[0]
         > 3 * calibrations[0].intervals.score_quantile(0.9)[0]
     )
-    final_model_run = train(settings(**stop), source=training_source)
-    assert final_model_run.samples == 3 * (600 - 60 - 54)
-    for result in (*results, final_model_run):
+    stopped_early = train(settings(**early_stopping), source=training_source)
+    assert stopped_early.samples == 3 * (600 - 60 - 54)
+    for result in (*results, stopped_early):
         result.model.backend.close()
 
 
@@ -160,27 +160,27 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
     result.model.backend.close()
 
 
-@pytest.mark.parametrize("training_source", [True, False])
+@pytest.mark.parametrize("has_record", [True, False])
 def test_setup_without_leave_one_out_record_has_no_probabilities(
-    training_source: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version without this record, which ends without probabilities."""
     auto = {"run.calibrate": "auto"}
 
-    def raise_interrupt(*run_settings: Any) -> Any:
+    def interrupt_and_predict(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return leave_one_out_predictions(*run_settings)
+        return leave_one_out_predictions(*arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(step_loop, "leave_one_out_predictions", raise_interrupt)
-        if not training_source:
-            patched.setattr(problem_shape, "plans_left_out", lambda *_: False)
-        ends = pytest.raises(TrainingInterrupted) if training_source else contextlib.nullcontext()
+    with monkeypatch.context() as patch:
+        patch.setattr(step_loop, "leave_one_out_predictions", interrupt_and_predict)
+        if not has_record:
+            patch.setattr(problem_shape, "plans_left_out", lambda *_: False)
+        ends = pytest.raises(TrainingInterrupted) if has_record else contextlib.nullcontext()
         with ends:
             train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
     resumed = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
-    assert (resumed.model.calibration is not None) == training_source
-    if training_source:
+    assert (resumed.model.calibration is not None) == has_record
+    if has_record:
         full = train(settings(**auto), source=rows(slice(500)))
         assert resumed.model.calibration is not None
         assert full.model.calibration is not None

@@ -1,4 +1,4 @@
-"""A trained model by itself: values and metrics; of a result or a run directory."""
+"""Test the values and metrics of a trained model, also of a loaded one."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_running_run_can_be_loaded(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, writable=False) as run:
         setup = run.load_setup()
     assert setup is not None
-    so_far: Any = SimpleNamespace(model=loaded, Z=setup.arrays["Z"])
-    np.testing.assert_allclose(loaded.values(X), brute_force(so_far, X), atol=1e-4)
+    partly_trained: Any = SimpleNamespace(model=loaded, Z=setup.arrays["Z"])
+    np.testing.assert_allclose(loaded.values(X), brute_force(partly_trained, X), atol=1e-4)
     loaded.backend.close()
 
 
@@ -124,18 +124,18 @@ def test_user_transform_cannot_be_loaded(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-# -- refused --------------------------------------------------------------------------------------
+# -- other rows and classes -----------------------------------------------------------------------
 
 
 def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
     X, y = arrays(20, 5)
-    wide = ArraySource(np.c_[X, X], y, classes=CLASSES)
+    wider_source = ArraySource(np.c_[X, X], y, classes=CLASSES)
     for use in (
         result.model.evaluate,
         lambda source: result.model.predict_to(source, str(tmp_path / "out")),
     ):
         with pytest.raises(ConfigError, match=r"rows of shape \(10,\).*trained on \(5,\)"):
-            use(wide)
+            use(wider_source)
     assert not (tmp_path / "out").exists()
 
 
@@ -190,5 +190,5 @@ def test_rows_beyond_float32_are_refused(value: float) -> None:
     with pytest.raises(DataError, match="row 1 is too large for float32"):
         model.predict(rows)
     distant_row = np.array(X[:1], np.float64)
-    distant_row[0, 2] = 1e12  # far from all centers, and right
+    distant_row[0, 2] = 1e12  # far from all centers, but finite in float32
     assert np.isfinite(model.decision_function(distant_row)).all()

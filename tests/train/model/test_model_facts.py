@@ -1,4 +1,4 @@
-"""Runs and models in a notebook: facts of `info`, foreign text as text, no request, no secret."""
+"""Test runs and models in a notebook: their facts, escaped text, no requests and no secrets."""
 
 from __future__ import annotations
 

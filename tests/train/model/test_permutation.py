@@ -1,4 +1,4 @@
-"""Importance by shuffling columns, beside scikit-learn's of a model that sees the columns."""
+"""Test importances by shuffled columns, against those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ def model() -> sk.KernelRegressor:
     return sk.KernelRegressor(**QUICK).fit(FRAME[:400], Y[:400])
 
 
-def test_column_importances_equal_scikit_learn(
-    model: sk.KernelRegressor,
-) -> None:
+def test_column_importances_equal_scikit_learn(model: sk.KernelRegressor) -> None:
     ours = model.permutation_importances(FRAME[400:], Y[400:], n_repeats=20)
     theirs = permutation_importance(model, FRAME[400:], Y[400:], n_repeats=20, random_state=1)
     assert list(ours.feature_names) == list(model.feature_names_in_) == list(FRAME)
-    # Both are means of 20 shuffles, of which the spread is known.
+    # Both are means of 20 shuffles, whose standard deviations are known.
     spread = (theirs.importances_std + ours.importances_std) / np.sqrt(20)
     assert (np.abs(ours.importances_mean - theirs.importances_mean) < 5 * spread + 1e-3).all()
     assert ours.score == pytest.approx(model.score(FRAME[400:], Y[400:]))
@@ -76,8 +74,8 @@ def test_metric_importances_are_shares_by_column() -> None:
     model = sk.KernelRegressor(**QUICK | {"metric": scales}).fit(FRAME[:400], Y[:400])
     squares = scales**2 / (scales**2).sum()
     np.testing.assert_allclose(model.metric_importances_, squares)
-    of_columns = [squares[0], squares[1:4].sum(), squares[4], squares[5]]
-    np.testing.assert_allclose(model.feature_importances_, of_columns)
+    column_shares = [squares[0], squares[1:4].sum(), squares[4], squares[5]]
+    np.testing.assert_allclose(model.feature_importances_, column_shares)
     assert len(pd.Series(model.feature_importances_, model.feature_names_in_)) == 4
     features = ["a", "w=x", "w=y", "w=z", "b", "nothing"]
     assert model.get_feature_names_out().tolist() == features

@@ -1,4 +1,4 @@
-"""Check normalised intervals on calibration rows against known noise."""
+"""Test normalised intervals against known noise."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def drawn(n: int, grows: float, seed: int) -> tuple[Array, Array, Array]:
-    """Return X, targets of two outputs whose noise grows with x_2 and with -x_2, and their
-    spread."""
+def noisy_rows(n: int, grows: float, seed: int) -> tuple[Array, Array, Array]:
+    """Return X (n, 2), targets (n, 2) whose noise grows with x_2 and with -x_2, and the standard
+    deviations of the noise (n, 2)."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 2))
     spread = 0.2 * np.exp(grows * X[:, 1:] * (1, -1))
@@ -33,31 +33,32 @@ def drawn(n: int, grows: float, seed: int) -> tuple[Array, Array, Array]:
     return X, f + spread * rng.normal(size=(n, 2)), spread
 
 
-def fitted(grows: float, **settings: Any) -> KernelModel:
-    X, Y, _ = drawn(3000, grows, 0)
+def fit_model(grows: float, **settings: Any) -> KernelModel:
+    X, Y, _ = noisy_rows(3000, grows, 0)
     config = RunConfig().with_overrides(QUICK | settings)
     return train(config, source=ArraySource(X, Y)).model
 
 
-def calibrated(model: KernelModel, X: Array, Y: Array, w: Array | None = None) -> Calibration:
+def calibrate_model(model: KernelModel, X: Array, Y: Array, w: Array | None = None) -> Calibration:
+    """Calibrate a model in place, and return its calibration."""
     actual = calibrate(model, ArraySource(X, Y, sample_weight=w))
     assert actual is not None
     model.calibration = actual
     return actual
 
 
-def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Array, Array]:
+def errors_and_half_widths(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Array, Array]:
     """Return the absolute errors of new rows, and the half widths of 90 % intervals, plain and
     normalised."""
     vars(model).pop("_sigma", None)
     assert model.calibration is not None
     assert model.calibration.normalised is not None
     values_and_scale = model.values(X, spread=True)
-    plain, own = model.calibration.intervals, model.calibration.normalised
+    plain, normalised = model.calibration.intervals, model.calibration.normalised
     return (
         np.abs(values_and_scale[:, :2] - Y),
         plain.score_quantile(0.9),
-        own.score_quantile(0.9) * values_and_scale[:, 2:],
+        normalised.score_quantile(0.9) * values_and_scale[:, 2:],
     )
 
 
@@ -66,54 +67,54 @@ def test_intervals_cover_easy_and_difficult_rows(features: str) -> None:
     """Check that normalised intervals contain 88 to 92 % of all rows, and 86 to 94 % of those with
     little and with much noise, for which plain intervals are too wide and too narrow; and that they
     are narrower."""
-    own = {"model.features": features}
-    own |= {"model.n_centers": "auto", "model.n_features": 200} if features == "fourier" else {}
-    model = fitted(1.0, **own)
+    changes = {"model.features": features}
+    changes |= {"model.n_centers": "auto", "model.n_features": 200} if features == "fourier" else {}
+    model = fit_model(1.0, **changes)
     with model.backend:
-        calibrated(model, *drawn(1400, 1.0, 1)[:2])
-        X, Y, spread = drawn(4000, 1.0, 2)
-        missed, plain, reach = missed_and_reach(model, X, Y)
+        calibrate_model(model, *noisy_rows(1400, 1.0, 1)[:2])
+        X, Y, spread = noisy_rows(4000, 1.0, 2)
+        errors, plain, normalised = errors_and_half_widths(model, X, Y)
         easy = spread < np.median(spread, axis=0)
         for k in range(2):
-            is_inside, similar_points = missed[:, k] <= reach[:, k], missed[:, k] <= plain[k]
+            is_inside, is_inside_plain = errors[:, k] <= normalised[:, k], errors[:, k] <= plain[k]
             assert 0.88 < is_inside.mean() < 0.92
-            assert 0.88 < similar_points.mean() < 0.92
+            assert 0.88 < is_inside_plain.mean() < 0.92
             parts = easy[:, k], ~easy[:, k]
             assert all(0.86 < is_inside[part].mean() < 0.94 for part in parts)
-            assert similar_points[parts[0]].mean() > 0.96
-            assert similar_points[parts[1]].mean() < 0.84
-            assert reach[:, k].mean() < plain[k]
-            assert reach[parts[0], k].mean() < 0.6 * plain[k]
+            assert is_inside_plain[parts[0]].mean() > 0.96
+            assert is_inside_plain[parts[1]].mean() < 0.84
+            assert normalised[:, k].mean() < plain[k]
+            assert normalised[parts[0], k].mean() < 0.6 * plain[k]
 
 
 def test_uniform_noise_gives_plain_interval_widths() -> None:
-    """Check that they are as wide as plain intervals, up to the rows that determine them: the
+    """Check that the intervals are as wide as plain ones, up to the sampling error: the
     quantile of 900 of 1400 rows has a standard deviation of 3 %."""
-    model = fitted(0.0)
+    model = fit_model(0.0)
     with model.backend:
-        calibrated(model, *drawn(1400, 0.0, 1)[:2])
-        missed, plain, reach = missed_and_reach(model, *drawn(4000, 0.0, 2)[:2])
-        np.testing.assert_allclose(reach.mean(axis=0), plain, rtol=0.08)
-        assert (np.ptp(reach, axis=0) < 0.2 * plain).all()
-        assert 0.88 < (missed <= reach).mean() < 0.92
+        calibrate_model(model, *noisy_rows(1400, 0.0, 1)[:2])
+        errors, plain, normalised = errors_and_half_widths(model, *noisy_rows(4000, 0.0, 2)[:2])
+        np.testing.assert_allclose(normalised.mean(axis=0), plain, rtol=0.08)
+        assert (np.ptp(normalised, axis=0) < 0.2 * plain).all()
+        assert 0.88 < (errors <= normalised).mean() < 0.92
 
 
 def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
     """Check that other targets of the calibration rows change the intervals and not the residual
     scales, and that rows without weight change neither."""
-    model = fitted(1.0)
-    X, Y, _ = drawn(400, 1.0, 1)
+    model = fit_model(1.0)
+    X, Y, _ = noisy_rows(400, 1.0, 1)
     with model.backend:
-        actual = calibrated(model, X, Y)
+        actual = calibrate_model(model, X, Y)
         assert actual is not None
         points = {tuple(row) for row in actual.residual_scale.points}
         rows = model.transformed_rows(next(iter(ArraySource(X, Y).blocks())))
         scaled = model.backend.to_host(rows)
-        judges = np.array([tuple(row) not in points for row in scaled])
-        assert judges.sum() == len(actual.normalised.scores) == 200
+        is_calibration_row = np.array([tuple(row) not in points for row in scaled])
+        assert is_calibration_row.sum() == len(actual.normalised.scores) == 200
         other = Y.copy()
-        other[judges] += 10
-        second = calibrated(model, X, other)
+        other[is_calibration_row] += 10
+        second = calibrate_model(model, X, other)
         assert second is not None
         np.testing.assert_array_equal(second.residual_scale.weights, actual.residual_scale.weights)
         assert (
@@ -121,8 +122,8 @@ def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
         ).all()
         more = np.concatenate((X, X[:50])), np.concatenate((Y, Y[:50] + 100))
         w = np.repeat((1.0, 0.0), (400, 50))
-        weighted = calibrated(model, *more, w)
-        for name, array in calibrated(model, X, Y).arrays().items():
+        weighted = calibrate_model(model, *more, w)
+        for name, array in calibrate_model(model, X, Y).arrays().items():
             np.testing.assert_allclose(weighted.arrays()[name], array, rtol=1e-6, atol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Check the warning about a model that explains nothing of its training rows."""
+"""Test the warnings about a worthless model, and about features with outlying codes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from streamkern import KernelClassifier, KernelRegressor
 N = 600
 X = np.random.default_rng(0).normal(size=(N, 3))
 Y = np.sin(2 * X[:, 0]) + 0.3 * np.random.default_rng(1).normal(size=N)
-SAID = "explains nothing of its training rows"
+WORTHLESS = "explains nothing of its training rows"
 
 
 def warnings_of(X: Any, y: Any, **options: Any) -> list[str]:
-    """Fit, and return what was said."""
+    """Fit a model, and return the texts of its warnings."""
     kind = KernelRegressor if np.asarray(y).dtype.kind == "f" else KernelClassifier
-    with warnings.catch_warnings(record=True) as message:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kind(random_state=0, threads=1, metric="none", **options).fit(X, y)
-    return [str(caught.message) for caught in message]
+    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize("solver", ["direct", "block", "falkon", "sgd"])
 def test_constant_model_gives_warning(solver: str) -> None:
     for options in ({"bandwidth": 1e30}, {"ridge": 1e6}):
-        message = warnings_of(X, Y, solver=solver, epochs=3, kernel="laplace", **options)
-        assert any(SAID in text for text in message), options
+        texts = warnings_of(X, Y, solver=solver, epochs=3, kernel="laplace", **options)
+        assert any(WORTHLESS in text for text in texts), options
 
 
 @pytest.mark.parametrize("n_centers", [100, N])
 def test_bandwidth_that_reaches_no_row_gives_warning(n_centers: int) -> None:
-    message = warnings_of(X, Y, bandwidth=0.01, kernel="laplace", n_centers=n_centers)
-    assert any("out of reach" in text and "larger bandwidth" in text for text in message)
+    texts = warnings_of(X, Y, bandwidth=0.01, kernel="laplace", n_centers=n_centers)
+    assert any("out of reach" in text and "larger bandwidth" in text for text in texts)
 
 
 def test_data_without_signal_gives_warning() -> None:
-    assert any(SAID in text for text in warnings_of(X, np.random.default_rng(2).normal(size=N)))
+    assert any(
+        WORTHLESS in text for text in warnings_of(X, np.random.default_rng(2).normal(size=N))
+    )
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ def test_model_of_a_signal_gives_no_warning(solver: str) -> None:
     options = {"solver": solver, "epochs": 3}
     assert warnings_of(X, Y, **options) == []
     assert warnings_of(X, Y > 0, **options) == []
-    # Words with a narrow kernel reach no other word, and need none.
+    # With a narrow kernel no word reaches another one, which is right for words.
     words = np.eye(5)[np.arange(N) % 5]
     assert warnings_of(words, words[:, 0] + words[:, 1], bandwidth=0.05, **options) == []
 
@@ -82,33 +84,32 @@ def test_feature_with_outlying_codes_gives_warning() -> None:
     ]
     assert len(reported) == 1
     assert "feature 'a' " in reported[0]
-    assert (
-        "features are like it" not in reported[0]
-    )  # targets' means of words are not numbers of a column
+    # The mean targets of words are not counted as features with outlying codes.
+    assert "features are like it" not in reported[0]
     pixels = np.round(np.abs(X) * 50).astype(np.uint8)
     pixels[::50, 1] = 255
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y, **quick))
 
 
 def test_outlier_warning_is_shown_once_for_all_folds() -> None:
-    """Check that folds have the same text, and that other data or settings have another."""
+    """Check that the text is the same for all folds, and differs for other data and settings."""
     coded, other = X.copy(), X.copy()
     coded[::50, 1], other[::50, 1] = 9999.0, 99999.0
     reported = []
     for data, settings in ((coded, {"kernel": "laplace"}), (other, {"kernel": "laplace"}),
                            (coded, {}), (coded, {})):  # fmt: skip
-        make = KernelRegressor(
+        model = KernelRegressor(
             n_centers=20, metric="none", ridge=1e-3, epochs=1, threads=1, **settings
         )
-        with warnings.catch_warnings(record=True) as message:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             for fold in range(3):
                 with warnings.catch_warnings():  # as scikit-learn does for every fold
                     if fold == 0:  # as a search does, which fits all rows at the end
                         warnings.filterwarnings("ignore", "nine tenths")
-                    make.fit(data[:300], Y[:300])
+                    model.fit(data[:300], Y[:300])
         reported.append(
-            [str(caught.message) for caught in message if "nine tenths" in str(caught.message)]
+            [str(warning.message) for warning in caught if "nine tenths" in str(warning.message)]
         )
     assert [*map(len, reported)] == [1, 1, 1, 0]
     assert "or else set scale='quantiles'" in reported[0][0]
@@ -116,24 +117,23 @@ def test_outlier_warning_is_shown_once_for_all_folds() -> None:
 
 
 def test_worthless_model_gives_one_warning_for_all_folds() -> None:
-    """Check that each line of the caller gets one warning, and that the filter "always" shows
-    all."""
-    nothing = np.random.default_rng(2).normal(size=N)
-    make = KernelRegressor(n_centers=20, bandwidth=1e30, metric="none", epochs=1, threads=1)
-    with warnings.catch_warnings(record=True) as message:
+    """Check that each calling line gives one warning, and one per fold with the filter "always"."""
+    noise = np.random.default_rng(2).normal(size=N)
+    model = KernelRegressor(n_centers=20, bandwidth=1e30, metric="none", epochs=1, threads=1)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(2):
-            cross_val_score(make, X, nothing, cv=3)
-        make.fit(X, nothing)
-    assert sum(SAID in str(caught.message) for caught in message) == 2
-    with warnings.catch_warnings(record=True) as message:
+            cross_val_score(model, X, noise, cv=3)
+        model.fit(X, noise)
+    assert sum(WORTHLESS in str(warning.message) for warning in caught) == 2
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        cross_val_score(make, X, nothing, cv=3)
-    assert sum(SAID in str(caught.message) for caught in message) == 3
+        cross_val_score(model, X, noise, cv=3)
+    assert sum(WORTHLESS in str(warning.message) for warning in caught) == 3
 
 
 def test_worthless_model_warning_names_given_settings() -> None:
-    nothing = np.random.default_rng(2).normal(size=N)
-    assert not any('"auto"' in text for text in warnings_of(X, nothing))
-    message = warnings_of(X, Y, ridge=1e6, kernel="laplace")
-    assert any('leave kernel and ridge at "auto"' in text for text in message)
+    noise = np.random.default_rng(2).normal(size=N)
+    assert not any('"auto"' in text for text in warnings_of(X, noise))
+    texts = warnings_of(X, Y, ridge=1e6, kernel="laplace")
+    assert any('leave kernel and ridge at "auto"' in text for text in texts)

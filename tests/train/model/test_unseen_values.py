@@ -1,4 +1,4 @@
-"""Check the warning about rows whose values no center has."""
+"""Test the warning about rows whose values no center has."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_unseen_categorical_values_give_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.predict(fresh)
-        model.predict(fresh[:5] + 1000)  # too few rows to tell
-    half = fresh.copy()
-    half[: len(half) * 2 // 5, LEVEL] += 1000
+        model.predict(fresh[:5] + 1000)  # too few rows for a warning
+    minority = fresh.copy()
+    minority[: len(minority) * 2 // 5, LEVEL] += 1000
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.predict(half)
+        model.predict(minority)
     with pytest.warns(UserWarning, match=rf"most rows have values of 'x{LEVEL}' that no center"):
         actual = model.predict(fresh + 1000 * (np.arange(4) == LEVEL))
     assert np.isfinite(actual).all()

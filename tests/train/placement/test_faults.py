@@ -42,7 +42,7 @@ from distributed import Client  # noqa: E402
 
 from tests.network_partition import Link, Remote, free_port  # noqa: E402
 
-# Dask leaves sockets open to what is gone, whose warnings come when they are collected.
+# Dask leaves sockets to lost processes open, which warn when they are collected.
 LEFT_OPEN = "ignore::pytest.PytestUnraisableExceptionWarning"
 
 
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def expected(store: str, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray[Any, Any]:
-    """Return the weights that two ranks end with that nothing befalls."""
+    """Return the final weights of two ranks without faults."""
     run = tmp_path_factory.mktemp("expected") / "run"
     runs.on_ranks(2, runs.settings(store, run))
     return runs.alpha(run)
@@ -102,7 +102,8 @@ def test_kill_between_shard_and_manifest_resumes(
 def test_run_on_s3_survives_lost_rank(
     client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str, case: str
 ) -> None:
-    """Kill or suspend the rank that holds the run; a suspended one is silent until it is ended."""
+    """Kill or suspend the rank that holds the run directory; a suspended rank is ended after a
+    while."""
     options = s3.options()
     url = f"s3://{bucket}/run"
     config = runs.settings(store, url, **{"data.storage_options": options})
@@ -118,8 +119,7 @@ def test_run_on_s3_survives_lost_rank(
 def test_ranks_with_center_partition_continue_a_run(
     client: Any, store: str, tmp_path: Path
 ) -> None:
-    """Check that a run that was killed after its setup and in the middle ends with the weights of
-    one rank."""
+    """Check that a run whose ranks are killed twice ends with the weights of a single rank."""
     grid = {"run.center_ranks": 2, "data.epochs": 1}
     runs.trained(client, runs.settings(store, tmp_path / "old", **grid), tmp_path)
     automatic = {"model.n_centers": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
@@ -127,9 +127,7 @@ def test_ranks_with_center_partition_continue_a_run(
     config = runs.settings(store, tmp_path / "new", **grid | automatic)
     reported: list[dict[str, Any]] = []
     acts = {"1 0": "kill", "0 6": "kill"}
-    runs.trained(
-        client, config, tmp_path, acts=acts, reported=reported.append, continues=continues
-    )  # fmt: skip
+    runs.trained(client, config, tmp_path, acts=acts, reported=reported.append, continues=continues)
     assert [event["event"] for event in reported].count("lost") == 2
     one = {"run.ranks": 1, "run.center_ranks": 1, "run.run_dir": str(tmp_path / "one")}
     train(config.with_overrides(one), continues=continues)
@@ -140,8 +138,8 @@ def test_ranks_with_center_partition_continue_a_run(
 def test_workers_survive_invalid_settings(
     client: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that workers of a user's cluster, which have other work, survive; with the run
-    directory of another run they are not contacted."""
+    """Check that the workers of a user's cluster are not ended, and that they are not contacted if
+    the run directory holds another run."""
     config = runs.settings(store, tmp_path / "run", **{"data.epochs": 1})
     runs.trained(client, config, tmp_path)
     processes = client.run(os.getpid)
@@ -172,7 +170,7 @@ def other_store(folder: Path) -> str:
 
 @pytest.fixture
 def remote_cluster(tmp_path: Path) -> Iterator[Any]:
-    """Return a client of two workers, of which the first is behind links, and these."""
+    """Return a client of two workers, and the links through which one of them is connected."""
     with ExitStack() as stack:
         client = stack.enter_context(local_cluster(1, 1))
         port = int(client.cluster.scheduler_address.rpartition(":")[2])
@@ -192,8 +190,8 @@ def remote_cluster(tmp_path: Path) -> Iterator[Any]:
 def test_machine_without_network_ends_and_others_continue(
     remote_cluster: Any, store: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that the rank that holds the run directory ends by itself, and that nobody writes
-    before; the others then continue."""
+    """Check that the rank with the run directory ends by itself, and that the other one continues
+    only then."""
     monkeypatch.setattr(rank_cluster, "_NANNY_TIMEOUT_S", 1.0)
     client, links = remote_cluster
     events: list[dict[str, Any]] = []
@@ -202,13 +200,13 @@ def test_machine_without_network_ends_and_others_continue(
     def on_event(event: dict[str, Any]) -> None:
         events.append(event | {"steps": RunDirectory(tmp_path / "run", writable=False).steps()})
 
-    def cut() -> None:
+    def cut_links() -> None:
         eventually((tmp_path / "0-10").exists)
         for link in links:
             link.cut()
-        (tmp_path / "cut-2").touch()  # the first one made the setup
+        (tmp_path / "cut-2").touch()  # the first generation computed the setup
 
-    cutting = threading.Thread(target=cut)
+    cutting = threading.Thread(target=cut_links)
     cutting.start()
     runs.trained(
         client, config, tmp_path, acts={"0 10": "cut", "1 10": "cut"}, reported=on_event,
@@ -227,7 +225,7 @@ def test_machine_without_network_ends_and_others_continue(
 
 @pytest.mark.filterwarnings(LEFT_OPEN)
 def test_killed_scheduler_ends_run_after_saving(store: str, tmp_path: Path, expected: Any) -> None:
-    """Check that the ranks save and end, and the driver too; no second scheduler exists."""
+    """Check that the ranks save and end, and that the driver ends, too."""
     config = runs.settings(store, tmp_path / "run")
     acts = {"0 slow": "0.3", "0 9": "wait", "1 9": "note"}
     notes = [tmp_path / "0-9", tmp_path / "1-9"]
@@ -237,7 +235,7 @@ def test_killed_scheduler_ends_run_after_saving(store: str, tmp_path: Path, expe
             cluster.nanny()
         client.wait_for_workers(2)
 
-        def end() -> None:
+        def start_second_driver_and_kill() -> None:
             eventually(lambda: all(note.exists() for note in notes))
             with Client(cluster.address, set_as_default=False) as other:
                 try:
@@ -247,11 +245,11 @@ def test_killed_scheduler_ends_run_after_saving(store: str, tmp_path: Path, expe
             cluster.scheduler.kill()
             (tmp_path / "go").touch()
 
-        suffix = threading.Thread(target=end)
-        suffix.start()
+        thread = threading.Thread(target=start_second_driver_and_kill)
+        thread.start()
         with pytest.raises(ClusterError, match="is gone"):
             runs.trained(client, config, tmp_path, acts=acts, timeout_s=3.0)
-        suffix.join()
+        thread.join()
         eventually(lambda: not any(is_alive(int(note.read_text())) for note in notes))
     assert "is a rank of another run" in str(second[0])
     gc.collect()
@@ -270,30 +268,37 @@ def test_workers_leave_and_join_between_generations(
     with local_cluster(2, 1) as client:
         cluster = client.cluster
 
-        def left(event: dict[str, Any]) -> None:
+        def remove_worker(event: dict[str, Any]) -> None:
             if event["event"] == "lost":
                 cluster.sync(cluster.workers[0].close)  # with its nanny
 
-        def joined(event: dict[str, Any]) -> None:
+        def add_worker_once(event: dict[str, Any]) -> None:
             if event["event"] == "ranks":
                 sizes.append(event["ranks"])
-                if len(sizes) == 2:  # the first one made ready
+                if len(sizes) == 2:  # the first generation prepared the run
                     adding.start()
 
         def add() -> None:
-            cluster.scale(3)  # it counts the one that has left
+            cluster.scale(3)  # including the one that has left
             client.wait_for_workers(2)
             (tmp_path / "go").touch()
 
         adding = threading.Thread(target=add)
-        with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as over:
+        with pytest.raises(
+            TrainingInterrupted, match=r"1 of at least 2 workers are left"
+        ) as caught:
             runs.trained(
-                client, config, tmp_path, acts={"1 9": "kill"}, reported=left, timeout_s=3.0
+                client,
+                config,
+                tmp_path,
+                acts={"1 9": "kill"},
+                reported=remove_worker,
+                timeout_s=3.0,
             )
-        assert over.value.exit_code == 75
+        assert caught.value.exit_code == 75
         few = config.with_overrides({"run.min_ranks": 1})
         acts = {"0 20": "wait", "0 21": "kill"}
-        runs.trained(client, few, tmp_path, acts=acts, reported=joined, timeout_s=3.0)
+        runs.trained(client, few, tmp_path, acts=acts, reported=add_worker_once, timeout_s=3.0)
         adding.join()
     assert sizes == [1, 1, 2]
     np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)

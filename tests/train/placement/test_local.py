@@ -1,4 +1,4 @@
-"""The folder of a cluster on this machine."""
+"""Test the workers of a cluster on this machine, and their folder."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_killed_driver_prints_no_warning(tmp_path: Path) -> None:
-    """Check the process that removes semaphores and outlives the driver; warnings of others
-    stay."""
+    """Check that the resource tracker, which outlives the driver, prints no warning, and that other
+    processes keep their warnings."""
     pytest.importorskip("distributed")
     (tmp_path / "drive.py").write_text(KILLED_AT_WORK)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
-    process = subprocess.run(  # ends when nobody has the terminal any more
+    process = subprocess.run(  # ends when all processes have closed the pipe
         [sys.executable, str(tmp_path / "drive.py")], env=environment, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip

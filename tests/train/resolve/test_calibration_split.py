@@ -1,4 +1,4 @@
-"""Check which runs set rows aside for calibration, and the messages of the others."""
+"""Test which runs set rows aside for calibration, and the messages of the other runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ y = (X[:, 0] > 0).astype(int)
 NAMES = tuple("abcdefghijklmnopqrst")
 
 
-def aside(n: int, requested: Any, *, classes: bool = True, copies: int = 1, **settings: Any) -> int:
+def n_set_aside(
+    n: int, requested: Any, *, classes: bool = True, copies: int = 1, **settings: Any
+) -> int:
+    """Return how many of n rows are set aside if run.calibrate is `requested`."""
     targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
     source = ArraySource(X[:n], targets[0], classes=targets[1])
     config = RunConfig().with_overrides({"run.calibrate": requested} | settings)
@@ -46,59 +49,76 @@ def aside(n: int, requested: Any, *, classes: bool = True, copies: int = 1, **se
 
 
 def test_auto_sets_aside_a_fiftieth_and_true_a_tenth() -> None:
-    """Check that "auto" sets a fiftieth aside, and True a tenth."""
-    assert aside(5500, RunConfig().run.calibrate) == 110
-    assert aside(5500, "auto", copies=3) == 110
-    assert aside(4999, "auto") == aside(5500, "auto", classes=False) == aside(5500, False) == 0
-    assert (aside(5500, True), aside(300, True)) == (550, 30)
+    assert n_set_aside(5500, RunConfig().run.calibrate) == 110
+    assert n_set_aside(5500, "auto", copies=3) == 110
+    assert (
+        n_set_aside(4999, "auto")
+        == n_set_aside(5500, "auto", classes=False)
+        == n_set_aside(5500, False)
+        == 0
+    )
+    assert (n_set_aside(5500, True), n_set_aside(300, True)) == (550, 30)
     with pytest.raises(DataError, match="calibrate=True sets 1 of 10 rows aside"):
-        aside(10, True)
-    for requested in ("auto", True):
-        large = ArraySource(
-            np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2, classes=("a", "b")
-        )
-        calibration = calibration_split(
-            RunConfig().with_overrides({"run.calibrate": requested}), large
-        ).calibration_rows
-        assert calibration is not None
-        assert calibration.n_rows == 2000
+        n_set_aside(10, True)
 
 
-def test_few_distinct_rows_set_aside_a_tenth() -> None:
-    for different, rows in ((5500, 110), (2750, 110), (550, 550)):
-        places = np.random.default_rng(0).permutation(5500) % different
-        source = ArraySource(X[places], y[places], classes=("a", "b"))
-        training, calibration, *_ = calibration_split(RunConfig(), source)
-        assert calibration is not None
-        assert abs(calibration.n_rows - rows) <= 5500 / different
-        sides = [
-            {row.tobytes() for row in side.read_unit(0, 0, 0).X} for side in (training, calibration)
-        ]
-        assert not sides[0] & sides[1]
-        assert training.n_rows + calibration.n_rows == 5500
+@pytest.mark.parametrize("requested", ["auto", True])
+def test_at_most_2000_rows_are_set_aside(requested: Any) -> None:
+    rows, labels = np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2
+    config = RunConfig().with_overrides({"run.calibrate": requested})
+    split = calibration_split(config, ArraySource(rows, labels, classes=("a", "b")))
+    assert split.calibration_rows is not None
+    assert split.calibration_rows.n_rows == 2000
+
+
+@pytest.mark.parametrize(("n_distinct", "n_expected"), [(5500, 110), (2750, 110), (550, 550)])
+def test_few_distinct_rows_set_aside_a_tenth(n_distinct: int, n_expected: int) -> None:
+    places = np.random.default_rng(0).permutation(5500) % n_distinct
+    source = ArraySource(X[places], y[places], classes=("a", "b"))
+    training, calibration, *_ = calibration_split(RunConfig(), source)
+    assert calibration is not None
+    assert abs(calibration.n_rows - n_expected) <= 5500 / n_distinct
+    training_rows, calibration_rows = (
+        {row.tobytes() for row in part.read_unit(0, 0, 0).X} for part in (training, calibration)
+    )
+    assert not training_rows & calibration_rows
+    assert training.n_rows + calibration.n_rows == 5500
+
+
+def why_none(labels: Any) -> str:
+    """Return why no rows of these classes are set aside; "None" if some are."""
+    rows, names = np.zeros((len(labels), 1), np.float32), NAMES[: max(labels) + 1]
+    return str(calibration_split(RunConfig(), ArraySource(rows, labels, classes=names)).why_none)
+
+
+@pytest.mark.parametrize(
+    ("n", "n_classes", "expected"),
+    [
+        (5500, 11, "None"), (10_000, 20, "None"),
+        (5500, 12, "fewer than 500 rows per class"), (5500, 20, "fewer than 500 rows per class"),
+    ],
+)  # fmt: skip
+def test_auto_needs_500_rows_per_class(n: int, n_classes: int, expected: str) -> None:
+    assert expected in why_none(np.arange(n) % n_classes)
+
+
+@pytest.mark.parametrize(
+    ("n_rarest", "expected"),
+    [(49, "a class, here 'c', has fewer than 50 rows"), (50, "None")],
+)
+def test_auto_needs_50_rows_of_the_rarest_class(n_rarest: int, expected: str) -> None:
+    assert expected in why_none(np.repeat((0, 1, 2), (3500 - n_rarest, 2000, n_rarest)))
+
+
+def test_classes_without_rows_do_not_matter() -> None:
+    source = ArraySource(np.zeros((5500, 1), np.float32), y, classes=NAMES[:3])
+    assert calibration_split(RunConfig(), source).why_none is None
 
 
 def test_every_class_keeps_training_rows() -> None:
-    """Check many classes, with as many rows for each; some rows of the rarest class stay."""
-
-    def why(labels: Any, names: tuple[str, ...], n: int = 5500) -> str | None:
-        rows = np.zeros((n, 1), np.float32)
-        return calibration_split(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
-
-    assert why(np.arange(5500) % 11, NAMES[:11]) is None
-    assert "fewer than 500 rows per class" in str(why(np.arange(5500) % 12, NAMES[:12]))
-    assert "fewer than 500 rows per class" in str(why(np.arange(5500) % 20, NAMES))
-    assert why(np.arange(10_000) % 20, NAMES, 10_000) is None
-    for rarest, none in ((0, True), (49, False), (50, True)):
-        labels = np.zeros(5500, int)
-        labels[:2000], labels[2000 : 2000 + rarest] = 1, 2
-        actual = why(labels, NAMES[:3])
-        assert (actual is None) == none
-        assert none or "a class, here 'c', has fewer than 50 rows" in str(actual)
     labels = np.repeat((0, 1, 2), (4000, 1450, 50))
-    training = calibration_split(
-        RunConfig(), ArraySource(X, labels, classes=NAMES[:3])
-    ).training_rows
+    source = ArraySource(X, labels, classes=NAMES[:3])
+    training = calibration_split(RunConfig(), source).training_rows
     assert training.totals is not None
     np.testing.assert_array_equal(training.totals, (3920, 1421, 49))
 
@@ -114,30 +134,28 @@ def test_copies_are_not_used_for_leave_one_out() -> None:
     assert not actual.allows_leave_one_out
     assert "rows without copies; train with calibrate=True" in str(actual.why_none)
     rng = np.random.default_rng(0)
-    rows, labels, new, caught = (
-        rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
-        rng.integers(0, 2, 900),
-    )  # fmt: skip
+    rows, labels = rng.normal(size=(150, 3)), rng.integers(0, 2, 150)
+    new_rows, new_labels = rng.normal(size=(900, 3)), rng.integers(0, 2, 900)
     model = KernelClassifier(threads=1, accelerator="none", n_centers="all").fit(
         np.repeat(rows, 2, axis=0), np.repeat(labels, 2)
     )
-    assert log_loss(caught, model.predict_proba(new)) < 0.75
+    assert log_loss(new_labels, model.predict_proba(new_rows)) < 0.75
 
 
 @pytest.mark.parametrize("name", ["model.n_centers", "solver.n_nystrom", "data.batch_size"])
 def test_settings_that_need_all_rows_get_them(name: str) -> None:
-    """Check that settings which need all rows are still accepted."""
+    """Check that "auto" sets no rows aside for a setting that only all rows satisfy."""
     solver = {"solver.name": "eigenpro3"}
-    assert aside(5500, "auto", **solver, **{name: 5390}) == 110
-    assert aside(5500, "auto", **solver, **{name: 5500}) == 0
-    assert aside(5500, True, **solver, **{name: 5500}) == 550
+    assert n_set_aside(5500, "auto", **solver, **{name: 5390}) == 110
+    assert n_set_aside(5500, "auto", **solver, **{name: 5500}) == 0
+    assert n_set_aside(5500, True, **solver, **{name: 5500}) == 550
 
 
 def test_indistinguishable_rows_are_not_set_aside() -> None:
-    def parameters(*_: int) -> Any:
+    def unread(*_: int) -> Any:
         raise NotImplementedError
 
-    source = GeneratorSource(parameters, 5000, (2,), "float32", 2, classes=("a", "b"))
+    source = GeneratorSource(unread, 5000, (2,), "float32", 2, classes=("a", "b"))
     actual = calibration_split(RunConfig(), source)
     assert actual.calibration_rows is None
     assert "rows that your own function" in str(actual.why_none)
@@ -146,32 +164,38 @@ def test_indistinguishable_rows_are_not_set_aside() -> None:
 
 
 def test_missing_probabilities_are_explained() -> None:
-    """Check the reason and the remedy; with earlier weights no rows can be set aside."""
+    """Check that the error of predict_proba names the reason and the remedy."""
     model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1).fit(X, y)
-    assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
-    several, other = np.stack((y, 1 - y), axis=1), QUICK | {"solver": "eigenpro3", "ridge": "auto"}
+    assert model.predict_proba(X[:3]).shape == (3, 2)  # as after any first fit
+    several = np.stack((y, 1 - y), axis=1)
+    block, eigenpro3 = QUICK | {"solver": "block"}, QUICK | {"solver": "eigenpro3", "ridge": "auto"}
     for fitted, message in (
         (model.fit(X, y), "with initial weights, which the rows set aside may have trained"),
-        (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
-        (
-            KernelClassifier(**other).fit(X[:900], y[:900]),
-            "there are fewer than 5,000 rows; train with calib",
-        ),
-        (
-            KernelClassifier(**QUICK, calibrate=False).fit(X, y),
-            "calibrate=False asks for; train with",
-        ),
+        (KernelClassifier(**block).partial_fit(X[:200], y[:200]), "partial_"),
+        (KernelClassifier(**eigenpro3).fit(X[:900], y[:900]), "fewer than 5,000 rows; train with"),
+        (KernelClassifier(**QUICK, calibrate=False).fit(X, y), "calibrate=False asks for; train"),
         (KernelClassifier(**QUICK).fit(X[:200], several[:200]), "several labels for a row; use"),
     ):
         assert not hasattr(fitted, "predict_proba")
         with pytest.raises(AttributeError) as caught:
             fitted.predict_proba(X)  # type: ignore[operator]
         assert message in f"{caught.value} {caught.value.__cause__}"
-    values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
+
+
+def test_missing_intervals_are_explained() -> None:
+    model = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
     with pytest.raises(ConfigError, match=r"'auto' sets none aside for numeric targets; train"):
-        values.predict(X, interval=0.9)
+        model.predict(X, interval=0.9)
+
+
+def test_calibrate_is_refused_with_initial_weights() -> None:
+    parameters = QUICK | {"solver": "block", "warm_start": True, "epochs": 1, "calibrate": True}
+    model = KernelClassifier(**parameters).fit(X, y)
     with pytest.raises(ConfigError, match="calibrate cannot be used with initial weights"):
-        model.set_params(calibrate=True).fit(X, y)
+        model.fit(X, y)
+
+
+def test_calibrate_is_refused_with_partial_fit() -> None:
     with pytest.raises(ConfigError, match="calibrate cannot be used with partial_fit"):
         KernelClassifier(**QUICK, calibrate=True).partial_fit(X, y)
 
@@ -182,7 +206,7 @@ def test_same_settings_continue_from_a_fit(tmp_path: Path) -> None:
     first = KernelClassifier(**parameters, run_dir=tmp_path / "a").fit(X, y)
     resumed = parameters | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
     second = KernelClassifier(**resumed).fit(X, y)
-    third = KernelClassifier(**resumed).fit(X, y)  # which had ended
+    third = KernelClassifier(**resumed).fit(X, y)  # loads the finished run
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
@@ -218,7 +242,7 @@ def test_too_few_weighted_rows_are_not_set_aside() -> None:
 
 
 def test_later_rows_remove_probabilities(tmp_path: Path) -> None:
-    """Check that later blocks of rows remove probabilities, which belonged to other weights."""
+    """Check that later blocks of rows remove the probabilities, which were calibrated before."""
     parameters = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
     KernelClassifier(**parameters, epochs=1, run_dir=tmp_path / "a").fit(X, y)
     model = load(tmp_path / "a")

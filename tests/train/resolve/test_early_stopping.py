@@ -1,4 +1,4 @@
-"""Early stopping: the right pass, its weights, and the same after any interruption."""
+"""Test early stopping: its epoch, the weights of this epoch, and runs that are interrupted."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ STOPS = {"run.early_stopping": True, "run.validation_fraction": 0.25, "run.n_ite
 EPOCHS = 12
 
 
-def noisy(values: bool = True) -> ArraySource:
-    """Return rows whose noise is soon fitted."""
+def noisy_rows(values: bool = True) -> ArraySource:
+    """Return rows with so much noise that a model soon overfits; values or classes."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(N, 3)).astype(np.float32)
     y = np.sin(X[:, 0]) + rng.normal(size=N)
@@ -50,26 +50,26 @@ def noisy(values: bool = True) -> ArraySource:
     return ArraySource(X, np.where(y > 0, "up", "down"), unit_rows=16)
 
 
-def early(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
-    """Return the settings of a run that is stopped early."""
-    learns = {"data.epochs": EPOCHS, "solver.ridge": 0.0, "model.bandwidth": 1.0}
-    return settings(run_dir, **(learns | STOPS | overrides))
+def early_settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
+    """Return settings with which a run is stopped early."""
+    overfitting = {"data.epochs": EPOCHS, "solver.ridge": 0.0, "model.bandwidth": 1.0}
+    return settings(run_dir, **(overfitting | STOPS | overrides))
 
 
 @pytest.fixture(scope="module")
 def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """Return the directory of a run that was stopped early; tests only read it."""
+    """Return the result and the directory of a run that was stopped early; tests only read them."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    return finished(early(path), source=noisy()), path
+    return finished(early_settings(path), source=noisy_rows()), path
 
 
 def best_of(scores: list[float]) -> int:
-    """Return the pass with the best score, the first one of several."""
+    """Return the epoch with the best score, the first one of several."""
     return scores.index(max(scores)) + 1
 
 
 def best_and_end(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
-    """Return for each score in turn whether it was the best so far, and whether it was the end."""
+    """Return whether each score was the best until then, and whether training ended after it."""
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
     best, end = [], []
     for i, score in enumerate(scores):
@@ -97,10 +97,8 @@ def test_training_ends_after_epochs_without_improvement() -> None:
 
 
 def test_non_finite_score_is_never_the_best() -> None:
-    assert best_and_end([math.nan, math.inf, -5.0], 2) == (
-        [False, False, True],
-        [False, False, False],
-    )
+    best, end = best_and_end([math.nan, math.inf, -5.0], 2)
+    assert (best, end) == ([False, False, True], [False, False, False])
     assert best_and_end([math.nan] * 3, 2)[1] == [False, False, True]
     assert scores_from_json(scores_as_json([0.5, -math.inf])) == [0.5, -math.inf]
 
@@ -123,7 +121,7 @@ def test_stop_reason_names_epoch_of_the_weights(scores: list[float], reason: str
 
 
 def test_epochs_that_leave_the_weights_do_not_count() -> None:
-    """Check equal losses, as of steps that are taken back; equal accuracies do count."""
+    """Check equal losses, as after undone steps; equal accuracies count."""
     settings = ExecutionConfig(early_stopping=True, n_iter_no_change=1)
     by_loss, by_accuracy = EarlyStopping(settings, "poisson_deviance"), EarlyStopping(settings)
     by_loss.scores, by_accuracy.scores = [-3.0, -3.0, -3.0], [0.5, 0.5]
@@ -135,7 +133,7 @@ def test_epochs_that_leave_the_weights_do_not_count() -> None:
 
 def test_run_without_early_stopping_has_no_scores() -> None:
     assert not EarlyStopping(ExecutionConfig()).is_active
-    assert finished(settings(), source=noisy()).validation_scores == []
+    assert finished(settings(), source=noisy_rows()).validation_scores == []
 
 
 @pytest.mark.parametrize("method", ["block", "eigenpro2", "eigenpro3", "falkon"])
@@ -143,15 +141,15 @@ def test_weights_are_those_of_the_best_epoch(method: str) -> None:
     method_settings: dict[str, Any] = {"solver.name": method}
     if method == "eigenpro2":
         method_settings["model.n_centers"] = "auto"
-    config = early(**method_settings)
-    result = finished(config, source=noisy())
+    config = early_settings(**method_settings)
+    result = finished(config, source=noisy_rows())
     best = best_of(result.validation_scores)
     assert len(result.validation_scores) == result.epochs < EPOCHS
     assert result.epochs == best + 2
     assert result.ended is not None
     assert f"epoch {best}" in result.ended
-    # The same rows, for as many passes as were good.
-    left, _ = split_rows(noisy(), 0.25, 0)
+    # A run without early stopping over the same rows, until the best epoch.
+    left, _ = split_rows(noisy_rows(), 0.25, 0)
     plain = settings(
         **{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **method_settings
     )
@@ -162,9 +160,9 @@ def test_weights_are_those_of_the_best_epoch(method: str) -> None:
 
 @pytest.mark.parametrize("values", [True, False])
 def test_scores_are_computed_on_validation_rows(values: bool) -> None:
-    result = train(early(), source=noisy(values))
+    result = train(early_settings(), source=noisy_rows(values))
     with result.model.backend:
-        _, held_out = split_rows(noisy(values), 0.25, 0)
+        _, held_out = split_rows(noisy_rows(values), 0.25, 0)
         rows = concatenate_blocks([held_out.read_unit(u, 0, 0) for u in range(held_out.n_units)])
         F = result.model.values(rows.X)
     truth = r2_score(rows.y, F) if values else accuracy_score(rows.y, F.argmax(axis=1))
@@ -177,7 +175,7 @@ def test_scores_are_computed_on_validation_rows(values: bool) -> None:
 
 
 def test_last_epoch_restores_best_weights() -> None:
-    result = finished(early(**{"run.n_iter_no_change": 50}), source=noisy())
+    result = finished(early_settings(**{"run.n_iter_no_change": 50}), source=noisy_rows())
     assert result.epochs == EPOCHS == len(result.validation_scores)
     assert result.ended is None
     best = best_of(result.validation_scores)
@@ -188,23 +186,23 @@ def test_last_epoch_restores_best_weights() -> None:
 
 def test_validation_rows_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that changed targets of these rows do not change a weight."""
-    source = AugmentedSource(noisy(), 2, [GaussianNoise(0.1)])
-    result = finished(early(**{"run.n_iter_no_change": 50}), source=source)
-    left, held_out = split_rows(noisy(), 0.25, 0)
-    X, y = np.array(noisy()._X), np.array(noisy()._y)
+    source = AugmentedSource(noisy_rows(), 2, [GaussianNoise(0.1)])
+    result = finished(early_settings(**{"run.n_iter_no_change": 50}), source=source)
+    left, held_out = split_rows(noisy_rows(), 0.25, 0)
+    X, y = np.array(noisy_rows()._X), np.array(noisy_rows()._y)
     out = np.concatenate([held_out.source_rows(u) for u in range(held_out.n_units)]).astype(int)
     assert len(out) + left.n_rows == N
-    # Mean and variance of all targets, which are the scale of the model, stay what they were.
+    # Mean and variance of all targets, on which the scale of the model depends, stay the same.
     y[out] = y[out][::-1]
-    spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
+    changed = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
     epoch_figures: list[Any] = []
     monkeypatch.setattr(
         trainer.EarlyStopping,
         "add_score",
         lambda self, figures, keep: epoch_figures.append(figures),
     )
-    first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
-    other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
+    first = finished(early_settings(**{"run.n_iter_no_change": 50}), source=source)
+    other = finished(early_settings(**{"run.n_iter_no_change": 50}), source=changed)
     np.testing.assert_array_equal(np.asarray(first.model.weights), np.asarray(other.model.weights))
     assert epoch_figures[0] != epoch_figures[EPOCHS]
     assert result.epochs == EPOCHS
@@ -213,25 +211,27 @@ def test_validation_rows_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -
 def test_interrupted_evaluation_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uninterrupted = finished(early(tmp_path / "whole"), source=noisy())
-    for which in (1, 3, uninterrupted.epochs):
-        location, calls = tmp_path / str(which), []
+    uninterrupted = finished(early_settings(tmp_path / "whole"), source=noisy_rows())
+    for number in (1, 3, uninterrupted.epochs):
+        location, calls = tmp_path / str(number), []
         evaluate = trainer.EvaluationSchedule.evaluate
 
-        def interrupted(self: Any, model: Any, *arguments: Any, which: int = which) -> None:
-            def generate() -> Any:
+        def evaluate_interrupted(
+            self: Any, model: Any, *arguments: Any, number: int = number
+        ) -> None:
+            def interrupt_and_return() -> Any:
                 calls.append(1)  # noqa: B023
-                if len(calls) == which:  # noqa: B023
+                if len(calls) == number:  # noqa: B023
                     signal.raise_signal(signal.SIGTERM)
                 return model()
 
-            evaluate(self, generate, *arguments)  # noqa: B023
+            evaluate(self, interrupt_and_return, *arguments)  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.EvaluationSchedule, "evaluate", interrupted)
+            patch.setattr(trainer.EvaluationSchedule, "evaluate", evaluate_interrupted)
             with pytest.raises(Exception, match="run the same command again"):
-                finished(early(location), source=noisy())
-        resumed = finished(early(location), source=noisy())
+                finished(early_settings(location), source=noisy_rows())
+        resumed = finished(early_settings(location), source=noisy_rows())
         assert_same_bits(final(location), final(tmp_path / "whole"))
         assert resumed.validation_scores == uninterrupted.validation_scores
 
@@ -239,20 +239,20 @@ def test_interrupted_evaluation_is_repeated(
 @pytest.mark.slow
 def test_killed_run_resumes_from_any_checkpoint(tmp_path: Path) -> None:
     often = {"run.checkpoint_every": 1, "run.keep_checkpoints": 500}
-    uninterrupted = finished(early(tmp_path / "whole", **often), source=noisy())
+    uninterrupted = finished(early_settings(tmp_path / "whole", **often), source=noisy_rows())
     expected = final(tmp_path / "whole")
     with RunDirectory(tmp_path / "whole", writable=False) as run:
         steps = sorted(run.steps())
     for newest in steps[:: len(steps) // 4] + steps[-2:-1]:
         path = tmp_path / str(newest)
-        killed(tmp_path / "whole", path, newest)
-        resumed = finished(early(path, **often), source=noisy())
+        copy_until(tmp_path / "whole", path, newest)
+        resumed = finished(early_settings(path, **often), source=noisy_rows())
         assert_same_bits(final(path), expected)
         assert resumed.validation_scores == uninterrupted.validation_scores
 
 
-def killed(old: Path, new: Path, newest: int) -> None:
-    """Return the run directory that a kill right after the checkpoint `newest` leaves."""
+def copy_until(old: Path, new: Path, newest: int) -> None:
+    """Copy a run directory as a kill right after the checkpoint `newest` leaves it."""
     shutil.copytree(old, new)
     for path in (new / "checkpoints").iterdir():
         if int(path.name[:12]) > newest:
@@ -260,18 +260,18 @@ def killed(old: Path, new: Path, newest: int) -> None:
 
 
 def test_changed_validation_fraction_is_another_run(tmp_path: Path) -> None:
-    finished(early(tmp_path), source=noisy())
+    finished(early_settings(tmp_path), source=noisy_rows())
     with pytest.raises(RunError, match=r"run\.validation_fraction: was 0.25, now 0.3"):
-        train(early(tmp_path, **{"run.validation_fraction": 0.3}), source=noisy())
+        train(early_settings(tmp_path, **{"run.validation_fraction": 0.3}), source=noisy_rows())
 
 
 def test_identity_omits_unused_early_stopping() -> None:
     assert not [k for k in settings().identity()["run"] if "validation" in k or "early" in k]
-    assert early().identity()["run"]["validation_fraction"] == 0.25
+    assert early_settings().identity()["run"]["validation_fraction"] == 0.25
 
 
 def test_loaded_run_has_scores(tmp_path: Path) -> None:
-    result = finished(early(tmp_path), source=noisy())
+    result = finished(early_settings(tmp_path), source=noisy_rows())
     loaded = load_result(tmp_path)[1]
     loaded.model.backend.close()
     assert loaded.validation_scores == result.validation_scores
@@ -291,7 +291,7 @@ def test_loaded_run_has_scores(tmp_path: Path) -> None:
 )
 def test_unsupported_early_stopping_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(early(**overrides), source=noisy())
+        train(early_settings(**overrides), source=noisy_rows())
 
 
 def test_generated_rows_are_refused() -> None:
@@ -299,7 +299,7 @@ def test_generated_rows_are_refused() -> None:
         return np.zeros((stop - start, 2), np.float32), np.zeros(stop - start)
 
     with pytest.raises(ConfigError, match="early_stopping cannot be used with rows that"):
-        train(early(), source=GeneratorSource(make, 100, (2,), np.float32, 1))
+        train(early_settings(), source=GeneratorSource(make, 100, (2,), np.float32, 1))
 
 
 def test_class_without_training_rows_gives_warning() -> None:
@@ -308,7 +308,9 @@ def test_class_without_training_rows_gives_warning() -> None:
     few = {"model.n_centers": 5}
     labels = np.array(["rare", *np.where(X[1:, 0] > 0, "up", "down")])
     with pytest.warns(UserWarning, match="'rare' has no rows that are not set aside, and will not"):
-        train(early(**few, **{"run.validation_fraction": 0.9}), source=ArraySource(X, labels))
+        train(
+            early_settings(**few, **{"run.validation_fraction": 0.9}), source=ArraySource(X, labels)
+        )
 
 
 def test_validation_rows_need_positive_weights() -> None:
@@ -319,18 +321,21 @@ def test_validation_rows_need_positive_weights() -> None:
     weights[np.setdiff1d(np.arange(60), rows)] = 1
     with pytest.raises(DataError, match=r"^all rows to evaluate have sample weight 0"):
         train(
-            early(**{"model.n_centers": 5}), source=ArraySource(X, X[:, 0], sample_weight=weights)
+            early_settings(**{"model.n_centers": 5}),
+            source=ArraySource(X, X[:, 0], sample_weight=weights),
         )
 
 
 def test_partial_fit_refuses_early_stopping() -> None:
     with pytest.raises(ConfigError, match="cannot be used with partial_fit"):
-        Online(early()).advance(noisy())
+        Online(early_settings()).advance(noisy_rows())
 
 
 def test_auto_chooses_solver_that_supports_early_stopping() -> None:
-    config = early(**{"solver.name": "auto", "solver.ridge": "auto", "data.epochs": "auto"})
-    run = open_run(config, RunInputs(noisy()))
+    config = early_settings(
+        **{"solver.name": "auto", "solver.ridge": "auto", "data.epochs": "auto"}
+    )
+    run = open_run(config, RunInputs(noisy_rows()))
     run.backend.close()
     assert run.sizes.solver == "block"
     assert run.config.data.epochs == 20
@@ -338,15 +343,15 @@ def test_auto_chooses_solver_that_supports_early_stopping() -> None:
     assert run.problem.n_rows == N - run.data.validation_rows.n_rows
 
 
-def lines_of(buffers: Buffers) -> dict[str, int]:
+def bytes_by_name(buffers: Buffers) -> dict[str, int]:
     return {buffer_name: size for _, buffer_name, size in buffers.lines}
 
 
 def test_memory_of_best_weights_is_counted() -> None:
-    runs = [open_run(config, RunInputs(noisy())) for config in (settings(), early())]
+    runs = [open_run(config, RunInputs(noisy_rows())) for config in (settings(), early_settings())]
     for run in runs:
         run.backend.close()
-    plain, stops = (lines_of(run.buffers) for run in runs)
+    plain, stops = (bytes_by_name(run.buffers) for run in runs)
     assert set(stops) - set(plain) == {
         "validation and calibration rows being read", "best weights, and their checkpoint copy",
     }  # fmt: skip
@@ -354,8 +359,8 @@ def test_memory_of_best_weights_is_counted() -> None:
     assert runs[1].problem.read_rows == 16
 
 
-class Failing(Callback):
-    """Fails at a number of steps, when it hears of an event or of the end of a pass."""
+class FailingCallback(Callback):
+    """Callback that fails at an event, or at the end of an epoch, after a number of steps."""
 
     def __init__(self, event: str, step: int) -> None:
         self.event, self.step = event, step
@@ -372,11 +377,9 @@ class Failing(Callback):
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("event", ["train", "evaluation", "pass ended", "finished"])
 def test_failing_epoch_callback_keeps_scores(
-    event: str,
-    uninterrupted_run: tuple[Result, Path],
-    tmp_path: Path,
+    event: str, uninterrupted_run: tuple[Result, Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(progress, "MIN_LOG_INTERVAL_S", 0.0)
     monkeypatch.setattr(progress, "MAX_LOG_INTERVAL_S", 0.0)
     full, ended = uninterrupted_run
@@ -385,9 +388,13 @@ def test_failing_epoch_callback_keeps_scores(
     for epoch in [full.epochs] if event == "finished" else [1, best, full.epochs]:
         location, step = tmp_path / str(epoch), steps // full.epochs * epoch
         with pytest.raises(ZeroDivisionError, match=event):
-            train(early(location), source=noisy(), callbacks=[Failing(event, step)])
+            train(
+                early_settings(location),
+                source=noisy_rows(),
+                callbacks=[FailingCallback(event, step)],
+            )
         assert latest_step(location) == step
-        resumed = finished(early(location), source=noisy())
+        resumed = finished(early_settings(location), source=noisy_rows())
         assert_same_bits(final(location), final(ended))
         assert resumed.validation_scores == full.validation_scores
         assert resumed.ended == full.ended

@@ -1,4 +1,4 @@
-"""Check a given metric: its results equal those of transformed features."""
+"""Test given centers and metrics: their results, their files, and invalid arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from tests.runs import (
     Array,
     array_source,
-    arrays,
     assert_same_bits,
     final,
     finished,
@@ -38,7 +37,8 @@ def rows(n: int, seed: int) -> tuple[Array, Array]:
     return X, np.asarray(np.sin(X @ MATRIX[:, 0]) + X[:, 4], np.float32)
 
 
-def moved(X: Array, metric: Array) -> Array:
+def transformed(X: Array, metric: Array) -> Array:
+    """Return the features of which the metric takes Euclidean distances."""
     return np.asarray(X * metric if metric.ndim == 1 else X @ metric, np.float32)
 
 
@@ -55,9 +55,9 @@ def test_given_metric_equals_transformed_features(metric: Array, arguments: dict
     options = {"n_centers": 100, "scale": "none", "random_state": 3} | arguments
     options |= {} if "solver" in options else {"ridge": 1e-4}
     model_in_metric = sk.KernelRegressor(metric=metric, **options).fit(X, y)
-    before = sk.KernelRegressor(metric="none", **options).fit(moved(X, metric), y)
-    assert model_in_metric.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
-    expected = before.predict(moved(T, metric))
+    plain_model = sk.KernelRegressor(metric="none", **options).fit(transformed(X, metric), y)
+    assert model_in_metric.bandwidth_ == pytest.approx(plain_model.bandwidth_, rel=1e-5)
+    expected = plain_model.predict(transformed(T, metric))
     np.testing.assert_allclose(
         model_in_metric.predict(T), expected, atol=2e-3 * np.abs(expected).max()
     )
@@ -115,6 +115,7 @@ def test_large_scales_have_finite_importances() -> None:
 
 
 def config(path: Path, metric: str) -> Any:
+    """Return settings of a run with a metric from a file."""
     return settings(path, **{"model.metric": metric, "run.checkpoint_every": 2})
 
 
@@ -137,14 +138,14 @@ def test_metric_file_is_read_and_run_resumes(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["given", "array", "file"])
 def test_unknown_word_is_a_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check also words for what the caller may give as an object."""
+    """Check also words such as "given", which are not the names of a method."""
     monkeypatch.chdir(tmp_path)
     X, _ = rows(60, 1)
     Z, metric = X[:20, :5], SCALES[:5]
     at_centers = settings(**{"model.centers": name, "model.n_centers": "auto"})
     in_metric = settings(**{"model.metric": name})
-    for config, case in ((at_centers, "centers"), (in_metric, "a metric")):
-        with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {case} at {name}"):
+    for config, kind in ((at_centers, "centers"), (in_metric, "a metric")):
+        with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {kind} at {name}"):
             finished(config, source=array_source())
     zarr.save_array(name, Z)
     from_file = finished(at_centers, source=array_source())
@@ -174,7 +175,7 @@ def test_given_array_overrides_setting(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings_of", "text"),
+    ("overrides", "text"),
     [
         ({"model.features": "fourier", "model.n_centers": "auto"}, "needs kernels at centers"),
         (
@@ -184,21 +185,14 @@ def test_given_array_overrides_setting(name: str, tmp_path: Path) -> None:
         ({"run.precision": "integer"}, "transforms the features"),
     ],
 )
-def test_unsupported_metric_is_refused(settings_of: dict[str, Any], text: str) -> None:
-    neutral = {"model.bandwidth": "auto"} if "model.kernel" in settings_of else {}
+def test_unsupported_metric_is_refused(overrides: dict[str, Any], text: str) -> None:
+    neutral = {"model.bandwidth": "auto"} if "model.kernel" in overrides else {}
     with pytest.raises(sk.ConfigError, match=text):
-        finished(settings(**settings_of, **neutral), source=array_source(), metric=SCALES[:5])
-
-
-@pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro1"])
-def test_centers_are_refused_by_solvers_of_all_rows(solver: str) -> None:
-    config = settings(**{"solver.name": solver, "model.n_centers": "auto"})
-    with pytest.raises(sk.ConfigError, match="takes all 135 training rows as centers"):
-        finished(config, source=array_source(), centers=arrays()[0])
+        finished(settings(**overrides, **neutral), source=array_source(), metric=SCALES[:5])
 
 
 def test_user_kernel_keeps_given_metric(tmp_path: Path) -> None:
-    """Check that the kernel of the settings has no metric, and that of the run has."""
+    """Check that the kernel of the run has the metric, and that the run resumes."""
     arguments = {"source": array_source(), "metric": SCALES[:5]}
     for kernel in (sk.Laplace(3.0), "laplace"):
         width = {"model.bandwidth": 3.0 if isinstance(kernel, str) else "auto"}

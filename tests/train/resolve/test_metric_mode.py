@@ -1,7 +1,8 @@
-"""Check the meaning of "auto": every condition alone, its effect on a run, and its message."""
+"""Test when metric "auto" learns a metric, and its effect on a run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +38,31 @@ def truth(X: Array) -> Array:
     return np.asarray(np.sin(3 * X[:, 0]) + X[:, 1] / 2, np.float32)
 
 
-def word(source: Any = None, *, has_initial_weights: bool = False, **overrides: Any) -> str:
+def mode_for(source: Any = None, *, has_initial_weights: bool = False, **overrides: Any) -> str:
+    """Return the mode of the metric for a source and settings, whose dots are written `__`."""
     X = rows()
     source = sk.ArraySource(X, truth(X)) if source is None else source
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = sk.RunConfig().with_overrides(names)
-    options = requested_metric_mode(
+    mode = requested_metric_mode(
         config, open_data(config, source), has_initial_weights=has_initial_weights
     )
-    assert (options is CHOSEN_TO_LEARN) == (config.model.metric == "auto" and options.learns)
-    assert options.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
-    return options.mode
+    assert (mode is CHOSEN_TO_LEARN) == (config.model.metric == "auto" and mode.learns)
+    assert mode.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
+    return mode.mode
 
 
 def test_table_learns_a_metric() -> None:
-    assert word() == "learn"
+    assert mode_for() == "learn"
     X = (1000 + 100 * rows()).astype(np.uint16)
-    assert word(sk.ArraySource(X, truth(rows()))) == "learn"
+    assert mode_for(sk.ArraySource(X, truth(rows()))) == "learn"
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "matern32", "matern52", "gaussian"])
 @pytest.mark.parametrize("solver", ["block", "direct", "falkon"])
 def test_supported_kernels_and_solvers_learn_a_metric(kernel: str, solver: str) -> None:
-    assert word(model__kernel=kernel, solver__name=solver) == "learn"
-    assert word(model__kernel=kernel, model__bandwidth=2.0, solver__name=solver) == "none"
+    assert mode_for(model__kernel=kernel, solver__name=solver) == "learn"
+    assert mode_for(model__kernel=kernel, model__bandwidth=2.0, solver__name=solver) == "none"
 
 
 @pytest.mark.parametrize(
@@ -82,45 +84,76 @@ def test_supported_kernels_and_solvers_learn_a_metric(kernel: str, solver: str) 
     ],
 )
 def test_other_settings_learn_no_metric(overrides: dict[str, Any]) -> None:
-    assert word(**overrides) == "none"
+    assert mode_for(**overrides) == "none"
 
 
-def test_explicit_setting_is_followed() -> None:
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("learn", "learn"), ("learn-diagonal", "learn-diagonal"), ("learn-full", "learn-full"),
+        ("m.npy", "given"),
+    ],
+)  # fmt: skip
+def test_explicit_setting_is_followed(metric: str, expected: str) -> None:
     few = sk.ArraySource(rows(50), truth(rows(50)))
-    for message in ("learn", "learn-diagonal", "learn-full"):
-        assert word(few, model__metric=message, model__bandwidth=2.0) == message
-    assert word(few, model__metric="m.npy") == "given"
+    bandwidth = "auto" if expected == "given" else 2.0
+    assert mode_for(few, model__metric=metric, model__bandwidth=bandwidth) == expected
 
 
-def test_unsuitable_rows_learn_no_metric() -> None:
-    def mode_of(X: Array, shape: tuple[int, ...] = (), **overrides: Any) -> str:
-        return word(sk.ArraySource(X.reshape(-1, *shape) if shape else X, X[:, 0]), **overrides)
+def source_of(X: Array) -> sk.ArraySource:
+    """Return rows whose target is their first feature."""
+    return sk.ArraySource(X, X.reshape(len(X), -1)[:, 0])
 
-    assert mode_of(rows(MIN_METRIC_ROWS - 1)) == "none"
-    assert mode_of(rows(MIN_METRIC_ROWS)) == "learn"
-    for n, expected in (
-        (MIN_METRIC_ROWS_OF_CLASSES - 1, "none"),
-        (MIN_METRIC_ROWS_OF_CLASSES, "learn"),
-    ):
-        classes = np.arange(n) % 2
-        assert word(sk.ArraySource(rows(n), classes, classes=("a", "b"))) == expected
-    assert mode_of(rows(d=1)) == "none"
-    assert mode_of(rows(d=2)) == mode_of(rows(d=256)) == "learn"
-    assert mode_of(rows(d=257)) == "none"
-    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MAX_METRIC_OUTPUTS + 1))
-    assert word(sk.ArraySource(rows(), wide)) == "none"
-    assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
-    assert mode_of(rows(d=16), (4, 4, 1)) == "none"
-    assert mode_of(rows(dtype=np.uint8)) == "none"
-    pixels = np.tile(load_digits().data, (2, 1)).astype(np.float32)
-    assert mode_of(pixels) == "none"
-    assert mode_of(pixels, data__scale="feature") == "learn"
+
+def class_source(n: int) -> sk.ArraySource:
+    return sk.ArraySource(rows(n), np.arange(n) % 2, classes=("a", "b"))
+
+
+def source_with_outputs(c: int) -> sk.ArraySource:
+    return sk.ArraySource(rows(), np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, c)))
+
+
+def pixels() -> Array:
+    return np.tile(load_digits().data, (2, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (lambda: source_of(rows(MIN_METRIC_ROWS - 1)), "none"),
+        (lambda: source_of(rows(MIN_METRIC_ROWS)), "learn"),
+        (lambda: class_source(MIN_METRIC_ROWS_OF_CLASSES - 1), "none"),
+        (lambda: class_source(MIN_METRIC_ROWS_OF_CLASSES), "learn"),
+        (lambda: source_of(rows(d=1)), "none"),
+        (lambda: source_of(rows(d=2)), "learn"),
+        (lambda: source_of(rows(d=256)), "learn"),
+        (lambda: source_of(rows(d=257)), "none"),
+        (lambda: source_with_outputs(MAX_METRIC_OUTPUTS), "learn"),
+        (lambda: source_with_outputs(MAX_METRIC_OUTPUTS + 1), "none"),
+        (lambda: source_of(rows(d=16).reshape(-1, 4, 4, 1)), "none"),
+        (lambda: source_of(rows(dtype=np.uint8)), "none"),
+        (lambda: source_of(pixels()), "none"),
+    ],
+    ids=[
+        "too few rows", "enough rows", "too few rows of classes", "enough rows of classes",
+        "1 feature", "2 features", "256 features", "257 features", "most outputs",
+        "too many outputs", "images", "bytes", "sparse pixels",
+    ],
+)  # fmt: skip
+def test_rows_determine_whether_a_metric_is_learned(
+    source: Callable[[], sk.ArraySource], expected: str
+) -> None:
+    assert mode_for(source()) == expected
+
+
+def test_scaled_pixels_learn_a_metric() -> None:
+    assert mode_for(source_of(pixels()), data__scale="feature") == "learn"
 
 
 def test_copies_of_a_row_count_once() -> None:
     X = rows(MIN_METRIC_ROWS // 2)
     base = sk.ArraySource(X, truth(X))
-    assert word(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
+    assert mode_for(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
 
 
 FEW = 500
@@ -152,12 +185,12 @@ def test_auto_gives_same_bits_as_explicit_mode() -> None:
 def test_insufficient_memory_disables_metric() -> None:
     """Check a memory that suffices for a run with "none"."""
     X = rows(4000, 32)
-    parameters = RunInputs(sk.ArraySource(X, truth(X)))
+    inputs = RunInputs(sk.ArraySource(X, truth(X)))
     config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
 
     def opened(metric: str, memory: int) -> Any:
         run = open_run(
-            config.with_overrides({"model.metric": metric, "run.memory": memory}), parameters
+            config.with_overrides({"model.metric": metric, "run.memory": memory}), inputs
         )
         run.backend.close()
         return run
@@ -174,8 +207,8 @@ def test_insufficient_memory_disables_metric() -> None:
 
 @pytest.mark.usefixtures("low_limits")
 def test_run_records_auto_and_resumes(tmp_path: Path) -> None:
-    """Check that a resumed run is the same, and that a warm start and a continued run use its
-    metric."""
+    """Check that a resume keeps the bits, and that a warm start and a continued run use the metric
+    of the run."""
     X = rows(FEW)
     source, location = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
     config = sk.RunConfig().with_overrides(

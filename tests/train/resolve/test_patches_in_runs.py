@@ -66,11 +66,11 @@ def held_out() -> sk.ArraySource:
     return sk.ArraySource(NEW, LABELS, classes=("upright", "across"))
 
 
-def not_drawn(*arguments: Any) -> Any:
-    raise AssertionError("patches are drawn anew")
+def fail_if_drawn(*arguments: Any) -> Any:
+    raise AssertionError("patches are drawn again")
 
 
-def by_hand(fixed: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
+def features_of(fixed: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
     """Return stored rows after the transforms of a model, in float64."""
     features: Any = rows.astype(np.float64)
     for transform in fixed:
@@ -83,7 +83,7 @@ def test_predictions_use_patch_features() -> None:
     model = sk.KernelClassifier(**SMALL).fit(X, Y)
     kinds = [type(transform) for transform in model._fitted_.fixed]
     assert kinds == [sk.Scale, PatchFeatures]
-    features = by_hand(model._fitted_.fixed, NEW)
+    features = features_of(model._fitted_.fixed, NEW)
     assert features.shape == (80, 48) == (80, len(model.get_feature_names_out()))
     K = laplace(features, np.float64(model.centers_), model.bandwidth_)
     expected = K @ np.float64(model.dual_coef_) + model.intercept_
@@ -114,12 +114,12 @@ def test_metric_importances_belong_to_patch_features() -> None:
 def test_stopped_run_resumes_with_same_bits(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that it reads its filters, which another LAPACK would round in another way."""
-    flips = {"run.precision": precision, **FILTERS}
-    uninterrupted, killed = (settings(tmp_path / name, **flips) for name in ("whole", "killed"))
+    """Check that a resumed run reads its filters, which another LAPACK would round differently."""
+    overrides = {"run.precision": precision, **FILTERS}
+    uninterrupted, killed = (settings(tmp_path / name, **overrides) for name in ("whole", "killed"))
     result = finished(uninterrupted, source=source(sk.RandomFlip()), test=held_out())
     stopped(killed, 3, source=source(sk.RandomFlip()), test=held_out())
-    monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
+    monkeypatch.setattr(PatchFeatures, "of_sample", fail_if_drawn)
     finished(killed, source=source(sk.RandomFlip()), test=held_out())
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
     loaded = sk.load(tmp_path / "whole")
@@ -155,7 +155,7 @@ def test_continued_run_keeps_patch_features(
     first = finished(settings(tmp_path / "first", **FILTERS), source=source())
     before = patches_among(first.model.fixed_transforms)
     assert before is not None
-    monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
+    monkeypatch.setattr(PatchFeatures, "of_sample", fail_if_drawn)
     for options in ({}, FILTERS):
         path = tmp_path / f"second{len(options)}"
         config = settings(path, **options | {"data.scale": "auto"})
@@ -177,7 +177,7 @@ def test_warm_start_and_partial_fit_keep_patch_features(
     model = sk.KernelClassifier(warm_start=True, run_dir=None, **parameters).fit(X, Y)
     sk.KernelClassifier(run_dir=str(tmp_path / "run"), **parameters).fit(X, Y)
     online = sk.KernelClassifier(**parameters).partial_fit(X, Y, classes=[0, 1])
-    monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
+    monkeypatch.setattr(PatchFeatures, "of_sample", fail_if_drawn)
     assert model.fit(X, Y).score(NEW, LABELS) > 0.9
     other = sk.KernelClassifier(warm_start=str(tmp_path / "run"), **parameters).fit(X, Y)
     assert other.score(NEW, LABELS) > 0.9
@@ -200,14 +200,16 @@ def test_warm_start_with_other_patches_is_refused(other: dict[str, Any]) -> None
 
 def test_augmentation_precedes_patch_features() -> None:
     """Check that noise is added to pixels, and not to features."""
-    seen = []
+    shapes = []
 
-    def watch(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
-        seen.append(X.shape[1:])
+    def record_shape(
+        X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom
+    ) -> tuple[np.ndarray, np.ndarray]:
+        shapes.append(X.shape[1:])
         return X, Y
 
-    result = finished(settings(**FILTERS), source=source(watch))
-    assert set(seen) == {(SIDE, SIDE, 1)}
+    result = finished(settings(**FILTERS), source=source(record_shape))
+    assert set(shapes) == {(SIDE, SIDE, 1)}
     assert result.Z.shape[1] == 48
 
 
@@ -219,17 +221,17 @@ def test_ranks_share_filters_of_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
         "run.precision": "float64", "run.accelerator": "none", "solver.block_size": 20,
         "solver.ridge": 1e-5,
     }  # fmt: skip
-    first, calls = PatchFeatures.of_sample, []
+    of_sample, calls = PatchFeatures.of_sample, []
 
     def draw_differently(*arguments: Any) -> PatchFeatures:
-        """Draw other filters each time, as another machine rounds otherwise."""
+        """Return different filters in each call, as from machines that round differently."""
         calls.append(arguments)
-        actual = first(*arguments)
+        actual = of_sample(*arguments)
         return replace(actual, filters=actual.filters * (1 + 0.1 * len(calls)))
 
     config, quiet = settings(tmp_path / "ranks", **shared), partial(StopRequest, install=False)
     monkeypatch.setattr(PatchFeatures, "of_sample", draw_differently)
-    rank_work.prepare_run(config)  # which counts bytes, and leaves the setup to the ranks
+    rank_work.prepare_run(config)  # checks the memory, and leaves the setup to the ranks
     on_threads(2, lambda ranks: rank_work.train_rank(config, ranks, quiet(), RunInputs()))
     assert len(calls) == 2
     saved_features = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed_transforms)
@@ -241,14 +243,17 @@ def test_ranks_share_filters_of_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
-def opened(config: RunConfig) -> Any:
+def open_closed_run(config: RunConfig) -> Any:
+    """Resolve a run of `source`, and close its backend."""
     run = open_run(config, RunInputs(source()))
     run.backend.close()
     return run
 
 
 def test_plan_counts_bytes_and_flops_of_patches() -> None:
-    plain, run = (opened(settings(**{"data.scale": "auto", **more})) for more in ({}, FILTERS))
+    plain, run = (
+        open_closed_run(settings(**{"data.scale": "auto", **more})) for more in ({}, FILTERS)
+    )
     assert (plain.problem.d, run.problem.d) == (81, 48)
     positions, columns = 7 * 7, 3 * 3 + 4
     row_flops = 2 * positions * 6 * columns
@@ -275,44 +280,45 @@ def test_outlier_warning_names_pixels_but_not_patches() -> None:
 
 
 def test_targets_are_not_read_again() -> None:
-    """Check that the targets are known to be those of the rows; a function of the user might change
-    them."""
-    run = opened(settings(**FILTERS))
+    """Check that patch features are known to keep the targets, unlike functions of the user."""
+    run = open_closed_run(settings(**FILTERS))
     assert isinstance(run.data.fixed_transforms[-1], PatchFeatures)
     assert not changes_targets(run.data.source)
 
 
 def test_filter_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    first = PatchFeatures.of_sample
+    sample_sizes: list[int] = []
+    of_sample = PatchFeatures.of_sample
 
     def record_size(X: np.ndarray, *arguments: Any) -> PatchFeatures:
-        taken.append(len(X))
-        return first(X, *arguments)
+        sample_sizes.append(len(X))
+        return of_sample(X, *arguments)
 
     monkeypatch.setattr(PatchFeatures, "of_sample", record_size)
     monkeypatch.setattr(sampled_features, "MAX_SAMPLE_ENTRIES", 70 * SIDE**2)
-    opened(settings(**FILTERS))
+    open_closed_run(settings(**FILTERS))
     monkeypatch.setattr(sampled_features, "MAX_SAMPLE_ENTRIES", 3)
-    opened(settings(**FILTERS))
-    assert taken == [70, sampled_features.MIN_SAMPLE_IMAGES]
+    open_closed_run(settings(**FILTERS))
+    assert sample_sizes == [70, sampled_features.MIN_SAMPLE_IMAGES]
 
 
-def refused(match: str, call: Callable[[], Any]) -> None:
+def assert_refused(match: str, call: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError, match=match):
         call()
 
 
 def test_rows_other_than_images_are_refused() -> None:
     flat = X.reshape(N, -1)
-    refused("needs images", lambda: sk.KernelClassifier(**SMALL).fit(flat, Y))
+    assert_refused("needs images", lambda: sk.KernelClassifier(**SMALL).fit(flat, Y))
     large = sk.KernelClassifier(patch_size=SIDE + 1, **SMALL)
-    refused("larger than the images of 9 x 9 pixels", lambda: large.fit(X, Y))
+    assert_refused("larger than the images of 9 x 9 pixels", lambda: large.fit(X, Y))
 
 
 def test_export_of_patch_features_is_refused(tmp_path: Path) -> None:
     model = sk.KernelClassifier(**SMALL).fit(X, Y)
-    refused("patch_features=6 cannot be exported", lambda: model.to_onnx(tmp_path / "model.onnx"))
+    assert_refused(
+        "patch_features=6 cannot be exported", lambda: model.to_onnx(tmp_path / "model.onnx")
+    )
 
 
 @pytest.mark.slow

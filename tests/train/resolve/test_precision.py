@@ -1,4 +1,4 @@
-"""Check the precision of a run, and that the integer mode trains the same model."""
+"""Test the precision of a run, and that the integer mode trains the same model."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SCALED = Scale("global", np.asarray(100.0), np.asarray(50.0))
 
 
 class TensorCores(Backend):
-    """Stands for a GPU: nothing else about it matters here."""
+    """Backend of a GPU, of which only this property is read here."""
 
     tensor_cores = True
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype", "transforms", "on_cpu", "on_gpu"),
+    ("requested", "dtype", "transforms", "on_cpu", "on_gpu"),
     [
         ("auto", U8, [], "exact", "integer"),
         ("auto", U8, [SCALED], "exact", "integer"),
@@ -54,11 +54,11 @@ class TensorCores(Backend):
     ],
 )
 def test_auto_is_fastest_precision_as_accurate_as_float32(
-    options: str, dtype: np.dtype[Any], transforms: list[Any], on_cpu: str, on_gpu: str
+    requested: str, dtype: np.dtype[Any], transforms: list[Any], on_cpu: str, on_gpu: str
 ) -> None:
     for kind, expected in ((Backend, on_cpu), (TensorCores, on_gpu)):
         with kind(1) as backend:
-            precision, grid = resolve_precision(options, dtype, transforms, backend)
+            precision, grid = resolve_precision(requested, dtype, transforms, backend)
         assert precision == expected
         assert (grid is not None) == (expected == "integer")
 
@@ -117,7 +117,7 @@ ROUNDED = (RandomCrop(1), RandomFlip(), GaussianNoise(9.0, round=True))
 
 
 def test_augmented_integer_run_equals_float64_least_squares() -> None:
-    """Compute rows, distances and solution by brute force from the results of the transforms."""
+    """Compute distances and solution in float64 from the results of the transforms."""
     source = augmented(*ROUNDED)
     with Backend(1) as backend:
         blocks = [source.read_unit(u, 0, 0) for u in range(source.n_units)]
@@ -154,9 +154,8 @@ def test_augmented_integer_run_equals_float64_least_squares() -> None:
         entries, center_values = op.matrix(x, z), op.matrix(z, z)
         actual = entries @ result.model.weights + result.model.targets.mean
     np.testing.assert_allclose(entries, K, rtol=0, atol=5e-7)
-    np.testing.assert_array_equal(
-        np.diag(center_values), 1.0
-    )  # without being told that they are the same
+    # The operator does not know that the left and the right points are the same.
+    np.testing.assert_array_equal(np.diag(center_values), 1.0)
     np.testing.assert_allclose(actual, truth, rtol=0, atol=2e-5)
 
 

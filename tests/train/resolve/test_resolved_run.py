@@ -1,4 +1,4 @@
-"""All rows as centers, if `effort` allows, and in runs that other versions began."""
+"""Test when all rows become centers and when float64 is used, also in resumed runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.planning.effort_levels import EffortLevel
+from streamkern.planning.sizes import EffortLevel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.direct import Direct
 from streamkern.stream.sources.arrays import ArraySource
@@ -32,7 +32,7 @@ from tests.runs import (
 OPEN = {"model.n_centers": "auto", "solver.name": "auto", "solver.ridge": 1e-3}
 
 
-def allow(patch: pytest.MonkeyPatch, n_centers: int, all_rows: int) -> None:
+def set_limits(patch: pytest.MonkeyPatch, n_centers: int, all_rows: int) -> None:
     """Give effort "default" these limits."""
     levels = MappingProxyType({"default": EffortLevel(n_centers, all_rows, 100)})
     for module in (given_arrays, resolved_run):
@@ -41,7 +41,7 @@ def allow(patch: pytest.MonkeyPatch, n_centers: int, all_rows: int) -> None:
 
 def test_effort_allows_all_rows_as_centers(monkeypatch: pytest.MonkeyPatch) -> None:
     for n_centers, all_rows, p in ((N, 0, N), (20, N, N), (20, N - 1, 20)):
-        allow(monkeypatch, n_centers, all_rows)
+        set_limits(monkeypatch, n_centers, all_rows)
         run = opened(array_source(), **OPEN)
         assert (run.problem.p, run.in_order) == (p, p == N)
 
@@ -54,7 +54,7 @@ def test_fewer_centers_without_single_equation(
     changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a kernel matrix that does not fit the memory, and settings that need another solver."""
-    allow(monkeypatch, 20, 3000)
+    set_limits(monkeypatch, 20, 3000)
     source = array_source(3000)
     for more, p in (({}, 3000), (changes, 20)):
         run = opened(source, **(OPEN | more))
@@ -62,7 +62,7 @@ def test_fewer_centers_without_single_equation(
 
 
 def test_augmented_rows_use_fewer_centers(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow(monkeypatch, 20, N)
+    set_limits(monkeypatch, 20, N)
     run = opened(AugmentedSource(array_source(), 1, [GaussianNoise(0.1)]), **OPEN)
     assert run.problem.p == 20
 
@@ -72,20 +72,20 @@ def test_resumed_run_keeps_number_of_centers(
 ) -> None:
     """Check a run whose limits differ from those of this version."""
     for name, before, after, p in (("few", 0, N, 20), ("all", N, 0, N)):
-        allow(monkeypatch, 20, before)
+        set_limits(monkeypatch, 20, before)
         config = settings(tmp_path / name, **(OPEN | {"run.checkpoint_every": 1}))
         stopped(config, 1, source=array_source(), test=array_source(10, 5))
-        allow(monkeypatch, 20, after)
+        set_limits(monkeypatch, 20, after)
         result = finished(config, source=array_source(), test=array_source(10, 5))
         assert len(result.Z) == p
         uninterrupted = settings(tmp_path / f"{name} whole", **OPEN)
-        allow(monkeypatch, 20, before)
+        set_limits(monkeypatch, 20, before)
         finished(uninterrupted, source=array_source(), test=array_source(10, 5))
         assert_same_bits(final(tmp_path / name), final(tmp_path / f"{name} whole"))
 
 
 def test_all_rows_solve_one_equation(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow(monkeypatch, 20, N)
+    set_limits(monkeypatch, 20, N)
     X, y = arrays()
     result = finished(settings(**OPEN), source=array_source())
     K, Y = ref.laplace(X, X, 3.0), np.eye(3)[y]
@@ -95,7 +95,7 @@ def test_all_rows_solve_one_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(result.model.predict(array_source(seed=1)), expected, atol=1e-4)
 
 
-# --- float64 for few rows ---------------------------------------------------------------------
+# -- float64 for few rows -------------------------------------------------------------------------
 
 
 def values(n: int = N, seed: int = 0) -> ArraySource:
@@ -182,11 +182,11 @@ def test_resumed_run_keeps_its_precision(
     started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version, which began in float32 without a record of the choice."""
-    original = resolved_run._may_use_float64
+    may_use_float64 = resolved_run._may_use_float64
     config = settings(tmp_path / "run", **(FEW | {"run.checkpoint_every": 1}))
     uninterrupted = settings(tmp_path / "whole", **FEW)
     monkeypatch.setattr(
-        resolved_run, "_may_use_float64", original if started_wide else lambda run: False
+        resolved_run, "_may_use_float64", may_use_float64 if started_wide else lambda run: False
     )
     finished(uninterrupted, source=values(), test=values(10, 5))
     stopped(config, 1, source=values(), test=values(10, 5))
@@ -227,7 +227,7 @@ def test_float64_run_can_be_continued_and_warm_started(tmp_path: Path) -> None:
     third = settings(
         tmp_path / "third",
         **FEW | {"solver.name": "block", "solver.warm_start": str(tmp_path / "first")},
-    )  # fmt: skip
+    )
     result = finished(third, source=source)
     assert result.model.op.precision == "float64"
     X, _ = arrays(N)

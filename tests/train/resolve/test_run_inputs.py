@@ -1,4 +1,4 @@
-"""Check arrays given in place of settings, and the calibration rows that a run inherits."""
+"""Test arrays that replace settings, and the calibration rows that a run inherits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_arrays_replace_their_settings() -> None:
 
 
 def test_given_arrays_that_contradict_settings_are_refused() -> None:
-    """Give another number of centers than the setting, and centers or a metric of features."""
+    """Check a number of centers that differs from the setting, and Fourier features, which have no
+    centers and no metric."""
     with pytest.raises(
         ConfigError, match=rf"n_centers={P} differs from the {P + 1} rows in centers"
     ):
@@ -123,7 +124,7 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
 
 
 def test_pickle_without_newer_field_gets_its_default() -> None:
-    """Check inputs as in a pickled estimator, which has those of its first `partial_fit`."""
+    """Check inputs from a pickled estimator of an earlier version."""
     inputs = RunInputs(facts={"columns": ["a"]})
     del inputs.__dict__["rank_addresses"]
     restored = replace(pickle.loads(pickle.dumps(inputs)), warm_start="run")

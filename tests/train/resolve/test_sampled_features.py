@@ -1,4 +1,4 @@
-"""Quantile scores beside the values of features: when they are taken, and what they keep."""
+"""Test when quantile scores are added to the features, and that runs keep this choice."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ SMALL = {"n_centers": 200, "metric": "none", "random_state": 0}
 
 
 def error(model: sk.KernelRegressor) -> float:
+    """Return the mean squared error on the second half of the rows."""
     return float(np.mean((model.predict(HEAVY[N:]) - WAVES[N:]) ** 2))
 
 
-def fitted(scale: str, X: np.ndarray, y: np.ndarray) -> sk.KernelRegressor:
+def fit(scale: str, X: np.ndarray, y: np.ndarray) -> sk.KernelRegressor:
     return sk.KernelRegressor(scale=scale, **SMALL).fit(X, y)
 
 
 def test_scores_are_used_if_they_reduce_loo_error() -> None:
-    auto, plain = (fitted(scale, HEAVY[:N], WAVES[:N]) for scale in ("auto", "feature"))
+    auto, plain = (fit(scale, HEAVY[:N], WAVES[:N]) for scale in ("auto", "feature"))
     assert error(auto) < 0.5 * error(plain)
     assert len(auto.get_feature_names_out()) == 6
     assert len(plain.get_feature_names_out()) == 3
@@ -46,7 +47,7 @@ def test_scores_are_not_used_without_a_gain(kind: str) -> None:
         y = np.sin(X).sum(axis=1)
     elif kind == "linear":
         y = X @ [1.0, -1.0, 1.0]
-    assert len(fitted("auto", X, y).get_feature_names_out()) == 3
+    assert len(fit("auto", X, y).get_feature_names_out()) == 3
 
 
 def test_skewed_targets_are_compared_on_log_scale() -> None:
@@ -54,7 +55,7 @@ def test_skewed_targets_are_compared_on_log_scale() -> None:
     hide it."""
     noise = np.random.default_rng(3).standard_normal(len(HEAVY))
     y = np.exp(5 * WAVES + 0.3 * noise)
-    auto = fitted("auto", HEAVY[:N], y[:N])
+    auto = fit("auto", HEAVY[:N], y[:N])
     assert len(auto.get_feature_names_out()) == 6
     plain = sk.KernelRegressor(target_transform="none", **SMALL).fit(HEAVY[:N], y[:N])
     assert len(plain.get_feature_names_out()) == 3
@@ -72,7 +73,7 @@ def test_numeric_table_columns_have_scores() -> None:
     model = sk.KernelRegressor(**SMALL).fit(frame[:N], WAVES[:N])
     assert list(model.get_feature_names_out())[-3:] == [f"quantile of {name}" for name in "abc"]
     assert np.mean((model.predict(frame[N:]) - WAVES[N:]) ** 2) < 0.5 * error(
-        fitted("feature", HEAVY[:N], WAVES[:N])
+        fit("feature", HEAVY[:N], WAVES[:N])
     )
 
 
@@ -109,8 +110,7 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
 def test_resumed_run_keeps_its_choice(
     uses_scores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check a run of an earlier version without scores, and a machine that rounds in another
-    way."""
+    """Check that a resume keeps the choice, also if this machine would choose differently."""
     source = sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
     auto = {"data.scale": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     config = settings(tmp_path / "run", **auto, **{"model.metric": "none"})
@@ -128,7 +128,7 @@ def test_warm_start_and_partial_fit_keep_features(tmp_path: Path) -> None:
     model.fit(HEAVY[:N], WAVES[:N])
     assert model.get_feature_names_out().tolist() == before
     first = sk.KernelRegressor(**SMALL)
-    for _ in range(2):  # the first block may not be like the others
+    for _ in range(2):  # the first block may differ from later ones
         first.partial_fit(HEAVY[:N], WAVES[:N])
         assert len(first.get_feature_names_out()) == 3
     parameters = {"epochs": 2, "solver": "block", "run_dir": str(tmp_path / "run")}
@@ -151,7 +151,7 @@ def test_tuned_kernel_keeps_its_features() -> None:
     )  # fmt: skip
     model = actual.estimator.fit(HEAVY[:N], WAVES[:N])
     assert len(model.get_feature_names_out()) == 6
-    assert error(model) < 0.5 * error(fitted("feature", HEAVY[:N], WAVES[:N]))
+    assert error(model) < 0.5 * error(fit("feature", HEAVY[:N], WAVES[:N]))
     assert 'scale = "quantiles"' in actual.toml
 
 
@@ -166,10 +166,10 @@ def test_scores_are_computed_after_transforms() -> None:
         return X * 10.0, Y
 
     plain, rescaled = (
-        sk.KernelRegressor(scale="quantiles", transforms=fitted_model, **SMALL).fit(
+        sk.KernelRegressor(scale="quantiles", transforms=transforms, **SMALL).fit(
             HEAVY[:N], WAVES[:N]
         )
-        for fitted_model in ((), (tenfold,))
+        for transforms in ((), (tenfold,))
     )
     assert error(rescaled) == pytest.approx(error(plain), rel=1e-3)
 

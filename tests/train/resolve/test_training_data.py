@@ -1,4 +1,4 @@
-"""Check a run before its start: resolved "auto" values, and refusals before writing."""
+"""Test what is resolved before a run starts: data, centers and sizes, and refused settings."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_store_data_has_documented_properties(store: Path) -> None:
     ],
 )
 def test_sources_with_varying_rows_are_augmented(make: Any, augmented: bool) -> None:
-    """Check rows that occur in more than one form, also if the read makes the forms."""
+    """Check rows that change from read to read, by transforms before or after the copies."""
     auto = settings(**{"data.scale": "auto"})
     assert open_data(auto, make()).is_augmented is augmented
 
@@ -117,7 +117,8 @@ def test_default_number_of_centers_depends_on_effort(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_few_rows_all_become_centers(effort: str, n: int, all_of_them: bool) -> None:
-    """Check that up to `n_centers` of the effort all rows become centers."""
+    """Check that all rows become centers between the limits `n_centers` and `all_rows` of the
+    effort."""
     source = GeneratorSource(lambda *a: a, n, (D,), np.float32, 1)  # type: ignore[arg-type,return-value]
     auto = {"model.n_centers": "auto", "model.effort": effort, "solver.name": "auto"}
     for changes, may in (
@@ -174,7 +175,7 @@ def test_budget_is_respected_for_any_n() -> None:
     assert peaks[0] == peaks[1] <= 300 << 20
 
 
-# -- bad settings, before anything is written -----------------------------------------------------
+# -- settings that are refused before anything is written -----------------------------------------
 
 
 @deterministic
@@ -189,7 +190,7 @@ def wide_source() -> Source:
 
 
 EIGENPRO2 = {"solver.name": "eigenpro2", "model.n_centers": "auto"}
-BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "batch": ({"data.batch_size": N + 1}, {}, r"batch_size=136 must lie between 1 and n_rows=135"),
     "block": ({"solver.block_size": P + 1}, {}, r"block_size=61 must lie between .* n_centers=60"),
     "nystrom": (
@@ -213,6 +214,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "eigenpro2 with given centers": (
         EIGENPRO2, {"source": array_source(), "centers": arrays()[0][::-1]},
+        "takes all 135 training rows as centers",
+    ),
+    "eigenpro1 with given centers": (
+        EIGENPRO2 | {"solver.name": "eigenpro1"},
+        {"source": array_source(), "centers": arrays()[0]},
         "takes all 135 training rows as centers",
     ),
     "no targets": ({}, {"source": ArraySource(arrays()[0])}, "no targets y"),
@@ -239,9 +245,9 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", INVALID)
 def test_invalid_settings_leave_no_files(name: str, tmp_path: Path) -> None:
-    overrides, options, message = BAD[name]
+    overrides, options, message = INVALID[name]
     options = {"source": stream()} | options
     with pytest.raises(StreamkernError, match=message) as caught:
         train(settings(tmp_path / "run", **overrides), **options)
@@ -284,7 +290,7 @@ def test_centers_are_read_from_object_store(
     given = {"model.centers": url, "model.n_centers": "auto", "data.storage_options": options}
     assert opened(**given).problem.p == 7
     config = settings(**given, **{"data.train": str(store)})
-    assert count_centers(config, open_data(config)) == 7  # and the data is local
+    assert count_centers(config, open_data(config)) == 7  # although the data is local
     np.testing.assert_array_equal(np.asarray(open_centers(config, None)), Z)
     with pytest.raises(StoreNotFoundError, match=rf"no array of centers at s3://.*/none\.{kind}"):
         opened(**{**given, "model.centers": f"s3://{bucket}/none.{kind}"})

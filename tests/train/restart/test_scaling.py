@@ -1,4 +1,4 @@
-"""Check the scaling of the features, which must not depend on units."""
+"""Test the scaling of the features: its numbers, its place among transforms, and its record."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def regressor(**more: Any) -> sk.KernelRegressor:
     )
 
 
-def scale_of(source: Any, options: str = "auto") -> Scale:
-    actual, _ = find_scale(source, options, 0)
+def scale_of(source: Any) -> Scale:
+    """Return the scale of a run with scale "auto"."""
+    actual, _ = find_scale(source, "auto", 0)
     assert actual is not None
     return actual
 
 
-# -- the numbers ----------------------------------------------------------------------------------
+# -- means and standard deviations ----------------------------------------------------------------
 
 
 def test_tables_are_standardised_by_feature() -> None:
@@ -68,7 +69,7 @@ def test_tables_are_standardised_by_feature() -> None:
 
 
 def test_unit_of_a_feature_has_no_effect() -> None:
-    """Multiply one feature by 1e4, which changed R2 from 0.98 to 0.13 without scaling."""
+    """Check a feature multiplied by 1e4: without scaling, R^2 would fall from 0.98 to 0.13."""
     plain = regressor().fit(X, Y)
     for factor in (1e4, 2.0**-20):
         units = np.array([1, factor, 1, 1])
@@ -102,9 +103,8 @@ def test_constant_features_are_only_centred() -> None:
     scale = scale_of(ArraySource(constant, Y))
     np.testing.assert_array_equal(scale.scale[4:], 1)
     np.testing.assert_allclose(scale.scale[:4], X.std(axis=0), rtol=1e-12)
-    midpoints = (
-        constant + np.roll(constant, 1, axis=0)
-    ) / 2  # not at centers, where rounding shows
+    # Not at centers, where rounding errors are largest.
+    midpoints = (constant + np.roll(constant, 1, axis=0)) / 2
     np.testing.assert_allclose(
         regressor().fit(constant, Y).predict(midpoints),
         regressor().fit(X, Y).predict(midpoints[:, :4]),
@@ -175,7 +175,7 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
     result.model.backend.close()
 
 
-# -- its place ------------------------------------------------------------------------------------
+# -- place among the transforms -------------------------------------------------------------------
 
 
 def test_transforms_receive_unscaled_rows() -> None:
@@ -203,9 +203,9 @@ def test_explicit_scale_transform_replaces_setting() -> None:
     source = AugmentedSource(ArraySource(X, Y), 1, [Scale("global"), GaussianNoise(0.1)])
     assert find_scale(source, "auto", 0)[0] is None
     assert find_scale(source, "global", 0)[0] is None
-    for options in ("feature", "none"):
-        with pytest.raises(ConfigError, match=rf"data\.scale='{options}' contradicts the scale in"):
-            find_scale(source, options, 0)
+    for mode in ("feature", "none"):
+        with pytest.raises(ConfigError, match=rf"data\.scale='{mode}' contradicts the scale in"):
+            find_scale(source, mode, 0)
     with pytest.raises(ConfigError, match=r"^scale='none' contradicts the scale in transforms"):
         regressor(scale="none", transforms=[{"kind": "scale"}]).fit(X, Y)
 
@@ -243,7 +243,7 @@ def test_scaling_keeps_integer_distances() -> None:
         )
 
 
-# -- part of the model ----------------------------------------------------------------------------
+# -- records and continued models -----------------------------------------------------------------
 
 
 def test_run_records_its_scale(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Check that ranks keep stripes of the centers, and that their setup equals one process."""
+"""Test that ranks keep stripes of the centers, and that their setup equals that of one process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_every_rank_keeps_its_stripe(
     Z, order = rng.normal(size=(33, 4)).astype(dtype), rng.permutation(33)
     parts = [(order[at], Z[order[at]]) for at in (slice(20), slice(20, 21), slice(21, 33))]
 
-    def kept(ranks: Communicator) -> Any:
+    def stripe_and_mean(ranks: Communicator) -> Any:
         receives = ranks.rank > 0
         stripe = (broadcast.receive_shard if receives else partial(broadcast.scatter, parts))(
             33, ranks
         )
         return stripe, broadcast.mean(stripe, 33, ranks)
 
-    actual = on_threads(size, kept)
+    actual = on_threads(size, stripe_and_mean)
     np.testing.assert_array_equal(np.concatenate([stripe for stripe, _ in actual]), Z)
     assert {stripe.dtype for stripe, _ in actual} == {np.dtype(dtype)}
     for _, mean_of_centers in [*actual, (Z, broadcast.mean(Z, 33, SINGLE))]:
@@ -52,8 +52,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return runs.write_store(tmp_path_factory.mktemp("stripes"))
 
 
-def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) -> dict[str, Any]:
-    """Return the arrays of a setup that so many ranks have made and saved."""
+def setup_arrays(
+    store: str, run_dir: Path, rows: int, columns: int, **changes: Any
+) -> dict[str, Any]:
+    """Return the arrays of a setup that a grid of ranks has computed and saved."""
     options = {
         "run.ranks": rows * columns, "run.center_ranks": columns, "data.epochs": 1,
         "model.bandwidth": "median",
@@ -61,13 +63,13 @@ def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) ->
     config = runs.settings(store, run_dir, **options | changes)
     prepare_run(config)
 
-    def one(ranks: Communicator) -> None:
+    def compute_setup(ranks: Communicator) -> None:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
         with start_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
             trainer.run.backend.close()
 
-    on_threads(rows * columns, one)
+    on_threads(rows * columns, compute_setup)
     saved = RunDirectory(run_dir, writable=False).load_setup()
     assert saved is not None
     return saved.arrays | {"rules": saved.meta["setup"]["rules"], "kernel": saved.meta["kernel"]}
@@ -94,8 +96,8 @@ def test_setup_equals_that_of_one_rank(
     if changes.get("model.centers") == "file":
         np.save(tmp_path / "Z.npy", np.random.default_rng(2).normal(size=(50, 4)))
         changes = changes | {"model.centers": str(tmp_path / "Z.npy")}
-    one = setup(store, tmp_path / "one", 1, 1, **changes)
-    ranks_setup = setup(store, tmp_path / "many", rows, columns, **changes)
+    one = setup_arrays(store, tmp_path / "one", 1, 1, **changes)
+    ranks_setup = setup_arrays(store, tmp_path / "many", rows, columns, **changes)
     assert ranks_setup.keys() == one.keys()
     assert ranks_setup.pop("kernel") == one["kernel"]
     for a, b in zip(ranks_setup.pop("rules"), one["rules"], strict=True):

@@ -1,4 +1,4 @@
-"""Check the choice of centers, and which training rows are known to be centers."""
+"""Test the choice of centers, and which training rows are known to be centers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def source(**options: Any) -> ArraySource:
     return ArraySource(X, y, classes=[f"{k}" for k in range(C)], unit_rows=16, **options)
 
 
-@pytest.mark.parametrize("way", ["random", "balanced", "all"])
-def test_drawn_rows_are_known_to_be_centers(way: str) -> None:
+@pytest.mark.parametrize("method", ["random", "balanced", "all"])
+def test_drawn_rows_are_known_to_be_centers(method: str) -> None:
     X, y = arrays()
-    count = {} if way == "all" else {"model.n_centers": 30}
-    config = settings(**{"model.n_centers": "auto", "model.centers": way} | count)
+    count = {} if method == "all" else {"model.n_centers": 30}
+    config = settings(**{"model.n_centers": "auto", "model.centers": method} | count)
     rows, Z = find_center_rows(source(), config)
     np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(y[rows.block.row_ids], rows.block.y)
@@ -77,16 +77,16 @@ def test_transformed_rows_are_not_known_to_be_centers() -> None:
 
 
 def test_falkon_does_not_use_known_centers() -> None:
-    assert (
-        find_center_rows(source(), settings(**{"solver.name": "falkon", "data.epochs": 3}))[0]
-        is None
-    )
+    falkon = settings(**{"solver.name": "falkon", "data.epochs": 3})
+    assert find_center_rows(source(), falkon)[0] is None
 
 
 def test_center_indices_of_rows() -> None:
     X, y = arrays()
-    at = CenterRows(np.array([2, 0]), ArraySource(X, y).read_unit(0, 0, 0).take([9, 4]))
-    np.testing.assert_array_equal(center_indices(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
+    center_rows = CenterRows(np.array([2, 0]), ArraySource(X, y).read_unit(0, 0, 0).take([9, 4]))
+    np.testing.assert_array_equal(
+        center_indices(np.array([4, 5, 9, 10**9]), center_rows), [0, -1, 2, -1]
+    )
     np.testing.assert_array_equal(center_indices(np.array([4]), None), [-1])
 
 

@@ -1,4 +1,4 @@
-"""Compare the chosen kernel and bandwidth with brute force, and check their purpose."""
+"""Test the chosen kernel and bandwidth against brute force, and by the errors of the models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tests.runs import (
 OPEN = {"model.bandwidth": "auto"}
 
 
-def smooth(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def smooth_rows(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return a function so smooth that a narrow kernel predicts it badly."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, 4)).astype(np.float32)
@@ -62,8 +62,8 @@ def smooth(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray
 
 
 def errors_of(*models: KernelRegressor) -> list[float]:
-    """Return the mean squared errors of models of `smooth` rows, on others without noise."""
-    fresh, truth = smooth(1000, 0.0, seed=1)
+    """Return the mean squared errors of models of `smooth_rows`, on other rows without noise."""
+    fresh, truth = smooth_rows(1000, 0.0, seed=1)
     return [float(np.mean((model.predict(fresh) - truth) ** 2)) for model in models]
 
 
@@ -77,31 +77,30 @@ def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
     return float(np.mean(np.square(errors)))
 
 
-def bandwidth_records(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
+def bandwidth_records(folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(folder / "log.jsonl") if line["event"] == "bandwidth"]
 
 
 def test_loo_errors_equal_refits(tmp_path: Path) -> None:
-    X, y = smooth(80)
-    model = KernelRegressor(
-        kernel="laplace", scale="none", random_state=0, run_dir=tmp_path
-    ).fit(X, y)  # fmt: skip
-    (line,) = bandwidth_records(model, tmp_path)
+    X, y = smooth_rows(80)
+    model = KernelRegressor(kernel="laplace", scale="none", random_state=0, run_dir=tmp_path).fit(
+        X, y
+    )
+    (line,) = bandwidth_records(tmp_path)
     median = model.bandwidth_ / line["factor"]
     assert median == pytest.approx(np.median(pdist(X)), rel=0.05)
-    truth = []
+    expected = []
     for factor, _ in line["tried"]:
         K = ref.laplace(X, X, factor * median)
-        truth.append(min(leave_one_out(K, y - y.mean(), 10.0**k) for k in range(-8, 7)))
+        expected.append(min(leave_one_out(K, y - y.mean(), 10.0**k) for k in range(-8, 7)))
     actual = np.array([error for _, error in line["tried"]])
     assert len(actual) >= 5
-    np.testing.assert_allclose(
-        actual / actual[0], np.array(truth) / truth[0], rtol=1e-3
-    )  # targets are scaled
+    # The logged errors are those of scaled targets, so only their ratios are compared.
+    np.testing.assert_allclose(actual / actual[0], np.array(expected) / expected[0], rtol=1e-3)
 
 
 def test_smooth_function_gets_a_wide_kernel(tmp_path: Path) -> None:
-    X, y = smooth()
+    X, y = smooth_rows()
     actual = KernelRegressor(random_state=0).fit(X, y)
     median = KernelRegressor(bandwidth="median", random_state=0).fit(X, y)
     assert actual.bandwidth_ > 2 * median.bandwidth_
@@ -111,15 +110,12 @@ def test_smooth_function_gets_a_wide_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kernel_suits_the_solver() -> None:
-    """Check that `direct` gets a Gaussian kernel for a function without noise, and steps a rougher
-    one, because one pass does not reach the minimum of the former."""
-    X, y = smooth(4000, 0.0)
+    """Check that solver "direct" gets a smoother kernel than "block" for a function without noise,
+    because one epoch of steps does not reach the minimum for a smooth kernel."""
+    X, y = smooth_rows(4000, 0.0)
     parameters: dict[str, Any] = {
-        "metric": "none",
-        "random_state": 0,
-        "n_centers": 300,
-        "epochs": 1,
-    }
+        "metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1,
+    }  # fmt: skip
     direct = KernelRegressor(solver="direct", **parameters).fit(X, y)
     block = KernelRegressor(solver="block", **parameters).fit(X, y)
     same_kernel_model = KernelRegressor(solver="block", kernel=direct.kernel_, **parameters).fit(
@@ -138,7 +134,7 @@ def test_oscillating_function_gets_a_narrow_kernel() -> None:
     actual = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
     median = KernelRegressor(
         bandwidth="median", random_state=0, kernel="gaussian", scale="none"
-    ).fit(X, y)  # fmt: skip
+    ).fit(X, y)
     assert actual.bandwidth_ < median.bandwidth_
 
 
@@ -150,10 +146,10 @@ def test_pure_noise_keeps_median_bandwidth() -> None:
 
 
 def test_best_kernel_is_chosen(tmp_path: Path) -> None:
-    X, y = smooth(600, 0.0)
+    X, y = smooth_rows(600, 0.0)
     folder = tmp_path / "run"
     model = KernelRegressor(kernel="auto", metric="none", random_state=0, run_dir=folder).fit(X, y)
-    lines = bandwidth_records(model, folder)
+    lines = bandwidth_records(folder)
     assert [line["kernel"]["kernel"] for line in lines] == list(ROUGH_TO_SMOOTH)
     least_errors = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
     assert model.kernel_.describe()["kernel"] != "laplace"
@@ -177,13 +173,13 @@ def test_stopped_run_resumes_with_found_kernel(kernel: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
 def test_kernel_is_chosen_for_features(features: str) -> None:
-    X, y = smooth(150)
+    X, y = smooth_rows(150)
     model = KernelRegressor(features=features, kernel="auto", random_state=0).fit(X, y)
     assert model.score(X, y) > 0.9
 
 
 def test_parts_of_a_sum_are_scaled_by_one_factor() -> None:
-    X, y = smooth()
+    X, y = smooth_rows()
     parts = ["laplace", "matern32", {"kind": "gaussian", "bandwidth": 7.0}]
     kernel = {"kind": "sum", "parts": parts}
     one, other = (
@@ -218,7 +214,7 @@ def test_identical_rows_get_the_mean_and_a_warning() -> None:
     np.testing.assert_allclose(model.predict(np.ones((2, 3))), 9.5, rtol=1e-3)
 
 
-# ------------------------------------------------------------------------------- the choice
+# -- comparison of candidates ---------------------------------------------------------------------
 
 
 def test_nearest_equivalent_bandwidth_is_chosen() -> None:
@@ -229,10 +225,10 @@ def test_nearest_equivalent_bandwidth_is_chosen() -> None:
 
 
 def test_roughest_equivalent_kernel_is_chosen() -> None:
-    def of(error: float) -> FoundKernel:
+    def found_with(error: float) -> FoundKernel:
         return FoundKernel(get_kernel("laplace", 1.0), Noise(trials=[(1.0, error)]))
 
-    actual = [of(1.0), of(0.9), of(0.88)]
+    actual = [found_with(1.0), found_with(0.9), found_with(0.88)]
     assert roughest_equivalent(actual) is actual[1]
     nothing = FoundKernel(get_kernel("laplace", 1.0), NO_NOISE)
     assert roughest_equivalent([nothing, nothing]) is nothing
@@ -245,7 +241,7 @@ def test_gain_of_few_rows_is_insignificant() -> None:
     one = 1.01 * usual
     one[3] = 0.0
     assert not is_better(one, usual, plain)
-    # Where rows tell nothing of each other, a likely gain is not enough.
+    # A gain of 1 to 2 standard errors is not enough over a model that predicts only the mean.
     wavering = usual * np.where(np.arange(100) % 7 < 3, 0.85, 1.1)
     assert 1 < mean_difference_in_se(usual, wavering) < 2
     assert is_better(wavering, usual, plain)
@@ -270,13 +266,13 @@ def test_kernel_settings_list_candidates() -> None:
     assert ModelConfig(kernel="gaussian").kernels == ("gaussian",)
 
 
-# ----------------------------------------------------------------------------- what is not fooled
+# -- repeated and generated rows ------------------------------------------------------------------
 
 
 def test_copies_of_rows_count_once() -> None:
     """Check rows repeated to balance classes, with which a narrow kernel without a ridge would look
     best."""
-    X, y = smooth(150, noise=1.0)
+    X, y = smooth_rows(150, noise=1.0)
     plain = KernelRegressor(random_state=0, n_centers=100).fit(X, y)
     often = KernelRegressor(random_state=0, n_centers=100).fit(
         np.repeat(X, 6, axis=0), np.repeat(y, 6)
@@ -286,25 +282,23 @@ def test_copies_of_rows_count_once() -> None:
     assert errors[1] < 1.5 * errors[0]
 
 
-def test_copies_are_detected_on_a_thousand_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Check that only a thousand of the rows are used; a factor of all took a minute."""
-    X, y = smooth(2 * NOISE_ROWS)
+def test_copies_are_detected_on_a_thousand_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that only a thousand rows are used, because a factor of all rows takes a minute."""
+    X, y = smooth_rows(2 * NOISE_ROWS)
     X[1], y[1] = X[0], y[0]
-    examined = []
+    n_examined = []
 
-    def counted(op: Any, Z: Any, rows: SampleRows) -> Any:
-        examined.append(len(rows.X))
+    def find_noise_and_count(op: Any, Z: Any, rows: SampleRows) -> Any:
+        n_examined.append(len(rows.X))
         return find_noise(op, Z, rows)
 
-    monkeypatch.setattr(setup_rows, "find_noise", counted)
+    monkeypatch.setattr(setup_rows, "find_noise", find_noise_and_count)
     run = open_run(settings(**{"model.n_centers": 50}), RunInputs(ArraySource(X, y)))
     targets = TargetScale(np.zeros(1), np.ones(1))
     with run.backend.active():
         rows = setup_rows.read_merged_rows(run, np.dtype(np.float32), targets, len(X))
     run.backend.close()
-    assert examined == [NOISE_ROWS]
+    assert n_examined == [NOISE_ROWS]
     assert (len(rows.X), rows.repeats) == (len(X) - 1, None)
 
 
@@ -338,8 +332,8 @@ def test_generated_rows_are_not_taken_as_centers() -> None:
 
 def test_small_partial_fit_blocks_are_harmless() -> None:
     """Check that a block of one batch is not treated as all rows."""
-    X, y = smooth(900, 0.5)
-    fresh, truth = smooth(500, 0.0, seed=1)
+    X, y = smooth_rows(900, 0.5)
+    fresh, truth = smooth_rows(500, 0.0, seed=1)
     model = KernelRegressor(n_centers=300, random_state=0).partial_fit(X[:600], y[:600])
     before = model.score(fresh, truth)
     for at in range(600, 900, 10):
@@ -347,13 +341,13 @@ def test_small_partial_fit_blocks_are_harmless() -> None:
     assert model.score(fresh, truth) > before - 0.01
 
 
-# ------------------------------------------------------------------------------- going on from it
+# -- further fits with the chosen kernel ----------------------------------------------------------
 
 
 def test_steps_after_direct_solution_use_random_order() -> None:
-    """Check that steps draw the rows in random order, while the default for few rows has them in
-    store order."""
-    X, y = smooth(200)
+    """Check that steps draw the rows in random order after solver "direct", which keeps the order
+    of the store."""
+    X, y = smooth_rows(200)
     model = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
     assert model.report_["solver"] == "direct"
     values = model.predict(X)
@@ -362,16 +356,16 @@ def test_steps_after_direct_solution_use_random_order() -> None:
 
 
 def test_open_settings_keep_found_values() -> None:
-    X, y = smooth(200)
+    X, y = smooth_rows(200)
     parts = ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]
     model = KernelRegressor(
         kernel={"kind": "sum", "parts": parts}, warm_start=True, centers=X[:100], solver="block"
-    ).fit(X, y)  # fmt: skip
+    ).fit(X, y)
     kernel = model.kernel_.describe()
     assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
     custom_model = KernelRegressor(
         kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
-    ).fit(X, y)  # fmt: skip
+    ).fit(X, y)
     assert custom_model.fit(X, y).kernel_.describe() == custom_model.kernel_.describe()
     model = KernelRegressor(
         random_state=0, solver="block", centers=X[:100], scale="none", warm_start=True
@@ -383,7 +377,7 @@ def test_open_settings_keep_found_values() -> None:
 
 
 def test_zero_weight_row_gives_no_singular_warning() -> None:
-    X, y = smooth(100)
+    X, y = smooth_rows(100)
     w = np.ones(100)
     w[7] = 0
     with warnings.catch_warnings():

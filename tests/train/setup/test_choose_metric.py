@@ -1,4 +1,4 @@
-"""Check learned metrics: what is found, when none is learned, and that resumes keep it."""
+"""Test learned metrics: the directions that they find, when none is learned, and resumes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sklearn.datasets import make_friedman1
 
 import streamkern as sk
 from streamkern.cli.main import run_command
-from streamkern.planning.effort_levels import EFFORT_LEVELS
+from streamkern.planning.sizes import EFFORT_LEVELS
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
@@ -41,25 +41,19 @@ def numbers(seed: int, n: int = ROWS, d: int = D) -> Array:
     return np.random.default_rng([seed, 17]).normal(size=(n, d)).astype(np.float32)
 
 
-def of_two(X: Array) -> Array:
+def two_feature_targets(X: Array) -> Array:
     """Return targets of two features, with noise of a hundredth of the variance."""
     noise = 0.1 * np.random.default_rng(len(X)).normal(size=len(X))
     return np.asarray(np.sin(2 * X[:, 0]) + X[:, 1] ** 2 / 2 + noise, np.float32)
 
 
-def along(X: Array) -> Array:
+def one_direction_targets(X: Array) -> Array:
     """Return targets of one direction, to which all features contribute."""
     return np.asarray(np.sin(1.2 * X.sum(axis=1)), np.float32)
 
 
-def radial(X: Array) -> Array:
-    return np.asarray(np.sin(X.astype(np.float64) @ X.T.astype(np.float64)).diagonal(), np.float32)
-
-
-def fitted(
-    truth: Any, metric: str = "learn", **parameters: Any
-) -> tuple[sk.KernelRegressor, float]:
-    """Return a model, and its test error divided by the variance."""
+def fit(truth: Any, metric: str = "learn", **parameters: Any) -> tuple[sk.KernelRegressor, float]:
+    """Return a model for targets `truth(X)`, and its test error divided by their variance."""
     X, T = numbers(0), numbers(1, 1500)
     settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | parameters
     model = sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
@@ -69,8 +63,8 @@ def fitted(
 
 
 def test_relevant_features_get_the_weight() -> None:
-    model, error = fitted(of_two)
-    assert error < 0.5 * fitted(of_two, "none")[1]
+    model, error = fit(two_feature_targets)
+    assert error < 0.5 * fit(two_feature_targets, "none")[1]
     assert model.report_["learned_metric"]["kind"] in ("diagonal", "full")
     importances = model.feature_importances_
     assert importances.shape == (D,)
@@ -80,8 +74,8 @@ def test_relevant_features_get_the_weight() -> None:
 
 @pytest.mark.parametrize("metric", ["learn", "learn-full"])
 def test_relevant_direction_is_found(metric: str) -> None:
-    model, error = fitted(along, metric)
-    assert error < 0.2 * fitted(along, "none")[1]
+    model, error = fit(one_direction_targets, metric)
+    assert error < 0.2 * fit(one_direction_targets, "none")[1]
     assert model.report_["learned_metric"]["kind"] == "full"
     A = model.kernel_.metric
     assert A is not None
@@ -90,7 +84,7 @@ def test_relevant_direction_is_found(metric: str) -> None:
 
 
 def test_diagonal_metric_has_scales_only() -> None:
-    model, _ = fitted(of_two, "learn-diagonal")
+    model, _ = fit(two_feature_targets, "learn-diagonal")
     metric = model.kernel_.metric
     assert metric is not None
     assert metric.shape == (D,)
@@ -99,10 +93,10 @@ def test_diagonal_metric_has_scales_only() -> None:
 
 def test_isotropic_function_gets_no_metric() -> None:
     """Check equal directions, for which a metric of few rows would fit noise."""
-    model, error = fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))))
+    model, error = fit(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))))
     assert model.report_["learned_metric"]["kind"] == "none"
     assert model.kernel_.metric is None
-    assert error == fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))), "none")[1]
+    assert error == fit(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))), "none")[1]
     with pytest.raises(AttributeError, match="no metric"):
         _ = model.feature_importances_
 
@@ -134,7 +128,7 @@ def test_rejected_metric_keeps_kernel_of_plain_run() -> None:
 
 def test_classes_and_sample_weights_are_supported() -> None:
     X, T = numbers(0), numbers(1, 1500)
-    y, expected = (np.where(of_two(A) > 0.5, "yes", "no") for A in (X, T))
+    y, expected = (np.where(two_feature_targets(A) > 0.5, "yes", "no") for A in (X, T))
     scores = []
     for metric in ("none", "learn"):
         model = sk.KernelClassifier(metric=metric, n_centers=300, epochs=3, random_state=0)
@@ -154,35 +148,35 @@ def test_weights_act_as_repeated_rows() -> None:
     X, w = numbers(0), np.random.default_rng(0).uniform(0.5, 2, ROWS)
     actual = [
         sk.KernelRegressor(metric="learn", n_centers=200, epochs=1, random_state=0)
-        .fit(X, of_two(X), sample_weight=factor * w).kernel_.metric
+        .fit(X, two_feature_targets(X), sample_weight=factor * w).kernel_.metric
         for factor in (1, 2)
     ]  # fmt: skip
     np.testing.assert_allclose(actual[1], actual[0], rtol=1e-3, atol=1e-3)
 
 
 def test_several_targets_share_a_metric() -> None:
-    model, error = fitted(lambda X: np.stack([np.sin(2 * X[:, 0]), X[:, 1] ** 3 / 4], axis=1))
+    model, error = fit(lambda X: np.stack([np.sin(2 * X[:, 0]), X[:, 1] ** 3 / 4], axis=1))
     assert error < 0.3
     assert model.feature_importances_[:2].sum() > 0.9
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", {"kind": "sum", "parts": ["laplace", "matern52"]}])
 def test_any_kernel_accepts_metric(kernel: Any) -> None:
-    error = fitted(of_two, kernel=kernel)[1]
-    assert error < 0.5 * fitted(of_two, "none", kernel=kernel)[1]
+    error = fit(two_feature_targets, kernel=kernel)[1]
+    assert error < 0.5 * fit(two_feature_targets, "none", kernel=kernel)[1]
 
 
 @pytest.mark.parametrize("bandwidth", ["median", 3.0])
 def test_given_bandwidth_applies_within_metric(bandwidth: Any) -> None:
-    model, error = fitted(of_two, kernel="matern32", bandwidth=bandwidth)
-    assert error < 0.7 * fitted(of_two, "none", kernel="matern32", bandwidth=bandwidth)[1]
+    model, error = fit(two_feature_targets, kernel="matern32", bandwidth=bandwidth)
+    assert error < 0.7 * fit(two_feature_targets, "none", kernel="matern32", bandwidth=bandwidth)[1]
     if bandwidth == 3.0:
         assert model.bandwidth_ == 3.0
 
 
 def test_too_few_rows_learn_no_metric() -> None:
     X = numbers(0, 40)
-    model = sk.KernelRegressor(metric="learn", random_state=0).fit(X, of_two(X))
+    model = sk.KernelRegressor(metric="learn", random_state=0).fit(X, two_feature_targets(X))
     assert model.report_["learned_metric"] == {"kind": "none"}
     assert np.isfinite(model.predict(X)).all()
 
@@ -191,8 +185,8 @@ def test_constant_and_equal_columns_are_accepted() -> None:
     X = numbers(0)
     X = np.concatenate([X, X[:, :1], np.full((ROWS, 1), 3.0, np.float32)], axis=1)
     model = sk.KernelRegressor(metric="learn", n_centers=200, epochs=2, random_state=0)
-    model.fit(X, of_two(X))
-    assert model.score(X, of_two(X)) > 0.9
+    model.fit(X, two_feature_targets(X))
+    assert model.score(X, two_feature_targets(X)) > 0.9
     assert np.isfinite(model.feature_importances_).all()
     assert model.feature_importances_[-1] == 0.0
 
@@ -201,11 +195,11 @@ def test_constant_and_equal_columns_are_accepted() -> None:
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro4", "block"])
 def test_every_solver_benefits_from_metric(solver: str) -> None:
-    error = fitted(of_two, solver=solver, epochs=1 if solver == "direct" else 10)[1]
-    assert error < 0.9 * fitted(of_two, "none", solver=solver, epochs=10)[1]
+    error = fit(two_feature_targets, solver=solver, epochs=1 if solver == "direct" else 10)[1]
+    assert error < 0.9 * fit(two_feature_targets, "none", solver=solver, epochs=10)[1]
 
 
-# --- the same again -----------------------------------------------------------------------------
+# -- bits and records -----------------------------------------------------------------------------
 
 
 def config(run_dir: Path | None, **changes: Any) -> sk.RunConfig:
@@ -221,14 +215,14 @@ def config(run_dir: Path | None, **changes: Any) -> sk.RunConfig:
 
 
 def source() -> sk.ArraySource:
-    return sk.ArraySource(numbers(0), of_two(numbers(0)))
+    return sk.ArraySource(numbers(0), two_feature_targets(numbers(0)))
 
 
 @pytest.mark.slow
 def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "whole"), source=source()).model.backend.close()
     for step in (1, 12, 20):
-        held_out = sk.ArraySource(numbers(3, 20), of_two(numbers(3, 20)))
+        held_out = sk.ArraySource(numbers(3, 20), two_feature_targets(numbers(3, 20)))
         stopped(config(tmp_path / "run"), step, source=source(), test=held_out)
     actual = sk.train_model(config(tmp_path / "run"), source=source()).model
     assert actual.op.kernel.metric is not None
@@ -258,20 +252,22 @@ def test_metric_does_not_depend_on_threads(accelerator: str) -> None:
 def test_log_contains_every_round(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "run"), source=source()).model.backend.close()
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    *ways, rerun, round_, steps, decision = [line for line in lines if line["event"] == "metric"]
-    assert [(way["kind"], way["exponent"]) for way in ways] == [
-        (way.kind, way.exponent) for way in METRIC_VARIANTS
+    *variants, rerun, round_, steps, decision = [
+        line for line in lines if line["event"] == "metric"
     ]
-    assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
-    best_way, chosen = min(ways, key=lambda way: min(way["errors"])), decision["chosen"]
+    assert [(line["kind"], line["exponent"]) for line in variants] == [
+        (variant.kind, variant.exponent) for variant in METRIC_VARIANTS
+    ]
+    assert len({line["errors"][0] for line in variants}) == 1  # all begin without a metric
+    best, chosen = min(variants, key=lambda line: min(line["errors"])), decision["chosen"]
     for line in (rerun, round_):
-        assert (line["kind"], line["exponent"]) == (best_way["kind"], best_way["exponent"])
-    assert [len(line["errors"]) - 1 for line in ways] == [COMPARISON_ROUNDS] * len(ways)
+        assert (line["kind"], line["exponent"]) == (best["kind"], best["exponent"])
+    assert [len(line["errors"]) - 1 for line in variants] == [COMPARISON_ROUNDS] * len(variants)
     assert len(rerun["errors"]) - 1 <= MAX_ROUNDS
     assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].n_steps)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
-    how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
-    assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
+    method = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
+    assert method in [{name: line.get(name) for name in method} for line in (round_, steps)]
     assert chosen["error"] < chosen["error_without"]
     assert chosen["standard_errors"] > choose_metric.METRIC_GAIN_SE
 
@@ -281,29 +277,29 @@ def test_log_contains_every_round(tmp_path: Path) -> None:
     "parameters",
     [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
 )
-@pytest.mark.parametrize("then", ["learn", "none"])
-def test_second_fit_keeps_metric_of_first(parameters: dict[str, Any], then: str) -> None:
+@pytest.mark.parametrize("second_metric", ["learn", "none"])
+def test_second_fit_keeps_metric_of_first(parameters: dict[str, Any], second_metric: str) -> None:
     """Check a second fit to other rows, from which another metric would be learned."""
     X, T = numbers(0), numbers(1, 1500)
     model = sk.KernelRegressor(
         metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **parameters
-    ).fit(X, of_two(X))
-    metric, first = model.kernel_.metric, model.score(T, of_two(T))
+    ).fit(X, two_feature_targets(X))
+    metric, first = model.kernel_.metric, model.score(T, two_feature_targets(T))
     assert metric is not None
     more = numbers(5)
-    model.set_params(metric=then, epochs=1).fit(more, of_two(more))
+    model.set_params(metric=second_metric, epochs=1).fit(more, two_feature_targets(more))
     np.testing.assert_array_equal(model.kernel_.metric, metric)
-    assert model.score(T, of_two(T)) > first - 0.02
+    assert model.score(T, two_feature_targets(T)) > first - 0.02
 
 
 def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
-    sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
+    sk.ingest_store(numbers(0), store, y=two_feature_targets(numbers(0)))
     parameters = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
     assert run_command(["plan", *parameters, "--all", "--no-measure"]) == 0
-    message = capsys.readouterr().out
-    assert "rows to learn the metric" in message
-    assert re.search(r"FLOPs: metric \d\d?%", message)
+    plan = capsys.readouterr().out
+    assert "rows to learn the metric" in plan
+    assert re.search(r"FLOPs: metric \d\d?%", plan)
     assert run_command(["train", *parameters, "--epochs", "1"]) == 0
     capsys.readouterr()
     assert run_command(["info", run]) == 0
@@ -312,16 +308,14 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "error without" in line
 
 
-# --- words --------------------------------------------------------------------------------------
+# -- refusals and memory --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"metric": "full"}, "there is no array of a metric at full; correct metric, or set"),
         ({"features": "fourier"}, "cannot be used with features='fourier'"),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "cannot be combined with the metric"),
-        ({"precision": "integer"}, "transforms the features"),
     ],
 )
 def test_unsupported_settings_are_refused_in_one_sentence(
@@ -329,7 +323,7 @@ def test_unsupported_settings_are_refused_in_one_sentence(
 ) -> None:
     model = sk.KernelRegressor(**({"metric": "learn"} | parameters))
     with pytest.raises(sk.StreamkernError, match=text):
-        model.fit(numbers(0), of_two(numbers(0)))
+        model.fit(numbers(0), two_feature_targets(numbers(0)))
 
 
 def test_memory_plan_includes_metric_phase() -> None:
@@ -342,7 +336,7 @@ def test_memory_plan_includes_metric_phase() -> None:
     assert "metric" in phases[1]
 
 
-# --- roots --------------------------------------------------------------------------------------
+# -- roots and numbers of rows --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
@@ -385,19 +379,19 @@ def test_second_stage_needs_more_rows() -> None:
 def test_fitted_and_held_out_rows_are_disjoint(n: int) -> None:
     n_pool, n_held_out = metric_row_counts(n)
     assert n_pool > 0
-    assert n_pool <= n - n_pool - n_held_out  # others judge
+    assert n_pool <= n - n_pool - n_held_out  # the gradient steps hold rows out
     assert 0 < n_held_out <= n - 2 * n_pool
-    fitted = n_compared_rows(n)
-    assert 0 < fitted <= n - n_held_out
-    assert fitted in (n - n_held_out, MAX_COMPARED_ROWS, n - n_pool - n_held_out)
+    n_fitted = n_compared_rows(n)
+    assert 0 < n_fitted <= n - n_held_out
+    assert n_fitted in (n - n_held_out, MAX_COMPARED_ROWS, n - n_pool - n_held_out)
 
 
 @pytest.mark.slow
-@pytest.mark.full  # noise finds none: the test before
+@pytest.mark.full
 def test_pure_noise_rarely_gets_a_metric() -> None:
-    """Check that the targets of the held-out rows are in no round and no variant.
+    """Check that no round and no variant uses the targets of the held-out rows.
 
-    A gain of two standard errors is there by chance in a few cases of a hundred.
+    A gain of two standard errors occurs by chance in a few cases of a hundred.
     """
     T, kinds = numbers(1, 4000), []
     fresh = np.random.default_rng(99).normal(size=len(T))

@@ -1,4 +1,4 @@
-"""The choice of a log scale of the targets, by rows that are predicted by the others."""
+"""Test the choice of a log scale of the targets, by leave-one-out errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from streamkern.train.setup.choose_transform import (
 from tests.log_scale import OPEN, skewed_data
 from tests.runs import CLASSES, settings
 
-MADE = ("exponential", "additive", "noise", "counts")
+KINDS = ("exponential", "additive", "noise", "counts")
 
 
 def find_log_scale(
     X: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, complete: bool = True,
     classes: tuple[str, ...] | None = None, transforms: Any = (), **changes: Any,
 ) -> FoundTransform | None:  # fmt: skip
+    """Return the log scale that a run on these rows chooses; None if it chooses none."""
     source = ArraySource(X, y, transforms, sample_weight=w, classes=classes, unit_rows=100)
     run = open_run(settings(**OPEN | changes), RunInputs(source), complete=complete)
     with run.backend as backend, backend.active():
@@ -34,7 +35,7 @@ def find_log_scale(
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", KINDS)
 def test_log_scale_is_chosen_if_better(kind: str, seed: int) -> None:
     choice = find_log_scale(*skewed_data(kind, 600, seed))
     assert (choice is not None) == (kind == "exponential")
@@ -106,21 +107,21 @@ def test_weights_equal_repeated_rows() -> None:
     w[:40] = 2
     weighted = find_log_scale(X, y, w)
     copied = find_log_scale(np.concatenate([X, X[:40]]), np.concatenate([y, y[:40]]))
-    ghosts = find_log_scale(
+    unweighted = find_log_scale(
         np.concatenate([X, X[:40] + 1]), np.concatenate([y, 1e6 * y[:40]]),
         np.concatenate([w, np.zeros(40)]),
     )  # fmt: skip
     assert weighted is not None
     assert copied is not None
-    assert ghosts is not None
-    for other in (copied, ghosts):
+    assert unweighted is not None
+    for other in (copied, unweighted):
         assert other.facts["gain"] == pytest.approx(weighted.facts["gain"], rel=1e-2)
         assert other.facts["error_ratio"] == pytest.approx(weighted.facts["error_ratio"], rel=0.2)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1])
 def test_rare_large_targets_disable_log_scale(constant: float) -> None:
-    """Check a sample without large targets, whose targets are constant."""
+    """Check a sample that lacks the large targets, so that its targets are constant."""
     X, y = skewed_data("exponential", 5000)[0], np.full(5000, constant)
     y[7] = 1e3
     assert find_log_scale(X, y) is None
@@ -143,7 +144,7 @@ def test_noise_free_targets_need_no_factor() -> None:
     assert many.targets.gain[0] < 1.05
     same_centers = find_log_scale(X, y, **options | {"model.n_centers": 500})
     assert same_centers is not None
-    assert same_centers.targets.gain[0] > 1.1  # a model of few centers stays so
+    assert same_centers.targets.gain[0] > 1.1  # with few centers a factor is needed
 
 
 def test_left_out_residuals_equal_refits() -> None:
@@ -153,14 +154,15 @@ def test_left_out_residuals_equal_refits() -> None:
     root = np.sqrt(w)
     every = list(left_out_residuals(K * np.outer(root, root), Y, root))
     kappas = np.array(choose_transform.TRIED_NOISES) * float((w * K.diagonal()).mean())
-    for kappa, (found_there, share) in zip(kappas, every, strict=True):
+    for kappa, (found, share) in zip(kappas, every, strict=True):
         for i in range(20):
-            on = np.arange(20) != i
-            inverse = np.linalg.inv(K[np.ix_(on, on)] + np.diag(kappa / w[on]))
-            expected = root[i] * (Y[i] - K[i, on] @ inverse @ Y[on])
-            np.testing.assert_allclose(found_there[i], expected, rtol=1e-6, atol=1e-9)
-            of_f, of_noise = K[i, i] - K[i, on] @ inverse @ K[on, i], kappa / w[i]
-            assert share[i] == pytest.approx(of_noise / (of_f + of_noise), rel=1e-6)
+            others = np.arange(20) != i
+            inverse = np.linalg.inv(K[np.ix_(others, others)] + np.diag(kappa / w[others]))
+            expected = root[i] * (Y[i] - K[i, others] @ inverse @ Y[others])
+            np.testing.assert_allclose(found[i], expected, rtol=1e-6, atol=1e-9)
+            variance = K[i, i] - K[i, others] @ inverse @ K[others, i]
+            noise = kappa / w[i]
+            assert share[i] == pytest.approx(noise / (variance + noise), rel=1e-6)
 
 
 def test_smearing_factor_turns_medians_into_means() -> None:

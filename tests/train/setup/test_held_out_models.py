@@ -1,4 +1,4 @@
-"""Models of a few rows, against their equations in float64."""
+"""Test models of a few rows against their equations in float64, and the choice among them."""
 
 from __future__ import annotations
 
@@ -72,12 +72,14 @@ def test_model_solves_its_equations(
     assert 10.0**actual.ridge_log10 == best
     np.testing.assert_allclose(actual.errors, errors[best], rtol=1e-5, atol=1e-8)
     assert actual.error == pytest.approx(errors[best].mean(), rel=1e-6)
-    np.testing.assert_allclose(actual.log_losses, v * calibrated(F[best], held_out.Y, v), rtol=1e-5)
+    np.testing.assert_allclose(
+        actual.log_losses, v * calibrated_losses(F[best], held_out.Y, v), rtol=1e-5
+    )
     np.testing.assert_array_equal(actual.losses, actual.log_losses)
 
 
-def calibrated(F: Array, Y: Array, w: Array) -> Array:
-    """Log losses of softmax(slope F), with the slope that SciPy finds for these rows.
+def calibrated_losses(F: Array, Y: Array, w: Array) -> Array:
+    """Return the log losses of softmax(slope F), with the best slope by SciPy.
 
     Each row also counts a little for all classes equally, so that the slope is bounded.
     """
@@ -110,7 +112,7 @@ def test_single_large_gain_does_not_hide_others() -> None:
     gain[0] = 500.0
     assert gain_in_standard_errors(gain, np.zeros(2000)) < 1.5
     assert _robust_gain(gain, np.zeros(2000)) > 0.9 * usual
-    # Where the rest does not gain, the same row is not enough.
+    # The same row is not enough if the other rows have no gain.
     gain[1:] -= gain[1:].mean()
     assert _robust_gain(gain, np.zeros(2000)) < 1.5
 

@@ -1,4 +1,4 @@
-"""The ridge for a loss: against brute-force minima, and how it follows the noise."""
+"""Test the ridge for a loss: against minima by SciPy, and its growth with the noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> LossRows:
+def noisy_rows(name: str, noise: float, weighted: bool = False, n: int = 120) -> LossRows:
     """Return rows of a curve with noise, with two outputs."""
     rng = np.random.default_rng(8)
     points = rng.standard_normal((n, 1))
@@ -36,20 +36,20 @@ def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> Loss
 @pytest.mark.parametrize("name", LOSSES)
 def test_ridge_increases_with_noise(name: str) -> None:
     actual = [
-        loss_noise(LOSSES[name], drawn(name, noise), NO_NOISE).variance for noise in (0.01, 1)
+        loss_noise(LOSSES[name], noisy_rows(name, noise), NO_NOISE).variance for noise in (0.01, 1)
     ]
     assert actual[0] < actual[1]
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_weight_acts_as_repeated_rows(name: str) -> None:
-    """Check that doubled weights double the noise for the same curve."""
-    rows = drawn(name, 1.0, weighted=True)
-    single_rows, doubled_rows = (
+    """Check that weights multiplied by 10 multiply the noise by 10 for the same curve."""
+    rows = noisy_rows(name, 1.0, weighted=True)
+    variance, scaled_variance = (
         loss_noise(LOSSES[name], rows._replace(w=times * rows.w), NO_NOISE).variance
         for times in (1, 10)
     )
-    assert doubled_rows == pytest.approx(10 * single_rows)
+    assert scaled_variance == pytest.approx(10 * variance)
 
 
 @pytest.mark.parametrize("name", ["log_loss", "quantile"])
@@ -60,10 +60,10 @@ def test_ridge_minimises_held_out_loss_of_exact_minima(name: str) -> None:
     """
     outer = Quantile(quantile=0.95, width=[0.05, 0.05])
     loss = outer if name == "quantile" else LOSSES[name]
-    rows = drawn(name, 1.0, weighted=True, n=60)
+    rows = noisy_rows(name, 1.0, weighted=True, n=60)
     actual = loss_noise(loss, rows, NO_NOISE, exact=True).variance
     rng = np.random.default_rng(0)
-    rng.permutation(60)  # which draws the rows
+    rng.permutation(60)  # the order of the rows, drawn before the folds
     fold = rng.permutation(60) % RIDGE_FOLDS
 
     def held_out(kappa: float) -> float:
@@ -102,11 +102,11 @@ def _minimised(loss: Loss, z: np.ndarray, errors: np.ndarray, Y: np.ndarray) -> 
 
 
 def test_too_few_rows_keep_noise_of_squares() -> None:
-    rows, noise = drawn("huber", 1.0, n=RIDGE_FOLDS - 1), Noise(variance=0.5)
+    rows, noise = noisy_rows("huber", 1.0, n=RIDGE_FOLDS - 1), Noise(variance=0.5)
     assert loss_noise(LOSSES["huber"], rows, noise) is noise
 
 
 def test_overflowing_losses_end_the_path() -> None:
-    rows = drawn("huber", 1.0)
+    rows = noisy_rows("huber", 1.0)
     noise = Noise(variance=0.5)
     assert loss_noise(LOSSES["huber"], rows._replace(mean=np.full(2, math.inf)), noise) is noise

@@ -33,18 +33,18 @@ METRICS = {
 }
 
 
-def some(n: int, seed: int, weighted: bool) -> SampleRows:
+def sample_rows(n: int, seed: int, weighted: bool) -> SampleRows:
     X = rows(seed, n, D)
     Y = np.stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
     root = np.random.default_rng(seed).uniform(0, 2, n) if weighted else None
     return SampleRows(X, Y, root)
 
 
-def squared(A: Array, B: Array) -> Array:
+def squared_distances(A: Array, B: Array) -> Array:
     return np.asarray(((A[:, None] - B) ** 2).sum(axis=2))
 
 
-def missed(
+def held_out_error(
     phi: Callable[[Array], Array], metric: Array, bandwidth: float, log_ridge: float,
     fit: SampleRows, predicted: SampleRows, categorical: CategoricalFeatures = (),
 ) -> float:  # fmt: skip
@@ -53,7 +53,7 @@ def missed(
     steps = [sum((w * (R.X[:, None, j] != fit.X[:, j]) for j, w in categorical), np.zeros(()))
              for R in (fit, predicted)]  # fmt: skip
     pairs = zip((a, b), steps, strict=True)
-    K, K_others = (phi((squared(u, a) + step) / bandwidth**2) for u, step in pairs)
+    K, K_others = (phi((squared_distances(u, a) + step) / bandwidth**2) for u, step in pairs)
     w, v = (np.ones(len(R.X)) if R.root is None else R.root**2.0 for R in (fit, predicted))
     # min sum w (f - y)^2 + lam |f|^2 is (W K + lam I) alpha = W Y.
     alpha = np.linalg.solve(w[:, None] * K + np.exp(log_ridge) * np.eye(N), w[:, None] * fit.Y)
@@ -65,19 +65,15 @@ def missed(
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 @pytest.mark.parametrize(("kernel", "phi"), PROFILES.values(), ids=PROFILES)
 def test_metric_derivatives_equal_finite_differences(
-    kernel: Any,
-    phi: Callable[[Array], Array],
-    metric: Array,
-    categorical: CategoricalFeatures,
-    weighted: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kernel: Any, phi: Callable[[Array], Array], metric: Array, categorical: CategoricalFeatures,
+    weighted: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(metric_steps, "MAX_RELATIVE_RESIDUAL", np.inf)
-    fit, predicted = some(N, 0, weighted), some(M, 1, weighted)
+    fit, predicted = sample_rows(N, 0, weighted), sample_rows(M, 1, weighted)
     for sample in (fit, predicted):
         for column, _ in categorical:
             sample.X[:, column] = np.rint(sample.X[:, column])
-    predicted.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
+    predicted.X[3] = fit.X[5]  # equal rows, at which some kernels have no derivative
     metric_kernel = kernel(1.7, metric=metric).with_categorical(categorical)
     op = KernelOperator(metric_kernel, Backend(1), "float64", SHIFT)
     actual = error_derivatives(op, fit, predicted, RIDGE)
@@ -86,7 +82,7 @@ def test_metric_derivatives_equal_finite_differences(
 
     def difference(by: Array, by_ridge: float) -> float:
         upper_error, lower_error = (
-            missed(
+            held_out_error(
                 phi, metric + k * by, 1.7, np.log(RIDGE) + k * by_ridge, fit, predicted, categorical
             )
             for k in (h, -h)
@@ -100,9 +96,8 @@ def test_metric_derivatives_equal_finite_differences(
 
 
 def test_large_residual_is_clipped() -> None:
-    """Check that the derivative is linear in the residuals of the others, and bounded in a far
-    target."""
-    fit, predicted = some(N, 0, False), some(M, 1, False)
+    """Check that a very distant target does not change the derivatives."""
+    fit, predicted = sample_rows(N, 0, False), sample_rows(M, 1, False)
     op = KernelOperator(sk.Laplace(1.7, metric=np.ones(D)), Backend(1), "float64", SHIFT)
     actual = []
     for magnitude in (1e3, 1e6):
@@ -114,23 +109,25 @@ def test_large_residual_is_clipped() -> None:
 
 
 def test_singular_factor_gives_no_slopes() -> None:
-    fit = some(N, 0, False)
+    fit = sample_rows(N, 0, False)
     fit.X[1:] = fit.X[0]
     op = KernelOperator(sk.Laplace(1.0, metric=np.ones(D)), Backend(1), "float64", SHIFT)
-    assert error_derivatives(op, fit, some(M, 1, False), 0.0) is None
+    assert error_derivatives(op, fit, sample_rows(M, 1, False), 0.0) is None
 
 
-def model(kernel: sk.Kernel) -> HeldOutModel:
+def model_with(kernel: sk.Kernel) -> HeldOutModel:
+    """Return a model from which steps can start: only its kernel and bandwidth are used."""
     op = KernelOperator(kernel, Backend(1), "exact", np.zeros(D))
     none = np.zeros(0)
     return HeldOutModel(1.0, none, none, 0, -2, op, None, None)
 
 
-def steps_from(model: HeldOutModel, rows: SampleRows, kind: str, seed: int) -> Array | None:
+def metric_of_steps(model: HeldOutModel, rows: SampleRows, kind: str, seed: int) -> Array | None:
+    """Return the metric of the first stage of steps; None if no steps are taken."""
     return next((kernel.metric for kernel, _ in metrics_of_steps(model, rows, kind, seed)), None)
 
 
-def of_one_direction(weighted: bool = False) -> SampleRows:
+def rows_of_one_direction(weighted: bool = False) -> SampleRows:
     X = np.random.default_rng(0).normal(size=(500, D)).astype(np.float32)
     Y = np.sin(1.5 * X @ np.array([1.0, -1.0, 0.5, 0.0]))[:, None]
     root = np.where(np.arange(500) % 3, 1.0, 0.0).astype(np.float32) if weighted else None
@@ -138,7 +135,7 @@ def of_one_direction(weighted: bool = False) -> SampleRows:
 
 
 def test_relevant_direction_is_found() -> None:
-    A = steps_from(model(sk.Laplace(3.0)), of_one_direction(), "", 0)
+    A = metric_of_steps(model_with(sk.Laplace(3.0)), rows_of_one_direction(), "", 0)
     assert A is not None
     assert A.shape == (D, D)
     assert np.sum(A**2) == pytest.approx(D)
@@ -148,18 +145,18 @@ def test_relevant_direction_is_found() -> None:
 
 
 def test_diagonal_metric_stays_diagonal() -> None:
-    A = steps_from(model(sk.Laplace(3.0)), of_one_direction(), "diagonal", 0)
+    A = metric_of_steps(model_with(sk.Laplace(3.0)), rows_of_one_direction(), "diagonal", 0)
     assert A is not None
     assert A.shape == (D,)
     assert np.abs(A).argmin() == 3
 
 
 def test_zero_weight_rows_are_ignored() -> None:
-    given, other = of_one_direction(True), of_one_direction(True)
-    other.Y[::3] = 7.0
+    original, changed = rows_of_one_direction(True), rows_of_one_direction(True)
+    changed.Y[::3] = 7.0
     actual = [
-        steps_from(model(sk.Matern32(3.0)), rows_of_sample, "full", 0)
-        for rows_of_sample in (given, other)
+        metric_of_steps(model_with(sk.Matern32(3.0)), rows_of_sample, "full", 0)
+        for rows_of_sample in (original, changed)
     ]
     assert actual[0] is not None
     np.testing.assert_array_equal(actual[0], actual[1])
@@ -167,31 +164,31 @@ def test_zero_weight_rows_are_ignored() -> None:
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_nearly_constant_feature_gains_little_weight(kind: str) -> None:
-    """Check that rounding errors of its gradients are not taken for a direction."""
-    given = of_one_direction()
-    X = given.X.astype(np.float64)
+    """Check that rounding errors of its gradients do not give it a weight."""
+    original = rows_of_one_direction()
+    X = original.X.astype(np.float64)
     X[:, 3] = 0.7
     metric = np.array([1.0, 1.0, 1.0, 1.0])
-    A = steps_from(model(sk.Laplace(3.0, metric=metric)), given._replace(X=X), kind, 0)
+    A = metric_of_steps(model_with(sk.Laplace(3.0, metric=metric)), original._replace(X=X), kind, 0)
     assert A is not None
     assert not A[3].any()
-    X[5, 3] = 1.0  # in one row: in most steps it does not vary
+    X[5, 3] = 1.0  # varies in one row, which most steps do not contain
     metric[3] = 0.0
-    A = steps_from(model(sk.Laplace(3.0, metric=metric)), given._replace(X=X), kind, 0)
+    A = metric_of_steps(model_with(sk.Laplace(3.0, metric=metric)), original._replace(X=X), kind, 0)
     assert A is not None
     assert np.sum(A[3] ** 2) < 5e-3 * D
 
 
 @pytest.mark.parametrize("kernel", [sk.LaplaceL1(2.0), sk.Polynomial(2)])
 def test_unsupported_kernels_are_not_stepped(kernel: sk.Kernel) -> None:
-    assert steps_from(model(kernel), of_one_direction(), "", 0) is None
+    assert metric_of_steps(model_with(kernel), rows_of_one_direction(), "", 0) is None
 
 
 def test_large_full_metrics_are_not_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_steps, "MAX_FULL_METRIC_FEATURES", D - 1)
-    start, given = model(sk.Laplace(3.0, metric=rows(1, D, D))), of_one_direction()
-    assert steps_from(start, given, "", 0) is None
-    assert steps_from(model(sk.Laplace(3.0)), given, "full", 0) is None
-    scales = steps_from(model(sk.Laplace(3.0)), given, "", 0)
+    start, few = model_with(sk.Laplace(3.0, metric=rows(1, D, D))), rows_of_one_direction()
+    assert metric_of_steps(start, few, "", 0) is None
+    assert metric_of_steps(model_with(sk.Laplace(3.0)), few, "full", 0) is None
+    scales = metric_of_steps(model_with(sk.Laplace(3.0)), few, "", 0)
     assert scales is not None
     assert scales.shape == (D,)

@@ -1,4 +1,4 @@
-"""Check that outliers are replaced where squares are fitted, on generated data."""
+"""Test that outliers are replaced where the setup fits squares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Floats = npt.NDArray[Any]
 
 
 def draw_rows(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Floats, _Floats, Any]:
-    """Return rows, noisy targets with outliers, the targets without, and where outliers are.
+    """Return rows, noisy targets with outliers, the same without, and a mask of the outliers.
 
     Two of six features matter, so that a metric helps.
     """
@@ -35,8 +35,8 @@ def draw_rows(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Flo
     return X, np.where(is_outlier, y + sign * rng.uniform(20, 60, n), y), y, is_outlier
 
 
-class Smooth(Loss):
-    """sqrt(1 + e^2) - 1, whose gradient is below 1."""
+class SmoothAbsoluteError(Loss):
+    """Loss sqrt(1 + e^2) - 1, whose gradient is below 1."""
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         return errors / xp.sqrt(1 + errors * errors)
@@ -63,21 +63,16 @@ def test_outliers_are_replaced_near_truth(case: str) -> None:
         assert root is not None
         root[:30] = 0
     if case == "equal rows":
-        X[1::10], y_with_outliers[1::10], y[1::10], is_outlier[1::10] = (
-            X[::10],
-            y[::10],
-            y[::10],
-            False,
-        )
+        X[1::10], is_outlier[1::10] = X[::10], False
+        y_with_outliers[1::10] = y[1::10] = y[::10]
     bounded = find_bounded_targets(X, y_with_outliers[:, None], root)
     assert bounded is not None
     assert bounded.share == pytest.approx(is_outlier.mean(), abs=0.02)
     Y = bounded.in_rows(SampleRows(X, y_with_outliers[:, None])).Y[:, 0]
     np.testing.assert_array_equal(Y[~is_outlier], y_with_outliers[~is_outlier])
     assert np.abs(Y - y)[is_outlier].max() < 2
-    fresh, y_with_outliers, y, is_outlier = draw_rows(
-        2000, seed=1
-    )  # of rows that were not examined as well
+    # Targets of other rows are bounded in the same way.
+    fresh, y_with_outliers, y, is_outlier = draw_rows(2000, seed=1)
     Y = bounded.in_rows(SampleRows(fresh, y_with_outliers[:, None])).Y[:, 0]
     np.testing.assert_array_equal(Y[~is_outlier], y_with_outliers[~is_outlier])
     assert np.abs(Y - y)[is_outlier].max() < 2
@@ -122,8 +117,7 @@ def test_few_rows_and_constant_targets_have_no_outliers() -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "quantile"])
 def test_robust_loss_tolerates_outliers(loss: str) -> None:
-    """Check the error with outliers; with outliers in the setup it was 15 times that of clean
-    targets."""
+    """Check the error with outliers, which would be 15 times as large if the setup fitted them."""
     X, y_with_outliers, y, _ = draw_rows(900)
     fresh, _, truth, _ = draw_rows(2000, seed=1, share=0)
     options: dict[str, Any] = {"loss": loss, "random_state": 0, "verbose": False}
@@ -159,7 +153,7 @@ def test_squared_error_keeps_outliers() -> None:
 
 @pytest.mark.parametrize("robust", [True, False])
 def test_user_loss_declares_robustness(robust: bool) -> None:
-    kind = type("Own", (Smooth,), {"robust": robust, "__module__": __name__})
+    kind = type("Own", (SmoothAbsoluteError,), {"robust": robust, "__module__": __name__})
     X, y_with_outliers, _, _ = draw_rows(400)
     model = KernelRegressor(loss=kind(), n_centers=100, verbose=False).fit(X, y_with_outliers)
     assert ("outliers" in model.report_) is robust

@@ -1,4 +1,4 @@
-"""Check the planned time of a run: every solver has one, and the parts add up."""
+"""Test the planned time of a run: every solver has one, and the parts add up."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_parts_of_planned_time_add_up(solver: str, features: str) -> None:
     run = open_run(config(solver, features), RunInputs(source=SOURCE))
     with run.backend:
         times = expected_times(run, SOURCE)
-        passes = run.method.n_epochs(run.problem)
+        epochs = run.method.n_epochs(run.problem)
     parts = (times.setup, times.epoch, times.evaluation)
     assert all(0 < part < math.inf for part in parts)
-    expected = times.setup + passes * (times.epoch + times.evaluation)
+    expected = times.setup + epochs * (times.epoch + times.evaluation)
     assert times.whole == pytest.approx(expected)
     assert all(0 < speed < math.inf for speed in times.speeds.values())
 

@@ -1,4 +1,4 @@
-"""Check arrays that are sharded over ranks: saved as if rank 0 had all, and loaded in part."""
+"""Test arrays that are sharded over ranks: saved as a whole, and loaded in part."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from streamkern.train.setup.sharded_arrays import DeviceLoader, gather_and_save,
 from tests.rank_threads import on_threads
 
 SIZES = {"H.0": 23, "H.1": 8, "L": 1}
-WHOLE = {
-    name: np.tril(np.random.default_rng(n).normal(size=(n, n))) for name, n in SIZES.items()
-}  # fmt: skip
+WHOLE = {name: np.tril(np.random.default_rng(n).normal(size=(n, n))) for name, n in SIZES.items()}
 
 
-def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], object]) -> None:
-    """Hand in this rank's rows of all of them."""
+def gather(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], object]) -> None:
+    """Gather the arrays of `WHOLE` on rank 0, from the rows of this rank; `save` gets them."""
     arrays: dict[str, Any] = {"start": np.ones((9, 2))}
     for name, n in SIZES.items():
         rows = ranks.triangle(n)
@@ -37,11 +35,11 @@ def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], obje
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_gathered_arrays_equal_all_rows(size: int) -> None:
     """Check parts of any size, which several threads request at the same time."""
-    got = {name: np.full((n, n), np.nan) for name, n in SIZES.items()}
+    saved = {name: np.full((n, n), np.nan) for name, n in SIZES.items()}
 
     def save(parts: dict[str, ChunkedArray]) -> None:
         def copy(name: str, part: slice) -> None:
-            got[name][part] = parts[name][part]
+            saved[name][part] = parts[name][part]
 
         assert {name: part.shape for name, part in parts.items()} == {
             k: (n, n) for k, n in SIZES.items()
@@ -52,33 +50,33 @@ def test_gathered_arrays_equal_all_rows(size: int) -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda arguments: copy(*arguments), expected))
 
-    on_threads(size, lambda ranks: gathered(ranks, save))
+    on_threads(size, lambda ranks: gather(ranks, save))
     for name, full in WHOLE.items():
-        np.testing.assert_array_equal(got[name], full)
+        np.testing.assert_array_equal(saved[name], full)
 
 
 def test_error_on_rank_0_ends_all_ranks() -> None:
-    """Check that its error, such as a full disk, is raised, and that no rank waits."""
+    """Check that an error on rank 0, such as a full disk, is raised, and that no rank waits."""
 
     def save(parts: dict[str, ChunkedArray]) -> None:
         parts["H.0"][0:5]
         raise CheckpointError("the disk is full")
 
     with pytest.raises(CheckpointError, match="the disk is full"):
-        on_threads(3, lambda ranks: gathered(ranks, save))
+        on_threads(3, lambda ranks: gather(ranks, save))
 
 
 def test_lost_rank_ends_saving() -> None:
-    """Check that threads that request more are refused, too."""
+    """Check that threads which request more rows fail, too."""
 
-    def rows_of(ranks: Communicator) -> None:
+    def lose_rank_1(ranks: Communicator) -> None:
         if ranks.rank == 1:
             ranks.allgather([23]), ranks.allgather([8]), ranks.allgather([1])
             raise ValueError("the rank is gone")
-        gathered(ranks, lambda parts: [parts["H.0"][i : i + 1] for i in range(23)])
+        gather(ranks, lambda parts: [parts["H.0"][i : i + 1] for i in range(23)])
 
     with pytest.raises(ValueError, match="the rank is gone"):
-        on_threads(2, rows_of)
+        on_threads(2, lose_rank_1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -1,5 +1,4 @@
-"""Check the measured speeds of a machine, in seconds for a unit of work, by a clock that the test
-controls."""
+"""Test the measured speeds of a machine, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ X = rng.standard_normal((600, 6))
 UNIT_ROWS = 100
 
 
-class Slow(ArraySource):
-    """Each unit is waited for."""
+class SlowSource(ArraySource):
+    """Source that waits 10 ms for each unit."""
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Any:
         time.sleep(0.01)
@@ -34,7 +33,7 @@ class Slow(ArraySource):
 
 @pytest.fixture
 def run() -> Iterator[ResolvedRun]:
-    source = Slow(X, X[:, 0], unit_rows=UNIT_ROWS)
+    source = SlowSource(X, X[:, 0], unit_rows=UNIT_ROWS)
     config = RunConfig.from_tables(
         {
             "model": {"n_centers": 50},
