@@ -195,14 +195,12 @@ def build_block(
     inputs = replace(inputs, probe=inputs.probe.without_centers(inputs.op.backend))
     op, Z, S, ranks = inputs.op, inputs.centers, inputs.S, inputs.S.ranks
     n_sample_rows = effective_rows(S, inputs.center_targets)
-    start = Z.zeros(S.Y)
+    start, leverage = Z.zeros(S.Y), op.backend.xp.zeros(len(inputs.probe), op.dtype)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
-    leverage = op.backend.xp.zeros(len(inputs.probe), op.dtype)
     # Of each block: this rank's rows of the factor, its scale, its sketch and its measurements.
     H, scales = list[Array | None](), list[float]()
     sketches, measured = list[Array](), list[dict[str, float]]()
     mu, increase = math.inf, 0.0
-    L: Array | None = None
     top: float | None = None
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
@@ -229,31 +227,24 @@ def build_block(
         measured.append(damped_factor.measurements(factor.norm.jitter))
         clock.stop("factor")
         report("block", {"block": i, "blocks": len(blocks)} | measured[i] | clock.seconds)
-        if ridge and len(blocks) == 1:
-            L = triangle_rows(factor.norm.L, len(Z), ranks)
+        needs_L = ridge and len(blocks) == 1
+        L = triangle_rows(factor.norm.L, len(Z), ranks) if needs_L else None
         del factor
         op.backend.release()
         scales.append(damped_factor.scale)
         sketches.append(_sketch(inputs, damped_factor.H, i))
         H.append(triangle_rows(damped_factor.stored_H, len(damped_factor.H), ranks))
         del damped_factor
-    jitters, mus, lambdas = (
-        [block[name] for block in measured] for name in ("jitter", "mu", "lambda_1")
-    )
+    jitters = [block["jitter"] for block in measured]
     if len(blocks) > 1:
         penalty, smaller_penalty = (max(JOINT_FACTOR * x, ridge) for x in (mu, noise_penalty))
         joint = Joint(inputs, blocks, H, start, values, penalty, jitters, scales)
         _sweep_and_report(joint, sweeps, smaller_penalty, report)
-    rescaling, _ = fit_to_fresh_rows(inputs, start)
-    start *= rescaling
-    if values is not None:
-        values *= rescaling
-    needs_values = values is not None and ridge and len(blocks) > 1
+    start, values = _rescale_start(inputs, start, values if ridge and len(blocks) > 1 else None)
+    rules = _step_rules(inputs, leverage, [block["lambda_1"] for block in measured])
     return BlockPreconditioner(
-        blocks, H, _step_rules(inputs, leverage, lambdas), min(mus), jitters,
-        Z.values_at_points(start), S.n_rows, sketches,
-        Z.values_at_points(values) if needs_values else None, L, ridge,
-        ranks=ranks, scales=scales if inputs.half_factors else None,
+        blocks, H, rules, min(block["mu"] for block in measured), jitters, start, S.n_rows,
+        sketches, values, L, ridge, ranks=ranks, scales=scales if inputs.half_factors else None,
     )  # fmt: skip
 
 
@@ -275,6 +266,21 @@ class _Clock:
         now = time.perf_counter()
         self.seconds[f"{part}_s"] = round(now - self._began, 3)
         self._began = now
+
+
+def _rescale_start(
+    inputs: BlockInputs, start: Array, values: Array | None
+) -> tuple[Array, Array | None]:
+    """Return the start and its values, multiplied by the factor that suits fresh rows.
+
+    values : K(Z, Z) start, or None. With partitioned centers, both are this rank's stripes.
+    """
+    rescaling, _ = fit_to_fresh_rows(inputs, start)
+    start *= rescaling
+    if values is None:
+        return inputs.centers.values_at_points(start), None
+    values *= rescaling
+    return inputs.centers.values_at_points(start), inputs.centers.values_at_points(values)
 
 
 def _damping_increase(
