@@ -33,6 +33,7 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import AnyArray, RowRandom
 from streamkern.basics.values import checked_list, to_builtin
+from streamkern.store.row_block import without_mask
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
@@ -345,4 +346,5 @@ def _checked_arrays(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArra
         arrays = f"(X, Y{', w' * (n_arrays - 2)}), arrays"
         rule = f'transform "{name}" must return {arrays}, not {type_text}'
         raise DataError(rule, "correct the transform")
-    return parts
+    location = f' from transform "{name}"'
+    return [without_mask(part, k, location) for part, k in zip(parts, "XYw", strict=False)]

@@ -14,7 +14,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int, checked_list
 from streamkern.store.class_labels import encode_labels
 from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
-from streamkern.store.row_block import RowBlock, check_finite
+from streamkern.store.row_block import RowBlock, check_finite, without_mask
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
@@ -365,15 +365,15 @@ class GeneratorSource(BaseSource):
         arrays = self._call_function(seed, epoch, start, stop, location)
         n_rows = stop - start
         if not isinstance(arrays, tuple | list):
-            raise DataError(
-                f"{location} returned a {type(arrays).__name__}", "return a tuple of arrays"
-            )
+            type_name = type(arrays).__name__
+            raise DataError(f"{location} returned a {type_name}", "return a tuple of arrays")
         if len(arrays) != 2 + self.weighted:
             raise DataError(
                 f"{location} returned {len(arrays)} arrays",
                 "return (X, y, w) with weight_totals, and (X, y) without",
             )
-        X, y, *w = (np.asarray(a) for a in arrays)
+        parts = [without_mask(a, k, f" of {location}") for a, k in zip(arrays, "Xyw", strict=False)]
+        X, y, *w = map(np.asarray, parts)
         w = [as_weights(a, n_rows, location, start) for a in w]
         if X.shape != (n_rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(
