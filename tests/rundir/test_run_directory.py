@@ -489,7 +489,7 @@ def test_checkpoint_error_lists_every_damaged_checkpoint(tmp_path: Path) -> None
 
 
 def test_deleted_folder_of_a_checkpoint_is_named(tmp_path: Path) -> None:
-    with_steps(tmp_path, 1)
+    save_steps(tmp_path, 1)
     shutil.rmtree(tmp_path / "checkpoints" / "000000000001")
     with (
         RunDirectory(tmp_path) as run,
