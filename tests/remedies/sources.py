@@ -132,6 +132,21 @@ def function_cases() -> list[Case]:
         (r"give \(60, 2\) numbers, or correct n_outputs=", generated(ones, n_outputs=2), valid),
     ]  # fmt: skip
     masked = np.ma.masked_greater(np.arange(N), 1)
+
+    def reused(new: bool) -> Callable[[], Any]:
+        """Return a generator that writes all rows to one array, or to new ones."""
+        out = np.empty((N, 3))
+
+        def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+            part = out[: stop - start]
+            part[...] = X[start:stop]
+            return part.copy() if new else part, Y[start:stop]
+
+        return lambda: stored(sk.GeneratorSource(rows, N, (3,), np.float64, 1))
+
+    def many(block_rows: int) -> sk.GeneratorSource:
+        return sk.GeneratorSource(cast("Any", ones), 10**10, (3,), "f8", 1, block_rows=block_rows)
+
     cases += [
         (r"^X of unit 0 of generator .*fill the masked entries, X.filled.value.",
          generated(lambda k: (np.ma.masked_greater(np.ones((k, 3)), 0), np.ones(k))), valid),
@@ -139,6 +154,8 @@ def function_cases() -> list[Case]:
          generated(lambda k: (np.ones((k, 3)), masked[:k])), valid),
         (r"^w of unit 0.*fill the masked entries, w.filled.value.",
          generated(lambda k: (*ones(k), masked[:k]), weight_totals=[float(N)]), weighted),
+        ("return new arrays in each call, because several threads", reused(False), reused(True)),
+        ("give larger units .block_rows= of a generator", lambda: many(1), lambda: many(10**6)),
     ]  # fmt: skip
     return [*(case for case in cases),
             ("for example with streamkern.RowRandom", lambda: regressor().fit(drawn(False)),
