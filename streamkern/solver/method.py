@@ -272,8 +272,7 @@ class Method(Generic[_S]):
         if problem.library_bytes:
             remedy += f", or give {mention('accelerator', 'none')}"
         if self.dense_p_by_p and 8 * problem.p**2 > min(peaks) // 8:
-            remedy += f", or use {mention('solver', 'auto')} instead of {self.name!r}, which "
-            remedy += "holds p x p matrices"
+            remedy += f", or use {mention('solver', 'auto')}: {self.name!r} holds p x p matrices"
         if budget_bytes < MiB:
             remedy += "; a number without a unit is bytes"
         raise MemoryBudgetError(

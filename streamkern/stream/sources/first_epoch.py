@@ -22,7 +22,7 @@ class FirstEpochSource(DerivedSource):
     kind = "first_epoch"
 
     def __init__(self, base: BaseSource) -> None:
-        self._set_rows_like(base)
+        self._copy_from(base, *self._ROW_ATTRIBUTES)
         self.parts = (base,)
         self._copy_from(
             base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
