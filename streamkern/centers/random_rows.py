@@ -12,7 +12,7 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
 from streamkern.ingest.numeric import is_sparse
-from streamkern.store.row_block import RowBlock, concatenate_blocks
+from streamkern.store.row_block import RowBlock, concatenate_blocks, without_mask
 from streamkern.store.sample_weights import weigh_rows
 from streamkern.store.sparse_rows import (
     PackedRows,
@@ -123,7 +123,7 @@ def as_centers(array: Any) -> npt.NDArray[Any]:
         is_long = stays_sparse(rows.n_features, rows.shape[2])
         X = rows[:] if is_long else np.asarray(array.toarray())
     else:
-        X = np.asarray(array)
+        X = np.asarray(without_mask(array, "centers"))
     if X.dtype.kind not in "fiu":
         raise DataError(
             f"centers have dtype {X.dtype}, not a numeric one", "convert them to a floating type"

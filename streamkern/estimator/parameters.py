@@ -23,6 +23,7 @@ from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
 from streamkern.kernels.builtin import Kernel
 from streamkern.store.class_labels import KnownClasses
+from streamkern.store.row_block import without_mask
 
 
 @contextlib.contextmanager
@@ -153,7 +154,7 @@ class Parameters:
                 "leave it out for the default",
             )
         try:
-            return np.asarray(self.metric)
+            return np.asarray(without_mask(self.metric, "metric"))
         except ValueError as error:
             raise ConfigError(
                 f"metric is not an array ({error})", "give scales (d,), or a matrix (d, r)"

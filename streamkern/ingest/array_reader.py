@@ -31,6 +31,7 @@ from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded
 from streamkern.ingest.numeric import frame_numbers, is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.reader import Reader, rows_with_targets
 from streamkern.store.conventions import check_dimensions
+from streamkern.store.row_block import without_mask
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
 
@@ -112,10 +113,12 @@ class ArrayReader(Reader):
         while start < n_rows:
             stop = min(start - start % rows + rows, n_rows)
             try:
-                X = self._X[start:stop]
-                X = np.asarray(X.toarray() if is_sparse(X) else X)
-                y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
-                w = None if self._w is None else np.asarray(self._w[start:stop])
+                X, w = _read_slice(self._X, start, stop, "X"), None
+                y = np.empty((len(X), 0))
+                if self._y is not None:
+                    y = _read_slice(self._y, start, stop, "y")
+                if self._w is not None:
+                    w = _read_slice(self._w, start, stop, "sample_weight")
             except CorruptChunkError as error:
                 if not str(error).endswith(MISSING_CHUNK_TEXT):
                     raise
@@ -196,6 +199,18 @@ def warn_of_weights(
     except (OSError, StreamkernError, ValueError, TypeError, KeyError):  # not requested by the user
         return
     warn_of_unused(weights, X.shape[0], location)
+
+
+def _read_slice(array: Any, start: int, stop: int, name: str) -> NDArray[Any]:
+    """Return rows start … stop - 1 of an array as a dense array; raise DataError for a mask."""
+    part = array[start:stop]
+    if is_sparse(part):
+        part = part.toarray()
+    of_dask = hasattr(part, "__dask_graph__")
+    if of_dask:  # NumPy would compute it, too, but drop its mask
+        part = part.compute()
+    location = f" of rows {start} to {stop - 1}"
+    return np.asarray(without_mask(part, name, location, of_dask=of_dask))
 
 
 def open_memory(X: Any, request: ReadRequest) -> ArrayReader:

@@ -27,6 +27,7 @@ from streamkern.ingest.numeric import (
     with_lengths,
 )
 from streamkern.store.packing import detect_packing
+from streamkern.store.row_block import without_mask
 
 _DASK_BLOCK_BYTES = 4 << 20  # bytes of an unread file in one block of a Dask array
 
@@ -67,7 +68,7 @@ def convert_input(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     if is_dask_table(data):
         return data if name == "X" else with_lengths(data, name)
     if isinstance(data, np.ma.MaskedArray):
-        return _unmasked_array(data, name)
+        return without_mask(data, name)
     # Columns of a data set of Hugging Face become lists, so they are converted before lists.
     data = hub_values(data, name)
     if isinstance(data, list | tuple):
@@ -84,16 +85,6 @@ def convert_input(data: Any, name: str, *, keep_missing: bool = False) -> Any:
         return column_values(frame, name, keep_missing=keep_missing)
     _refuse_unordered(data, name)
     return _as_array(data, name)
-
-
-def _unmasked_array(array: Any, name: str) -> Any:
-    """Return a masked array as a plain one; raise DataError if an entry is masked."""
-    if np.ma.is_masked(array):
-        raise DataError(
-            f"{name} is a masked array, whose masked entries would count as values",
-            f"fill the masked entries, {name}.filled(value), or leave their rows out",
-        )
-    return np.asarray(array)
 
 
 def _refuse_unordered(data: Any, name: str) -> None:

@@ -22,12 +22,15 @@ from streamkern.ingest.tables.key_columns import (
     warn_of_rounded_integers,
 )
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.row_block import without_mask
 
 GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
 
 
 def array_of_list(values: Any, name: str) -> Any:
     """Return a list as an array, of objects if it mixes numbers and text."""
+    for entry in values:  # a row, for example; `np.asarray` would drop its mask
+        without_mask(entry, name)
     try:
         array = np.asarray(values)
     except ValueError:

@@ -171,7 +171,10 @@ class CheckedStore(_GroupStore):
                 return None
             raise UnverifiedError(f"{self._name}/{key} is not in the manifest")
         for reads_left in reversed(range(MAX_READS)):
-            value = await self._inner.get(key, prototype)
+            try:
+                value = await self._inner.get(key, prototype)
+            except FileNotFoundError:  # the whole folder; Zarr would call it a missing group
+                value = None
             if value is None:
                 raise UnverifiedError(f"{self._name}/{key} is missing")
             if await _manifest_entry(value) == expected:

@@ -267,12 +267,12 @@ class Method(Generic[_S]):
             if buffers.peak <= budget_bytes:
                 return sizes, buffers
             peaks.append(buffers.peak)
-        remedy = "raise memory or lower n_centers or batch_size"
+        remedy = "raise memory or lower " + "n_centers or " * (not self.in_place) + "batch_size"
+        remedy += f", or use {self.alternative}" * self.in_place  # all rows are its centers
         if problem.library_bytes:
             remedy += f", or give {mention('accelerator', 'none')}"
-        if self.dense_p_by_p:
-            auto = mention("solver", "auto")
-            remedy += f", or use {auto} instead of {self.name!r}, which holds p x p matrices"
+        if self.dense_p_by_p and 8 * problem.p**2 > min(peaks) // 8:
+            remedy += f", or use {mention('solver', 'auto')}: {self.name!r} holds p x p matrices"
         if budget_bytes < MiB:
             remedy += "; a number without a unit is bytes"
         raise MemoryBudgetError(

@@ -111,6 +111,26 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     return RowBlock(X, y, w, row_ids.astype(layout.ROW_NUMBER_DTYPE, copy=False))
 
 
+def without_mask(array: Any, name: str, location: str = "", *, of_dask: bool = False) -> Any:
+    """Return a masked array of NumPy as a plain one, and anything else unchanged.
+
+    Raises DataError if an entry is masked, because its value is not meant to be used.
+
+    name : name of the array in the user's code, for messages
+    location : phrase after the name, such as " of unit 3"
+    of_dask : whether the user's array is an array of Dask
+    """
+    if not isinstance(array, np.ma.MaskedArray):
+        return array
+    if np.ma.is_masked(array):
+        filled = f"dask.array.ma.filled({name}, value)" if of_dask else f"{name}.filled(value)"
+        raise DataError(
+            f"{name}{location} is a masked array, whose masked entries would count as values",
+            f"fill the masked entries, {filled}, or leave their rows out",
+        )
+    return np.asarray(array)
+
+
 def check_finite(values: NDArray[Any], location: str, first_row: int) -> None:
     """Raise NonFiniteError that names the first row and column with NaN or infinity, if any."""
     position = layout.first_nonfinite(values)

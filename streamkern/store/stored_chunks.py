@@ -23,7 +23,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.traffic import Traffic
-from streamkern.filesystem.urls import StrictStore, local_path
+from streamkern.filesystem.urls import MISSING_CHUNK_TEXT, StrictStore, local_path
 from streamkern.store import layout
 from streamkern.store.conventions import rows_of_slice
 from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
@@ -211,7 +211,7 @@ class StoredChunks:
             try:
                 raw = objects.get_many([part.key for _, part in remaining], refetch=refetch)
             except FileNotFoundError as error:
-                raise CorruptChunkError(f"chunk {error}", self._remedy()) from error
+                raise CorruptChunkError(f"chunk {error}", self._remedy(missing=True)) from error
             for (reader, part), data in zip(remaining, raw, strict=True):
                 with self._explain_errors(part.key, retry=reads_left > 0):
                     rows_and_crc = reader.decode(data, part.stop - part.start)
@@ -272,7 +272,8 @@ class StoredChunks:
             yield
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
-                raise CorruptChunkError(f"{error} {redact(self.url)}", self._remedy()) from error
+                remedy = self._remedy(missing=str(error).endswith(MISSING_CHUNK_TEXT))
+                raise CorruptChunkError(f"{error} {redact(self.url)}", remedy) from error
             raise
         except Exception as error:  # any error of a codec on bytes it cannot decode
             if retry:
@@ -282,8 +283,10 @@ class StoredChunks:
                 f"chunk {key} of {redact(self.url)} does not decode ({error})", self._remedy()
             ) from error
 
-    def _remedy(self) -> str:
-        """Return the remedy for a damaged chunk."""
+    def _remedy(self, *, missing: bool = False) -> str:
+        """Return the remedy for a damaged chunk. missing : whether the chunk does not exist"""
+        if self.spec.foreign and not missing:
+            return "restore it from a copy"
         if self.spec.foreign:
             return (
                 "restore it, or, if its writer leaves out chunks that hold only the fill value, "

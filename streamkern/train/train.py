@@ -24,6 +24,7 @@ from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, sn
 from streamkern.kernels.builtin import Kernel, is_built_in
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.store.row_block import without_mask
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
@@ -107,7 +108,7 @@ def train(
     """
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)
-    metric_array = None if metric is None else np.asarray(metric)
+    metric_array = None if metric is None else np.asarray(without_mask(metric, "metric"))
     all_callbacks = (*check_callbacks(callbacks), *make_sinks(config.run))
     parent = None if continues is None else os.fspath(continues)
     inputs = RunInputs(source, test, rows, metric_array, client, warm, facts or {}, parent)

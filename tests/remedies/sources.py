@@ -131,6 +131,32 @@ def function_cases() -> list[Case]:
         (r"give class ids, \(60,\) integers", generated(ones, n_outputs=2, classes=two), ids),
         (r"give \(60, 2\) numbers, or correct n_outputs=", generated(ones, n_outputs=2), valid),
     ]  # fmt: skip
+    masked = np.ma.masked_greater(np.arange(N), 1)
+
+    def reused(new: bool) -> Callable[[], Any]:
+        """Return a generator that writes all rows to one array, or to new ones."""
+        out = np.empty((N, 3))
+
+        def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+            part = out[: stop - start]
+            part[...] = X[start:stop]
+            return part.copy() if new else part, Y[start:stop]
+
+        return lambda: stored(sk.GeneratorSource(rows, N, (3,), np.float64, 1))
+
+    def many(block_rows: int) -> sk.GeneratorSource:
+        return sk.GeneratorSource(cast("Any", ones), 10**10, (3,), "f8", 1, block_rows=block_rows)
+
+    cases += [
+        (r"^X of unit 0 of generator .*fill the masked entries, X.filled.value.",
+         generated(lambda k: (np.ma.masked_greater(np.ones((k, 3)), 0), np.ones(k))), valid),
+        (r"^y of unit 0.*fill the masked entries, y.filled.value.",
+         generated(lambda k: (np.ones((k, 3)), masked[:k])), valid),
+        (r"^w of unit 0.*fill the masked entries, w.filled.value.",
+         generated(lambda k: (*ones(k), masked[:k]), weight_totals=[float(N)]), weighted),
+        ("return new arrays in each call, because several threads", reused(False), reused(True)),
+        ("give larger units .block_rows= of a generator", lambda: many(1), lambda: many(10**6)),
+    ]  # fmt: skip
     return [*(case for case in cases),
             ("for example with streamkern.RowRandom", lambda: regressor().fit(drawn(False)),
              lambda: regressor().fit(drawn(True)))]  # fmt: skip
@@ -157,6 +183,8 @@ def own_object_cases() -> list[Case]:
         (r"start unit_bounds\(u\) where unit_bounds\(u - 1\) stops", own({"n_rows": 10})),
         ("return from read_unit a streamkern.store.row_block.RowBlock", own(reads(tuple))),
         ("correct RowBlock.row_ids", own(reads(lambda b: b._replace(row_ids=b.row_ids[::-1])))),
+        ("^X of unit 0 .*fill the masked entries, X.filled.value.",
+         own(reads(lambda b: b._replace(X=np.ma.masked_greater(b.X, 0))))),
         ("declares .* correct one of them", own(reads(lambda b: b._replace(y=b.y[1:])))),
         ("unexpected sample weights.*correct one of them",
          own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),

@@ -58,6 +58,16 @@ def url_cases() -> list[Case]:
     for name, data in (("X", X), ("y", np.zeros(len(Y)))):
         plain.create_array(name, data=data, config={"write_empty_chunks": False})
 
+    cut, chunk = zarr.create_group("cut.zarr"), Path("cut.zarr/X/c/0/0")
+    for name, data in (("X", X), ("y", Y)):
+        cut.create_array(name, data=data)
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:20])
+
+    def restored() -> None:
+        chunk.write_bytes(whole)
+        opened("cut.zarr")
+
     def zipped_inside() -> None:
         shutil.unpack_archive("boxed.zarr.zip", "boxed")
         shutil.make_archive("boxed.zarr", "zip", "boxed/data.zarr")
@@ -86,6 +96,7 @@ def url_cases() -> list[Case]:
          Do(opened, "data.zarr", missing="skip"), Do(opened, "data.zarr", missing="fill")),
         ("is missing from the store .*open it in Python, with missing='fill'",
          Do(opened, "sparse.zarr"), Do(opened, "sparse.zarr", missing="fill")),
+        ("does not decode .*; restore it from a copy$", Do(opened, "cut.zarr"), restored),
         ("is missing from the store .*pass missing='fill'", Do(ingested, "sparse.zarr"),
          Do(ingested, "sparse.zarr", missing="fill")),
         ("zip the content of that folder", Do(opened, "boxed.zarr.zip"), zipped_inside),

@@ -98,6 +98,8 @@ def writer_cases() -> list[Case]:
          wrote(w=np.ones(30), weighted=True)),
         ("inf in X .* correct it, or leave the row out", wrote(X=holes), valid),
         ("inf in y .* correct it, or leave the row out", wrote(y=holes[:, 0]), valid),
+        ("^X is a masked array.*fill the masked entries, X.filled.value.",
+         ingested(np.ma.masked_greater(X, 1.0)), ingested()),
         (r"give rows of \(3,\) float64", wrote(X=X[:30, :2]), valid),
         ("give 0 to 1", wrote(i=2), wrote(i=1)),
         ("give 30 of the 60", wrote(X=X[:9], y=Y[:9]), valid),

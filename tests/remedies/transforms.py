@@ -47,6 +47,13 @@ def transform_cases() -> list[Case]:
     def failing(X: Any, y: Any, rng: Any) -> Any:
         return X + None, y
 
+    def masking(X: Any, y: Any, rng: Any) -> Any:
+        return np.ma.masked_greater(X, 0), y
+
+    def dividing(X: Any, y: Any, rng: Any) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return X / 0, y
+
     def of_words(*transforms: Any) -> Callable[[], Any]:
         def made() -> Any:
             ingested(long_rows(), y=Y)
@@ -89,6 +96,10 @@ def transform_cases() -> list[Case]:
         ("must return .X, Y., arrays, not ndarray; correct the transform",
          augmented(lambda X, Y, rng: X), augmented(lambda X, Y, rng: (X, Y))),
         ("keep shape and dtype", augmented(shorter), plain),
+        ('^X from transform .*masking" .*fill the masked entries, X.filled.value.',
+         augmented(masking), augmented(kept)),
+        ("in X after transform .*dividing in epoch 0, row 0, column 0; correct the transform",
+         augmented(dividing), augmented(kept)),
         ("needs dense rows, .*; leave data.transforms out", of_words(noise), of_words()),
         ("give mean= and scale=", generated, lambda: generated(mean=0.0, scale=1.0)),
     ]  # fmt: skip

@@ -488,6 +488,16 @@ def test_checkpoint_error_lists_every_damaged_checkpoint(tmp_path: Path) -> None
         }  # nothing thrown away
 
 
+def test_deleted_folder_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    shutil.rmtree(tmp_path / "checkpoints" / "000000000001")
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(CheckpointError, match=r"step 1: 000000000001/zarr.json is missing"),
+    ):
+        run.load_latest()
+
+
 def checkpoint_folders(path: Path) -> set[str]:
     """Return the names of the folders of checkpoints."""
     return {p.name for p in (path / "checkpoints").iterdir() if p.is_dir()}

@@ -399,7 +399,7 @@ def test_memory_error_names_alternative_solver() -> None:
     options = solver_settings("direct")
     needed = resolve(PLAIN, options, 10**15)[2]
     assert needed.peak > 2 * PLAIN.p**2 * 8
-    with pytest.raises(MemoryBudgetError, match=re.escape("use solver='auto' instead of 'dir")):
+    with pytest.raises(MemoryBudgetError, match=re.escape("use solver='auto': 'dir")):
         resolve(PLAIN, options, PLAIN.p**2 * 8)
 
 

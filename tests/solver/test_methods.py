@@ -13,7 +13,7 @@ from streamkern.config.solver import SolverConfig
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block_sizes import setup_flops
 from streamkern.solver.methods import BLOCK, DIRECT, METHODS, choose_method, find
-from tests.plans import planned, solver_settings
+from tests.plans import PLAIN, planned, solver_settings
 
 GIB = 1 << 30
 PROBLEM = ProblemShape(
@@ -126,3 +126,16 @@ def test_solver_name_identifies_one_method_per_features_and_loss() -> None:
 def test_problem_beyond_memory_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match="the smallest plan needs"):
         choose_method(PROBLEM, solver_settings(), 1 << 20)
+
+
+@pytest.mark.parametrize("name", ["direct", "falkon", "sgd", "eigenpro2"])
+def test_remedies_for_too_little_memory_can_help(name: str) -> None:
+    n, d = 4_000, 5_000  # long rows and few centers: the p x p matrices are small
+    p = n if find(name, "kernel").in_place else 300
+    wide = replace(PLAIN, n_rows=n, d=d, p=p, width=d, row_bytes=4 * d)
+    with pytest.raises(MemoryBudgetError) as caught:
+        planned(wide, solver_settings(name), 1 << 20)
+    message = str(caught.value)
+    assert "solver='auto'" not in message
+    assert ("or lower n_centers" in message) == (p != n)
+    assert ("or use another solver" in message) == (p == n)

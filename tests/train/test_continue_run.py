@@ -272,6 +272,12 @@ def test_invalid_run_directories_are_refused(tmp_path: Path) -> None:
         finished(config(tmp_path, "b"), continues=tmp_path / "other")
     with pytest.raises(RunError, match="there is no run in"):
         finished(config(tmp_path, "c"), continues=tmp_path / "nothing")
+    (tmp_path / "folder").mkdir()
+    for place in ("folder", "s.zarr"):
+        for changes in ({"continues": tmp_path / place}, {}):
+            warm = {} if changes else {"solver.warm_start": str(tmp_path / place)}
+            with pytest.raises(RunError, match=rf"there is no run in .*{place}.*; give the run"):
+                finished(config(tmp_path, "c", **warm), **changes)
     for manifest in b.glob("*setup.json"):
         manifest.unlink()
     with pytest.raises(RunError, match=r"the setup in .* is missing"):

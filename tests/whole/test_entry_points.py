@@ -234,6 +234,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "text of numbers": (NUMBERS.astype({"b": str}), "'b' is text, but every cell is a num"),
     "sparse columns": (NUMBERS.astype(pd.SparseDtype(float)), r"sparse columns.*'a'.*to_coo\(\)"),
     "masked": (np.ma.masked_array(X, X > 0), r"X\.filled\(value\)"),
+    "masked in Dask": (
+        da.ma.masked_greater(da.from_array(X), 0),
+        r"X of rows 0 to \d+ is a masked array.*fill .*dask\.array\.ma\.filled\(X, value\)",
+    ),
+    "masked rows": (list(np.ma.masked_array(X, X > 0)), r"X\.filled\(value\)"),
     "one dimension": (A, r"Reshape your data: X\.reshape\(-1, 1\)"),
     "series": (pd.Series(A, name="a"), r"one column, 'a'; .*X\.to_frame\(\)"),
     "dict": ({"a": A}, r"X is a dict with the keys a; .*pandas\.DataFrame\(X\)"),
@@ -273,6 +278,23 @@ def test_buffers_matrices_and_datasets_are_accepted_everywhere(tmp_path: Path) -
         sk.ingest_store(data, tmp_path / "s.zarr", y=Y, shuffle=False, overwrite=True)
         np.testing.assert_array_equal(zarr.open_group(tmp_path / "s.zarr")["X"][:], X)
         assert sk.append_store(data, tmp_path / "s.zarr", y=Y).n_rows == 2 * N
+
+
+def test_masks_of_lazy_targets_and_weights_are_refused(tmp_path: Path) -> None:
+    lazy_X, lazy_Y = da.from_array(X), da.from_array(Y)
+    masked, no_mask = da.ma.masked_greater(lazy_Y, 0), da.ma.masked_greater(lazy_Y, np.inf)
+    for name, arguments in {
+        "y": {"y": masked},
+        "sample_weight": {"y": lazy_Y, "sample_weight": abs(masked)},
+    }.items():
+        with pytest.raises(sk.DataError, match=rf"{name} of rows .*filled\({name}, value\)"):
+            sk.KernelRegressor(**FAST).fit(lazy_X, **arguments)
+        with pytest.raises(sk.DataError, match=rf"{name} of rows .*filled\({name}, value\)"):
+            sk.ingest_store(lazy_X, tmp_path / "s.zarr", **arguments)
+    # Masked arrays without masked entries are plain arrays.
+    model = sk.KernelRegressor(**FAST).fit(lazy_X, no_mask)
+    expected = sk.KernelRegressor(**FAST).fit(lazy_X, lazy_Y)
+    np.testing.assert_array_equal(model.dual_coef_, expected.dual_coef_)
 
 
 def test_generators_are_refused_where_arrays_are_read(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from streamkern.basics.values import checked_int
 from streamkern.ingest.numeric import is_sparse as is_sparse  # also imported from here
 from streamkern.store.class_labels import TEXT, encode_labels
 from streamkern.store.layout import X_DTYPES
-from streamkern.store.row_block import check_finite
+from streamkern.store.row_block import check_finite, without_mask
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.sparse_rows import PackedRows
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
@@ -82,7 +82,7 @@ class ArraySource(BaseSource):
     ) -> None:
         # X and y, in a form that can be sliced by rows.
         self._X = _as_rows(X)
-        self._y = None if y is None else _as_array(y)
+        self._y = None if y is None else _as_array(y, "y")
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
         if isinstance(self._X, PackedRows):  # else None, the default of `BaseSource`
@@ -104,10 +104,10 @@ class ArraySource(BaseSource):
         self.weighted = sample_weight is not None
         self._w = None
         if self.weighted:
-            w = _as_array(sample_weight)
-            self._w = as_weights(
-                w if w.ndim != 1 else read_dense_rows(w, 0, None), self.n_rows, "X"
-            )
+            w = _as_array(sample_weight, "sample_weight")
+            if w.ndim == 1:
+                w = read_dense_rows(w, 0, len(w), "sample_weight")
+            self._w = as_weights(w, self.n_rows, "X")
         self._mapped_file_stats = _mapped_files(self._X, self._y, self._w)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
@@ -215,7 +215,7 @@ class ArraySource(BaseSource):
         """Return class ids (k,), or values (k, c), of rows start … stop - 1."""
         if self._y is None:
             return np.empty((stop - start, 0), self.y_dtype)
-        y = read_dense_rows(self._y, start, stop)
+        y = read_dense_rows(self._y, start, stop, "y")
         if self._labels is None:
             return y.reshape(len(y), -1).astype(self.y_dtype, copy=False)
         return encode_labels(y, self._labels, start)
@@ -235,16 +235,16 @@ def _chunked_edges(X: Any, unit_rows: int) -> Ints:
     return np.array(edges, dtype=np.int64)
 
 
-def _as_array(a: Any) -> Any:
+def _as_array(a: Any, name: str) -> Any:
     """Return an array that is read lazily or packed unchanged, and any other as a NumPy array."""
     unchanged = isinstance(a, zarr.Array | PackedRows) or hasattr(a, "__dask_graph__")
-    return a if unchanged else np.asarray(a)
+    return a if unchanged else np.asarray(without_mask(a, name))
 
 
 def _as_rows(X: Any) -> Any:
     """Return X in a form that `read_dense_rows` can slice by rows."""
     if not is_sparse(X):
-        return _as_array(X)
+        return _as_array(X, "X")
     if X.ndim != 2:
         raise DataError(f"X is sparse and has shape {X.shape}", "give rows (n, d)")
     return X.tocsr()
@@ -262,15 +262,20 @@ def _in_memory(a: Any) -> bool:
     return isinstance(a, np.ndarray) or is_sparse(a) or isinstance(a, PackedRows)
 
 
-def read_dense_rows(a: Any, start: int, stop: int | None) -> HostArray:
-    """Return rows start … stop - 1 of an array as a dense NumPy array; read or convert them."""
+def read_dense_rows(a: Any, start: int, stop: int, name: str = "X") -> HostArray:
+    """Return rows start … stop - 1 of an array as a dense NumPy array; read or convert them.
+
+    Raises DataError, which calls the array `name`, if an entry is masked.
+    """
     part = a[start:stop]
-    if hasattr(part, "__dask_graph__"):
+    of_dask = hasattr(part, "__dask_graph__")
+    if of_dask:
         # On this thread: the prefetch pool already runs in parallel.
         part = part.compute(scheduler="synchronous")
     if is_sparse(part):
         part = part.toarray().astype(_row_dtype(part), copy=False)
-    part = np.asarray(part)
+    location = f" of rows {start} to {stop - 1}"
+    part = np.asarray(without_mask(part, name, location, of_dask=of_dask))
     return part.astype(object) if part.dtype.kind == "T" else part
 
 
@@ -324,7 +329,7 @@ def _find_labels(y: Any, edges: Ints) -> HostArray:
     dtype = np.dtype(y.dtype)
     labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
     for start, stop in pairwise(edges):
-        labels = np.union1d(labels, read_dense_rows(y, start, stop))
+        labels = np.union1d(labels, read_dense_rows(y, start, stop, "y"))
         if len(labels) > MAX_LABELS:
             raise DataError(
                 f"y has over {MAX_LABELS} different labels",

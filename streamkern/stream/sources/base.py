@@ -20,7 +20,7 @@ from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.basics.warning import renamed_attribute, warn
 from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
-from streamkern.store.row_block import RowBlock
+from streamkern.store.row_block import RowBlock, without_mask
 from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.transforms import (
@@ -316,12 +316,12 @@ def check_unit(block: RowBlock, expected: RowBlock, n_rows: int, u: int) -> None
                 f"weighted={target is not None}",
                 "correct one of them",
             )
-        expected_shape = (n_rows, *target.shape[1:])
-        if part.dtype != target.dtype or part.shape != expected_shape:
+        without_mask(part, name, f" of unit {u}")
+        shape = (n_rows, *target.shape[1:])
+        if part.dtype != target.dtype or part.shape != shape:
             raise DataError(
                 f"unit {u} has {name} of shape {part.shape} and dtype {part.dtype}",
-                f"the source declares shape {expected_shape} and dtype {target.dtype}: correct "
-                "one of them",
+                f"the source declares shape {shape} and dtype {target.dtype}: correct one of them",
             )
 
 

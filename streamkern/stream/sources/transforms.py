@@ -29,10 +29,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError, DataError, StreamkernError
+from streamkern.basics.errors import ConfigError, DataError, NonFiniteError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import AnyArray, RowRandom
 from streamkern.basics.values import checked_list, to_builtin
+from streamkern.store.layout import first_nonfinite
+from streamkern.store.row_block import without_mask
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
@@ -305,10 +307,11 @@ def apply_transforms(
     ------
     DataError
         If a transform fails, does not return (X, Y), or changes the shape or dtype of X.
+    NonFiniteError
+        If X or Y is not finite after transforms that users defined; on the CPU only.
     """
     for number, transform in enumerate(transforms):
         name, rng = transform_name(transform), random(number)
-        when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
         transform_weighted = None if w is None else getattr(transform, "weighted", None)
         try:
             if transform_weighted is None:
@@ -319,7 +322,7 @@ def apply_transforms(
             raise
         except Exception as error:
             raise DataError(
-                f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
+                f'transform "{name}" failed {_when(epoch)}: {type(error).__name__}: {error}',
                 "correct the transform",
             ) from error
         # Before the next transform, the arrays must be as `Transform` promises.
@@ -334,7 +337,36 @@ def apply_transforms(
                 "keep shape and dtype, for example with astype(X.dtype)",
             )
         X, Y = new_X, new_Y
+    if transforms and rng.xp is np:
+        _check_finite_results(transforms, X, Y, rng.rows, epoch)
     return X, Y, w
+
+
+def _check_finite_results(
+    transforms: Sequence[Transform], X: AnyArray, Y: AnyArray, rows: AnyArray, epoch: int
+) -> None:
+    """Raise NonFiniteError for NaN or infinity after transforms that users defined.
+
+    Their input is finite. On a GPU such values are found later, by the loss: a check of every batch
+    would wait for the device.
+    """
+    names = [
+        transform_name(t) for t in transforms if not type(t).__module__.startswith("streamkern.")
+    ]
+    for name, array in (("X", X), ("Y", Y)) if names else ():
+        position = first_nonfinite(array)
+        if position is not None:
+            row, column, value = position
+            raise NonFiniteError(
+                f"{value} in {name} after transform {', '.join(names)} {_when(epoch)}, row "
+                f"{int(rows[row])}, column {column}",
+                "correct the transform",
+            )
+
+
+def _when(epoch: int) -> str:
+    """Return the epoch as a phrase for messages."""
+    return "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
 
 
 def _checked_arrays(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArray]:
@@ -345,4 +377,5 @@ def _checked_arrays(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArra
         arrays = f"(X, Y{', w' * (n_arrays - 2)}), arrays"
         rule = f'transform "{name}" must return {arrays}, not {type_text}'
         raise DataError(rule, "correct the transform")
-    return parts
+    location = f' from transform "{name}"'
+    return [without_mask(part, k, location) for part, k in zip(parts, "XYw", strict=False)]

@@ -7,9 +7,23 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.stream.sources.base import BaseSource, Source
 
+MAX_REGULAR_UNITS = 1 << 24
+"""Largest number of units; the order of an epoch takes 200 bytes of memory for each of them."""
+
 
 def regular_edges(n_rows: int, unit_rows: int) -> np.ndarray:
-    """Return the edges of units of `unit_rows` rows, of which the last may be smaller."""
+    """Return the edges of units of `unit_rows` rows, of which the last may be smaller.
+
+    Raises ConfigError for more than `MAX_REGULAR_UNITS` units.
+    """
+    n_units = -(-n_rows // unit_rows)
+    if n_units > MAX_REGULAR_UNITS:
+        raise ConfigError(
+            f"{n_rows} rows in units of {unit_rows} rows are {n_units} units in an epoch, more "
+            f"than {MAX_REGULAR_UNITS}",
+            "give larger units (block_rows= of a generator, unit_rows= of an array), or fewer "
+            "rows and more epochs",
+        )
     return np.append(np.arange(0, n_rows, unit_rows), n_rows)
 
 

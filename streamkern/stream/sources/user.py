@@ -14,7 +14,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int, checked_list
 from streamkern.store.class_labels import encode_labels
 from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
-from streamkern.store.row_block import RowBlock, check_finite
+from streamkern.store.row_block import RowBlock, check_finite, without_mask
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
@@ -25,6 +25,7 @@ from streamkern.stream.sources.base import (
     check_unit,
     empty_rows,
 )
+from streamkern.stream.sources.repeatable import check_repeatable
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges, unit_edges
 
@@ -232,10 +233,6 @@ _OPTIONAL = {
 }
 
 
-REPEATED_CHECK_ROWS = 4
-"""Number of rows that a generator must make twice, with equal results."""
-
-
 class GeneratorSource(BaseSource):
     """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
 
@@ -337,43 +334,28 @@ class GeneratorSource(BaseSource):
                 "correct the function",
             ) from error
 
-    def _check_repeatable(
-        self, seed: int, epoch: int, start: int, stop: int, location: str
-    ) -> None:
-        """Raise DataError if two calls of the function return different values for a few rows."""
-        stop = min(stop, start + REPEATED_CHECK_ROWS)
-        results = [self._call_function(seed, epoch, start, stop, location) for _ in range(2)]
-        self._was_repeated = True
-        if not all(isinstance(result, tuple | list) for result in results):
-            return  # `_read` raises a more specific error
-        for pair in zip(*results, strict=False):
-            first, second = map(np.asarray, pair)
-            are_floats = first.dtype.kind == second.dtype.kind == "f"  # which equal_nan needs
-            if not np.array_equal(first, second, equal_nan=are_floats):
-                raise DataError(
-                    f"{location} returned other values in a second call",
-                    "compute the values only from the seed, the epoch and the row numbers, for "
-                    "example with streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, "
-                    "stop))",
-                )
-
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         location = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
         if not self._was_repeated:
-            self._check_repeatable(seed, epoch, start, stop, location)
+
+            def make_rows(start: int, stop: int) -> Any:
+                return self._call_function(seed, epoch, start, stop, location)
+
+            check_repeatable(make_rows, start, stop, self.n_rows, location)
+            self._was_repeated = True
         arrays = self._call_function(seed, epoch, start, stop, location)
         n_rows = stop - start
         if not isinstance(arrays, tuple | list):
-            raise DataError(
-                f"{location} returned a {type(arrays).__name__}", "return a tuple of arrays"
-            )
+            type_name = type(arrays).__name__
+            raise DataError(f"{location} returned a {type_name}", "return a tuple of arrays")
         if len(arrays) != 2 + self.weighted:
             raise DataError(
                 f"{location} returned {len(arrays)} arrays",
                 "return (X, y, w) with weight_totals, and (X, y) without",
             )
-        X, y, *w = (np.asarray(a) for a in arrays)
+        parts = [without_mask(a, k, f" of {location}") for a, k in zip(arrays, "Xyw", strict=False)]
+        X, y, *w = map(np.asarray, parts)
         w = [as_weights(a, n_rows, location, start) for a in w]
         if X.shape != (n_rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(

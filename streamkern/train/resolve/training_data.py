@@ -34,6 +34,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import with_class_shares
+from streamkern.stream.sources.first_epoch import with_first_epoch
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.patch_features import PatchFeatures, patch_names, patches_among
 from streamkern.stream.sources.quantile_scores import scores_among, shape_after
@@ -160,6 +161,8 @@ def open_data(
     elif parent is not None:
         source = _in_its_columns(source, parent)
     source = as_source(source)
+    if find(config.solver.name, config.model.features).in_place:
+        source = with_first_epoch(source)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y", "give rows with targets")
     # Rows that are set aside, and the sampling of classes.

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.warning import warn
-from streamkern.filesystem.path_kinds import no_run_text
+from streamkern.filesystem.path_kinds import content_kind, no_run_text
 from streamkern.kernels.fourier import of_features
 from streamkern.losses.base import Loss
 from streamkern.losses.losses import loss_for_figures
@@ -150,7 +150,7 @@ class RunSnapshot:
     ) -> Self | None:  # fmt: skip
         """Return the newest good checkpoint of a run; None if it has no setup or no checkpoint yet.
 
-        The run may be running.
+        The run may be running. Raises RunError if there is no run.
 
         load_centers : whether the centers are loaded; otherwise they stay in the directory
         load_weights : whether the checkpoint is loaded; otherwise only the setup is
@@ -164,6 +164,8 @@ class RunSnapshot:
             setup, saved = run.load_setup(setup_factory), None
             if load_weights:
                 saved = run.load_latest(allocate_on_host if load_solver else _load_weights)
+        if setup is None and content_kind(location) not in ("run", "remote"):
+            raise RunError(no_run_text(location, run.location))
         if setup is None or (saved is None and load_weights):
             return None
         if load_centers:

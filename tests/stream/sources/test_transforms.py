@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources import transforms
 from streamkern.stream.sources.arrays import ArraySource
@@ -290,3 +290,25 @@ def test_transform_must_return_two_arrays(returned: Any, case: str) -> None:
     source = AugmentedSource(ArraySource(rows, rows[:, 0]), 1, (own,))
     with pytest.raises(DataError, match=rf"own\" must return \(X, Y\).*, not {case};"):
         source.read_unit(0, 0, 0)
+
+
+def test_values_that_are_not_finite_name_transform_epoch_and_row() -> None:
+    X, Y = np.ones((4, 2), np.float32), np.ones((4, 1))
+
+    def spoil(X: np.ndarray, Y: np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
+        bad = np.arange(len(X)) == 2
+        return np.where(bad[:, None], np.nan, X).astype(X.dtype), Y
+
+    def apply(transforms: list[Any], epoch: int) -> None:
+        rows = np.arange(10, 14)
+        apply_transforms(
+            transforms, X, Y, epoch=epoch,
+            random=lambda number: RowRandom(np, 0, epoch, (number,), rows),
+        )  # fmt: skip
+
+    with pytest.raises(NonFiniteError, match=r"nan in X .*spoil in epoch 3, row 12, column 0"):
+        apply([spoil], 3)
+    with pytest.raises(NonFiniteError, match="spoil in the setup sample, row 12"):
+        apply([Scale("global", 0.0, 1.0), spoil], SETUP_EPOCH)
+    # A later transform may replace such values.
+    apply([spoil, lambda X, Y, rng: (np.nan_to_num(X), Y)], 0)

@@ -1,0 +1,47 @@
+"""Check the detection of functions that do not return their rows again, or overwrite them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import DataError
+from streamkern.stream.sources.repeatable import check_repeatable
+
+ROWS = np.random.default_rng(0).normal(size=(20, 3))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 4, 5, 20])
+@pytest.mark.parametrize("start", [0, 12])
+def test_views_and_constants_are_accepted(n_rows: int, start: int) -> None:
+    zeros = np.zeros((20, 1))  # the same memory in each call, but it never changes
+
+    def make_rows(first: int, last: int) -> tuple[Any, Any]:
+        assert 0 <= first < last <= max(n_rows, start + 4)
+        return ROWS[first:last], zeros[: last - first]
+
+    check_repeatable(make_rows, start, start + 4, max(n_rows, start + 4), "unit 0")
+
+
+def test_one_buffer_for_all_calls_is_refused() -> None:
+    buffer = np.empty((20, 3))
+
+    def make_rows(first: int, last: int) -> tuple[Any, Any]:
+        buffer[: last - first] = ROWS[first:last]
+        return buffer[: last - first], ROWS[first:last, :1]
+
+    with pytest.raises(DataError, match=r"overwrote .* unit 0; return new arrays in each call"):
+        check_repeatable(make_rows, 0, 10, 20, "unit 0")
+
+
+def test_rows_that_change_in_place_are_refused() -> None:
+    changing = ROWS.copy()
+
+    def make_rows(first: int, last: int) -> tuple[Any, Any]:
+        changing[first:last] += 1.0
+        return changing[first:last], ROWS[first:last, :1]
+
+    with pytest.raises(DataError, match="other values in a second call"):
+        check_repeatable(make_rows, 0, 10, 20, "unit 0")
