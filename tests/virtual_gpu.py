@@ -455,9 +455,9 @@ class VirtualBackend(PlainBackend):
     def mirror_lower(self, C: Any) -> None:
         self._launch("mirror_lower", C)
 
-    def cholesky(self, A: Any) -> bool:
+    def cholesky(self, A: Any, *, keep_upper: bool = False) -> bool:
         self.synchronize()
-        return self.host.cholesky(A.raw)
+        return self.host.cholesky(A.raw, keep_upper=keep_upper)
 
     def top_eigh(self, A: Any, k: int) -> Any:
         self.synchronize()

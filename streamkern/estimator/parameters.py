@@ -153,8 +153,9 @@ class Parameters:
                 f"of an array",
                 "leave it out for the default",
             )
+        metric = without_mask(self.metric, "metric")
         try:
-            return np.asarray(without_mask(self.metric, "metric"))
+            return np.asarray(metric)
         except ValueError as error:
             raise ConfigError(
                 f"metric is not an array ({error})", "give scales (d,), or a matrix (d, r)"

@@ -157,7 +157,9 @@ def warn_of_other_order(X: Any, values: Any, name: str) -> None:
         return
     if not isinstance(values, pandas.DataFrame | pandas.Series) or len(values) != len(X):
         return
-    if X.index.equals(values.index) or not (X.index.is_unique and values.index.is_unique):
+    if X.index.nlevels != values.index.nlevels or X.index.equals(values.index):
+        return
+    if not (X.index.is_unique and values.index.is_unique):
         return
     if X.index.isin(values.index).all():
         warn(

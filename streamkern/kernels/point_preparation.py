@@ -15,6 +15,7 @@ from streamkern.backend.expression import check_expression
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.inverted_index import prepare_sparse
 from streamkern.kernels.points import (
     PADDED_HALVES,
     Grid,
@@ -28,7 +29,6 @@ from streamkern.kernels.points import (
     row_width,
     with_index,
 )
-from streamkern.kernels.sparse import prepare_sparse
 
 MAX_SNAP_DISTANCE = 2.0**-6
 """Largest distance from an integer, in steps of the grid, that counts as a rounding error. Pixels

@@ -11,7 +11,7 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.sparse import InvertedIndex
+from streamkern.kernels.inverted_index import InvertedIndex
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 """`products.KernelOperator` describes them."""

@@ -29,9 +29,9 @@ from contextlib import nullcontext
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
+from streamkern.kernels.inverted_index import SPARSE_TILE, sparse_products
 from streamkern.kernels.point_preparation import PointPreparation
 from streamkern.kernels.points import Points, with_index
-from streamkern.kernels.sparse import SPARSE_TILE, sparse_products
 from streamkern.planning.memory import n_groups
 
 PRODUCT_PIECES = 32

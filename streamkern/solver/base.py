@@ -188,6 +188,13 @@ class Solver:
         """Return why no further epoch is needed, or None. The result depends on `state` only."""
         return None
 
+    def final_note(self, state: State) -> dict[str, str]:
+        """Return a "note", see `end_epoch`, if the last epoch left the weights far from a minimum.
+
+        It is called for runs that began with the zero function; most solvers return no note.
+        """
+        return {}
+
     def finish(self, state: State) -> None:
         """Add the pending parts to the weights. Called once, after the last step."""
 

@@ -39,7 +39,12 @@ import numpy as np
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
+from streamkern.basics.message import mention
 from streamkern.solver.base import Solver, State
+
+UNCONVERGED_DECREMENT = 1e-3
+"""Smallest decrement of the next step, relative to the first step, after which a run that has ended
+counts as not converged. Measured in docs/explanation/losses-measured.md."""
 
 
 class LineSearch(NamedTuple):
@@ -198,6 +203,22 @@ class SafeguardedNewton(Solver):
             state.pending[name][...] = 0
         state.rows, state.passes = 0, state.passes + 1
         return {"taken": passes_test, "decrement": a, "length": s, "jitter": self.jitter}
+
+    def final_note(self, state: State) -> dict[str, str]:
+        """Return a note if the next step still has a large decrement, see `UNCONVERGED_DECREMENT`.
+
+        The objective is about half the decrement of a Newton step above its minimum. The steps of
+        FALKON have a smaller decrement than Newton's, so their objective may be farther above it.
+        """
+        step = self._line_search(state)
+        if step.decrement <= UNCONVERGED_DECREMENT * step.first_decrement:
+            return {}
+        other = "; solver 'direct' needs fewer epochs" if self.name == "falkon" else ""
+        return {
+            "note": f"solver {self.name!r} has not converged in {state.passes} epochs, so that its "
+            f"loss is above the minimum: give more epochs, such as "
+            f"{mention('data.epochs', 5 * state.passes)}{other}"
+        }
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
         """Return B of the step that is tested; here for the direction v.

@@ -325,3 +325,9 @@ def test_error_names_parameter_for_any_table(table: str, tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=rf"^{name}=-1 must be") as caught:
             KernelRegressor(**{name: -1}).fit(frame, "y")
         assert path not in str(caught.value)
+
+
+def test_masked_metric_is_refused() -> None:
+    scales = np.ma.masked_less([1.0, 0.0], 0.5)
+    with pytest.raises(DataError, match="^metric is a masked array, whose masked entries"):
+        KernelRegressor(metric=scales).fit(np.eye(2), [0.0, 1.0])

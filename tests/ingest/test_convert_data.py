@@ -313,3 +313,6 @@ def test_targets_in_another_order_than_rows_are_warned_of(tmp_path: Any) -> None
         model.fit(reverse, targets)
         assert model.score(reverse, targets) > 0.9
     model.fit(reverse, pd.Series(y.to_numpy()[::-1], index=range(100, 160)))  # another index
+    for levels in (2, 3):  # another kind of index, which pandas cannot compare
+        indices = [reverse.index] * levels
+        model.fit(reverse.set_index(pd.MultiIndex.from_arrays(indices)), y.reset_index(drop=True))

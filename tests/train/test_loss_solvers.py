@@ -16,7 +16,17 @@ import streamkern as sk
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.train.train import Result
-from tests.loss_targets import LABELS, LOSSES, VALUES, N, P, X, loss_settings, loss_source
+from tests.loss_targets import (
+    LABELS,
+    LOSSES,
+    UNCONVERGED,
+    VALUES,
+    N,
+    P,
+    X,
+    loss_settings,
+    loss_source,
+)
 from tests.losses.own_losses import Distance, LogCosh
 from tests.runs import assert_resume_gives_same_bits, finished, opened, settings
 
@@ -128,6 +138,7 @@ def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> No
     assert actual[1] < min(actual[0], 0.25)
 
 
+@UNCONVERGED
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
 def test_resumed_run_ends_with_same_bits(solver: str, tmp_path: Path) -> None:
@@ -193,6 +204,7 @@ def test_direct_on_features_equals_converged_slow_solver(features: str) -> None:
     np.testing.assert_allclose(fast, slow, atol=2e-3)
 
 
+@UNCONVERGED
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 def test_overshooting_step_is_undone(solver: str) -> None:
@@ -305,3 +317,14 @@ def test_float32_newton_with_wide_kernel_approaches_minimum(
     assert narrow.n_iter_ <= wide.n_iter_ + 4
     difference = narrow.predict(X) - wide.predict(X)
     assert np.abs(difference).max() < 0.02 * y.std()
+
+
+@pytest.mark.parametrize("solver", ["direct", "falkon"])
+def test_run_that_ends_far_above_minimum_warns(solver: str) -> None:
+    """Compare with a run of more epochs, which warns of nothing, as warnings are errors here."""
+    name = f"solver '{solver}' has not converged in 3 epochs"
+    with pytest.warns(UserWarning, match=rf"{name}.* give more epochs, such as data\.epochs=15"):
+        short = train_run("quantile", solver, 3, **{"solver.ridge": 1e-3})
+    long = train_run("quantile", solver, 60, **{"solver.ridge": 1e-3})
+    excess, converged = gaps([short, long], 1e-3)
+    assert excess > 10 * max(converged, 1e-4)

@@ -22,9 +22,12 @@ def check_repeatable(
 
     make_rows : returns the arrays of the rows from its first argument to before its second
     start, stop : a unit, of whose first rows some are requested
-    n_rows : number of rows of the source
+    n_rows : number of rows of the source; a source of one unit has no other rows, and the rows are
+        only requested again
     location : the unit, in messages
     """
+    # Calls begin at the first row of a unit, as the calls that read units.
+    other_start = stop if stop < n_rows else 0
     stop = min(stop, start + REPEATED_CHECK_ROWS)
     first_result = make_rows(start, stop)
     if not isinstance(first_result, tuple | list):
@@ -38,8 +41,7 @@ def check_repeatable(
             "example with streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, "
             "stop))",
         )
-    other = stop if stop < n_rows else 0  # rows of other numbers, if there are any
-    make_rows(other, min(other + stop - start, n_rows))
+    make_rows(other_start, min(other_start + stop - start, n_rows))
     if _differ(first_result, first_copies):
         raise DataError(
             f"the function overwrote the arrays that it had returned for {location}",

@@ -342,7 +342,10 @@ class StepLoop:
         return self.watch.judge() if self.watch.is_full else None
 
     def _end_epoch(self) -> None:
-        facts = self.solver.end_epoch(self.state)
+        facts, run = self.solver.end_epoch(self.state), self.run
+        is_last = self.position.epoch == run.config.data.n_epochs
+        if is_last and not run.inputs.has_initial_weights(run.config):
+            facts = self.solver.final_note(self.state) | facts
         if "note" in facts:
             warn(facts["note"])
             facts = {**facts, "note": render_message(facts["note"])}
@@ -350,10 +353,7 @@ class StepLoop:
             self.report("pass", facts)
 
     def model(self) -> KernelModel:
-        """Return the model with the current weights.
-
-        If ranks partition the centers, they evaluate it together, see `serve_rank0`.
-        """
+        """Return the model with the current weights; for partitioned centers see `serve_rank0`."""
         data, solver, meta = self.run.data, self.solver, self.assembled.meta
         model_class: Callable[..., KernelModel] = KernelModel
         if not self.share.is_replicated:

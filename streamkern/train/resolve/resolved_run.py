@@ -170,7 +170,7 @@ def _open(
     no_memory : why no calibration rows can be set aside, or None
     """
     warm_start, parent = inputs.warm_start, inputs.continued_run
-    has_initial_weights = bool(warm_start or parent or config.solver.warm_start is not None)
+    has_initial_weights = inputs.has_initial_weights(config)
     check_early_stopping(config, complete=complete, has_initial_weights=has_initial_weights)
     why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
     check_columns(config.run.n_ranks, config.run.center_ranks)

@@ -63,6 +63,11 @@ class RunInputs:
         """
         self.__dict__.update(vars(RunInputs()) | dict(state))
 
+    def has_initial_weights(self, config: RunConfig) -> bool:
+        """Return whether the run starts from weights of another run instead of zero."""
+        parents = self.warm_start, self.continued_run, config.solver.warm_start
+        return any(parent is not None for parent in parents)
+
     def settings(self, config: RunConfig) -> RunConfig:
         """Return the settings, in which arrays have replaced `model.centers` and `model.metric`.
 

@@ -138,13 +138,9 @@ def planned_batches(run: ResolvedRun) -> tuple[int, int]:
 def empty_steps(run: ResolvedRun) -> int:
     """Return the number of first steps that only accumulate sums, before the model changes from
     zero; 0 for a run that starts from weights."""
-    inputs = run.inputs
-    has_initial_weights = (
-        inputs.warm_start is not None
-        or run.config.solver.warm_start
-        or inputs.continued_run is not None
-    )
-    return 0 if has_initial_weights else planned_batches(run)[0] * run.method.empty_epochs
+    if run.inputs.has_initial_weights(run.config):
+        return 0
+    return planned_batches(run)[0] * run.method.empty_epochs
 
 
 def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,18 @@ def test_one_buffer_for_all_calls_is_refused() -> None:
         check_repeatable(make_rows, 0, 10, 20, "unit 0")
 
 
+@pytest.mark.parametrize("n_rows", [6, 12, 18])
+def test_every_call_begins_at_a_unit(n_rows: int) -> None:
+    """Check a function that can only make rows of one unit of 6 rows."""
+
+    def make_rows(first: int, last: int) -> tuple[Any, Any]:
+        assert first % 6 == 0
+        assert first < last <= min(first + 6, n_rows)
+        return ROWS[first:last], ROWS[first:last, :1]
+
+    check_repeatable(make_rows, 0, 6, n_rows, "unit 0")
+
+
 def test_rows_that_change_in_place_are_refused() -> None:
     changing = ROWS.copy()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.basics.errors import CheckpointError, ConfigError
+from streamkern.basics.errors import CheckpointError, ConfigError, RunError
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.checksums import CheckedStore
 from streamkern.rundir.run_directory import RunDirectory
@@ -72,8 +72,8 @@ def find_centers(location: Path) -> StoredCenters | None:
 
 def test_replaced_centers_are_refused(tmp_path: Path) -> None:
     """Check centers of a run that has been started again since they were found."""
-    with RunDirectory(tmp_path / "run") as run:
-        assert find_centers(Path(run.location)) is None
+    with RunDirectory(tmp_path / "run"), pytest.raises(RunError, match="there is no run in"):
+        find_centers(tmp_path / "run")
     stored = save_centers(tmp_path / "run", Z)
     assert (len(stored), stored.shape, stored.dtype) == (37, (37, 3), Z.dtype)
     np.testing.assert_array_equal(stored.read(slice(30, 37)), Z[30:])
