@@ -22,6 +22,7 @@ from streamkern import (
     Laplace,
     Polynomial,
 )
+from streamkern.basics.errors import DataError
 from streamkern.config.names import PARAMETER_SETTINGS
 
 # Name of a parameter -> values that it may have.
@@ -329,5 +330,5 @@ def test_error_names_parameter_for_any_table(table: str, tmp_path: Path) -> None
 
 def test_masked_metric_is_refused() -> None:
     scales = np.ma.masked_less([1.0, 0.0], 0.5)
-    with pytest.raises(DataError, match="^metric is a masked array, whose masked entries"):
+    with pytest.raises(DataError, match=r"^metric is a masked array, whose masked entries"):
         KernelRegressor(metric=scales).fit(np.eye(2), [0.0, 1.0])
