@@ -275,7 +275,7 @@ def _with_class_names(parameter: str, table: Any, labels: Labels | None) -> Any:
         name = _class_name(label, labels)
         if name in named:
             raise ConfigError(
-                f"{mention(f'{parameter}=')} has more than one key for the class {name!r}",
+                f"{mention(parameter)} has more than one key for the class {name!r}",
                 "give each class once",
             )
         named[name] = value

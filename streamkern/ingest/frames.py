@@ -161,6 +161,8 @@ def warn_of_other_order(X: Any, values: Any, name: str) -> None:
         return
     if not (X.index.is_unique and values.index.is_unique):
         return
+    if X.index.dtype != values.index.dtype:  # pandas may not be able to compare them
+        return
     if X.index.isin(values.index).all():
         warn(
             f"{name} has the index of X in another order, but the rows are matched by their "

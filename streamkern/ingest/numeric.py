@@ -29,8 +29,8 @@ GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
 
 def array_of_list(values: Any, name: str) -> Any:
     """Return a list as an array, of objects if it mixes numbers and text."""
-    for entry in values:  # a row, for example; `np.asarray` would drop its mask
-        without_mask(entry, name)
+    for masked in (entry for entry in values if isinstance(entry, np.ma.MaskedArray)):
+        without_mask(masked, name)  # a row, for example; `np.asarray` would drop its mask
     try:
         array = np.asarray(values)
     except ValueError:

@@ -310,7 +310,7 @@ def test_keys_of_class_weight_are_found_by_value(labels: np.ndarray, table: dict
 def test_class_with_two_keys_is_refused() -> None:
     X, y = np.eye(4), np.arange(4) % 2
     for name in ("class_weight", "class_sampling"):
-        with pytest.raises(ConfigError, match=rf"{name}= has more than one key for the class '0'"):
+        with pytest.raises(ConfigError, match=rf"{name} has more than one key for the class '0'"):
             KernelClassifier(**{name: {0: 1, "0": 2, 1: 1}}).fit(X, y)
 
 

@@ -237,8 +237,9 @@ class GeneratorSource(BaseSource):
     """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
 
     `fn` must return the same values of row i in every call, for example by `streamkern.RowRandom`.
-    It runs in the threads that read ahead. Each block is checked, and the first rows are requested
-    twice to detect a function that returns other values in each call.
+    It runs in the threads that read ahead, so each call must return new arrays. Each block is
+    checked. At first a few rows are requested twice, and then rows of the next block, to detect a
+    function that returns other values in each call, or overwrites those that it has returned.
 
     Parameters
     ----------

@@ -212,9 +212,7 @@ def n_effective(
     return effective_sample_size(n_stored, problem.n_samples, rho)
 
 
-def noise_gives_ridge(
-    run: ResolvedRun, op: KernelOperator, Z: Points, rows: SampleRows
-) -> bool:  # fmt: skip
+def noise_gives_ridge(run: ResolvedRun, op: KernelOperator, Z: Points, rows: SampleRows) -> bool:
     """Return whether a ridge of "auto" follows from the noise of the targets.
 
     It does if the solver cannot find the ridge on held-out rows, because more than half of the rows
