@@ -2,8 +2,9 @@
 
 Zarr accepts the metadata that it finds, so one altered character may mean another codec, or drop an
 attribute. The store's `streamkern` attribute therefore records a SHA-256 of each array's zarr.json,
-and another one of the group's metadata. The arrays are marked, too: a group that has lost its
-attribute is recognised as a damaged store, not taken for a foreign one.
+and another one of the group's metadata. A group that has lost its attribute, but whose zarr.json
+still contains a text of streamkern, is recognised as a damaged store, not taken for a foreign one.
+(`metadata.py` also looks for the marks of the arrays.)
 
 After an append, the zarr.json of the group repeats the metadata of the arrays, as consolidated
 metadata, which zarr and xarray also read. So the replacement of one file switches from the old
@@ -56,8 +57,8 @@ def store_documents(store: Any, path: str, url: str) -> Documents | None:
     CorruptChunkError
         The group is a store of streamkern, but a part of its metadata is missing or altered.
     DataError
-        The store is unfinished or has another schema, or streamkern wrote the group as something
-        else.
+        The URL is a single array; the store is unfinished or has another schema; or streamkern
+        wrote the group as something else.
     """
     root = _group_document(store, path, url)
     mark = None if root is None else _checked_mark(root, url)
@@ -81,10 +82,15 @@ def store_documents(store: Any, path: str, url: str) -> Documents | None:
 def store_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
     """Return the `streamkern` attribute of a group; None for a foreign group.
 
-    The digest of a finished store is checked.
+    The digest of a store of the present schema is checked if the store is finished or has a digest.
 
-    Raises CorruptChunkError if zarr.json is not JSON, or if a group of streamkern has lost its
-    attribute, or has one that does not match its digest.
+    Raises
+    ------
+    CorruptChunkError
+        zarr.json is not JSON, or a group of streamkern has lost its attribute, or has one that does
+        not match its digest.
+    DataError
+        The URL is a single array.
     """
     root = _group_document(store, path, url)
     return None if root is None else _checked_mark(root, url)

@@ -1,4 +1,4 @@
-"""svmlight files are read as scikit-learn reads them, in bounded memory, or refused by row."""
+"""svmlight files are read as scikit-learn reads them, in pieces, or refused by line."""
 
 from __future__ import annotations
 

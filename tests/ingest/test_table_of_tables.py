@@ -208,7 +208,7 @@ def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
 @pytest.mark.full(all_but_every=6)
 @pytest.mark.parametrize("part", range(6))
 def test_every_cell_is_read_correctly_or_refused(part: int, tmp_path: Path) -> None:
-    """Check random cells of the table, in six parts."""
+    """Check all cases, distributed at random over six parts."""
     counts: Counter[str] = Counter()
     failures, draw = [], random.Random(0)
     for label, arrow, values, role, targets in cases():
