@@ -20,7 +20,7 @@ import zarr
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.store.layout import row_arrays
-from streamkern.store.zarr_json import sealed_mark
+from streamkern.store.zarr_json import mark_with_stored_digests
 from tests.traced_memory import traced_memory
 
 
@@ -163,7 +163,7 @@ def reseal(root: Path) -> None:
     table = np.array(crcs, np.uint32).T.copy()
     group["crc"][:] = table
     mark["crc"] = hashlib.sha256(table.astype("<u4").tobytes()).hexdigest()
-    group.attrs["streamkern"] = sealed_mark(mark, group.store, "", str(root))
+    group.attrs["streamkern"] = mark_with_stored_digests(mark, group.store, "", str(root))
 
 
 def _chunks(array: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from streamkern.basics.message import mention
 from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork
 from streamkern.kernels.points import Points
-from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.products import DIAGONAL_ROWS, KernelOperator
 from streamkern.planning.problem import ProblemShape, Selection
 from streamkern.solver.precondition.norm import check_overlap
 
@@ -36,8 +36,6 @@ PIVOT_BLOCK = 128
 """Number of proposals in a round, b."""
 CANDIDATES = (8, 4, 2)
 """Candidates per center, of which the largest number that fits in memory is used."""
-DIAGONAL_ROWS = 256
-"""Number of rows whose k(x, x) are computed at once."""
 MAX_ROUNDING_EPS = 16
 """Largest residual that counts as a rounding error, in units of eps k(x, x)."""
 
@@ -156,7 +154,7 @@ def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
     parts = []
     for start in range(0, len(X), DIAGONAL_ROWS):
         points = op.points(X[start : start + DIAGONAL_ROWS], right=True)
-        parts.append(op.backend.to_host(op.gram(points).diagonal()).astype(np.float64))
+        parts.append(op.backend.to_host(op.diagonal(points)).astype(np.float64))
     diagonal = np.concatenate(parts)
     check_overlap(op, float(diagonal.sum()), "trace of the candidates")
     return diagonal

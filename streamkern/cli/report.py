@@ -17,9 +17,9 @@ from streamkern.basics.message import mention
 from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import ImportancesOption, StorageOption, options_for, parse_options
-from streamkern.cli.page.facts import HeldOutPredictions, RunFacts, distinct_names, read_facts
+from streamkern.cli.page.facts import RunFacts, TestPredictions, distinct_names, read_facts
 from streamkern.cli.page.page import REPORT_MARK, report_page
-from streamkern.cli.page.predictions import held_out_predictions
+from streamkern.cli.page.predictions import predict_test_rows
 from streamkern.cli.redaction import remove_secrets
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import check_writable, write_atomically
@@ -42,7 +42,7 @@ def report_command(
     importances: ImportancesOption = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write an HTML page about runs: curves, planned and measured figures, settings, time line.
+    """Write an HTML page about runs: curves, planned and measured figures, settings, timeline.
 
     The runs may still be training. The page is a single file and needs no network.
     """
@@ -65,13 +65,15 @@ def write_report(
     ----------
     run_dirs : path or URL of a run directory, or several of them.
     out : the page; an older one is replaced.
-    importances : store or file of held-out rows, on which the importances of columns are measured.
+    importances : store or file of rows on which the model was not trained; permutation importances
+        of the columns are measured on them.
     storage_options : options for remote run directories, as fsspec takes them; never shown.
 
     Raises
     ------
     ConfigError
-        `out` is a file of another program, or its folder does not exist.
+        `out` is a folder or a file of another program, or cannot be written, or its folder does not
+        exist.
     RunError
         A directory holds no run.
     """
@@ -90,7 +92,7 @@ def write_report(
             for run, location in zip(runs, locations, strict=True)
         ]
     runs = [
-        replace(run, predictions=_held_out_predictions(run, location, options))
+        replace(run, predictions=_test_predictions(run, location, options))
         for run, location in zip(runs, locations, strict=True)
     ]
     with checkpoint_errors(", ".join(run.location for run in runs)):
@@ -100,10 +102,13 @@ def write_report(
     return out
 
 
-def _held_out_predictions(
+def _test_predictions(
     run: RunFacts, location: str, options: Mapping[str, Any]
-) -> HeldOutPredictions | None:
-    """Return predictions on the test data of the run; None if it is remote or cannot be read."""
+) -> TestPredictions | None:
+    """Return predictions on the test rows of the run.
+
+    None before the first step, without test rows, and if these are remote or cannot be read.
+    """
     if run.test is None or local_path(run.test) is None or not run.steps:
         return None
     with contextlib.suppress(StreamkernError, OSError, MemoryError), warnings.catch_warnings():
@@ -112,7 +117,7 @@ def _held_out_predictions(
         names = ("x", "y", "foreign")
         reading = {k: run.settings[f"data.{k}"] for k in names if f"data.{k}" in run.settings}
         with rows_and_model(location, [run.test], "cpu", options, reading) as (rows, model):
-            return held_out_predictions(model, rows) if isinstance(rows, BaseSource) else None
+            return predict_test_rows(model, rows) if isinstance(rows, BaseSource) else None
     return None
 
 

@@ -270,7 +270,7 @@ def _write(
     progress: Progress | None,
 ) -> None:  # fmt: skip
     """Write the spooled rows to the store as new chunks, and publish them."""
-    spool, values = rows.spool, rows.values
+    spool, targets = rows.spool, rows.targets
     appender = StoreAppender(
         path, spool.n_rows, rows.files.row_counts if reader.files else (), key, rows.files.n_dropped
     )
@@ -278,7 +278,7 @@ def _write(
     ids_of_codes = None
     if spec.classes is not None:
         known_classes = KnownClasses(spec.classes, spec.label_dtype)
-        ids_of_codes = np.array([known_classes.find(label) for label in values.labels], np.int64)
+        ids_of_codes = np.array([known_classes.find(label) for label in targets.labels], np.int64)
     n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
     chunks_from = partial(chunks_of_spool, spool, ids_of_codes, spec, head=appender.head)
     fill_store(appender, chunks_from, n_ahead, progress)

@@ -1,4 +1,4 @@
-"""First pass of an ingest: check, convert and spool blocks of rows.
+"""First pass of `ingest` and `append`: check, convert and spool blocks of rows.
 
 A killed pass resumes from the last save of the spool and of the notes kept with it.
 """
@@ -46,35 +46,34 @@ class SpooledRows(NamedTuple):
     """Result of the first pass.
 
     spool : the rows
-    values : converter of the targets
+    targets : converter of the targets
     files : the files read
     rounding : rounding errors of numbers from text; None if their dtype was requested
     """
 
     spool: Spool
-    values: TargetConverter
+    targets: TargetConverter
     files: FilesRead
     rounding: RoundingTracker | None
 
     def notes(self) -> dict[str, Any]:
         """Return the state apart from the rows, as JSON, to resume from."""
         rounding = None if self.rounding is None else self.rounding.state
-        return {**self.values.state, **self.files.state, "rounding": rounding}
+        return {**self.targets.state, **self.files.state, "rounding": rounding}
 
 
 def spool_table(
     reader: Reader, open_encoded: Callable[[], Reader], encoding: EncodingOptions,
     spool: Callable[..., SpooledRows], identity: str, scratch: Scratch,
 ) -> tuple[SpooledRows, Reader]:  # fmt: skip
-    """Spool the rows of `reader` if all features are numbers, otherwise the rows of `open_encoded`.
+    """Spool the rows of `reader` if its features are finite numbers, else those of `open_encoded`.
 
-    Whether they are numbers is known once the rows are read, and after a restart from the scratch
-    files.
+    Whether they are is known once the rows are read, and after a restart from the scratch files.
 
     reader : reader of rows of numbers
     open_encoded : returns the reader of the same rows, encoded
     encoding : the options for the columns of a table
-    spool : `spool_rows` with its other arguments
+    spool : called with a reader and an `identity`; `spool_rows`, whose other arguments are bound
     identity : identifies the rows, see `Spool`
     scratch : folder that may hold rows of an interrupted call
 
@@ -99,6 +98,7 @@ def spool_table(
 
 def block_size(memory: int) -> int:
     """Return the bytes of a block that is read at once. memory : of the whole call, in bytes"""
+    # Readers and converters hold several copies of a block, beside the half that the spool takes.
     return int(np.clip(memory // 32, 1 << 20, 64 << 20))
 
 
@@ -115,8 +115,10 @@ def spool_rows(
     """Spool all rows of the reader, checked and converted; return the sealed spool.
 
     files : stack that closes the input files
-    make_converters : `new_converters` or `converters_of_store` with its other arguments
-    make_spool : `Spool` with its arguments `limit_bytes`, `scratch` and `seed`
+    make_converters : called with the reader, its first block and `dtype`; `new_converters` or
+        `converters_of_store`, whose other arguments are bound
+    make_spool : called with the shapes and dtypes of X and y, and by keyword with `identity`,
+        `expected_rows` and `weighted`; `Spool`, whose other arguments are bound
     identity : identifies the rows, see `Spool`
     dtype, progress : as in `ingest`
     block_bytes : bytes of a block that is read at once
@@ -125,24 +127,24 @@ def spool_rows(
     first_block = next(reader.blocks(0, block_bytes), None)
     if first_block is None or len(first_block.X) == 0:
         raise DataError("the input has no rows", "give at least one")
-    features, values = make_converters(reader, first_block, dtype)
+    features, targets = make_converters(reader, first_block, dtype)
     spool = make_spool(
-        features.row_shape, features.dtype, values.shape, values.dtype, identity=identity,
+        features.row_shape, features.dtype, targets.shape, targets.dtype, identity=identity,
         expected_rows=reader.n_rows, weighted=first_block.w is not None,
     )  # fmt: skip
     notes = spool.notes or {}
     if notes:
-        values.restore(notes)
+        targets.restore(notes)
     rounding = None
     if dtype is None and reader.as_text:
         n_columns = math.prod(features.row_shape)
         rounding = RoundingTracker(n_columns, features.dtype, notes.get("rounding"))
-    rows = SpooledRows(spool, values, FilesRead(notes), rounding)
+    rows = SpooledRows(spool, targets, FilesRead(notes), rounding)
     if spool.is_sealed:
         spool.seal(spool.notes)  # the split of a bucket may have been interrupted
     else:
-        counter = None if chooses_columns else _index_counter(reader, features, spool)
-        _read_all(reader, files, features, rows, block_bytes, progress, counter)
+        index_detector = None if chooses_columns else _index_detector(reader, features, spool)
+        _read_all(reader, files, features, rows, block_bytes, progress, index_detector)
     return rows
 
 
@@ -160,11 +162,11 @@ def new_converters(
     features = FeatureConverter(
         first_block, dtype, reader.natural_dtype, packed=reader.width is not None
     )
-    values = TargetConverter(first_block, targets, as_text=reader.targets_as_text)
+    target_converter = TargetConverter(first_block, targets, as_text=reader.targets_as_text)
     if row_shape is not None:
         expectation = f"and those of the store that {mention('like=')} names have"
         _check_shape(first_block, features, row_shape, expectation, "give")
-    return features, values
+    return features, target_converter
 
 
 def converters_of_store(
@@ -183,19 +185,19 @@ def converters_of_store(
     targets, known_classes = "values", None
     if spec.classes is not None:
         targets, known_classes = "classes", KnownClasses(spec.classes, spec.label_dtype)
-    values = TargetConverter(
+    target_converter = TargetConverter(
         first_block, targets, as_text=reader.targets_as_text, known_classes=known_classes
     )
     expectation = "but those of the store have"
     _check_shape(first_block, features, spec.row_shape, expectation, "append")
-    _check_fits(first_block, values, spec)
-    return features, values
+    _check_fits(first_block, target_converter, spec)
+    return features, target_converter
 
 
-def _index_counter(
+def _index_detector(
     reader: Reader, features: FeatureConverter, spool: Spool
 ) -> IndexDetector | None:
-    """Return a counter that checks the first of several columns of a table for an index.
+    """Return a detector that checks whether the first of several columns of a table is an index.
 
     None for other input, and if an earlier call has read some of the rows.
     """
@@ -232,7 +234,7 @@ def _check_shape(
         )
 
 
-def _check_fits(first_block: RawBlock, values: TargetConverter, spec: StoreSpec) -> None:
+def _check_fits(first_block: RawBlock, targets: TargetConverter, spec: StoreSpec) -> None:
     """Raise DataError unless the targets and weights of rows fit those of a store."""
     weighted = spec.weight_totals is not None
     if (first_block.w is not None) != weighted:
@@ -244,15 +246,15 @@ def _check_fits(first_block: RawBlock, values: TargetConverter, spec: StoreSpec)
         )
     if spec.classes is not None or spec.y_dtype is None:
         return
-    if values.shape != (spec.n_outputs,):
+    if targets.shape != (spec.n_outputs,):
         raise DataError(
-            f"{first_block.location} has {values.shape[0]} targets, but the store has "
+            f"{first_block.location} has {targets.shape[0]} targets, but the store has "
             f"{spec.n_outputs}",
             "append rows with the same targets",
         )
-    if not np.can_cast(values.dtype, spec.y_dtype, "safe"):
+    if not np.can_cast(targets.dtype, spec.y_dtype, "safe"):
         raise DataError(
-            f"the targets of {first_block.location} are {values.dtype.name}, but the store holds "
+            f"the targets of {first_block.location} are {targets.dtype.name}, but the store holds "
             f"{spec.y_dtype.name}, which would round them",
             "convert the targets first",
         )
@@ -260,16 +262,16 @@ def _check_fits(first_block: RawBlock, values: TargetConverter, spec: StoreSpec)
 
 def _read_all(
     reader: Reader, files: ExitStack, features: FeatureConverter, rows: SpooledRows,
-    block_bytes: int, progress: Progress | None, counter: IndexDetector | None,
+    block_bytes: int, progress: Progress | None, index_detector: IndexDetector | None,
 ) -> None:  # fmt: skip
     """Spool the rows of the reader from the last saved one on, and seal the spool.
 
-    counter : receives the first column of all rows
+    index_detector : receives the first column of all rows
     """
     spool = rows.spool
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
-        calls = _append_calls(blocks, features, rows, counter)
+        calls = _append_calls(blocks, features, rows, index_detector)
         # One thread reads and checks blocks while another one spools the rows of the last block.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
@@ -285,12 +287,13 @@ def _read_all(
             )
         files.close()  # raises an error if a remote input was replaced while it was read
         rows.files.n_dropped = reader.n_dropped
-        first_block = rows.files.row_counts[0][0]
-        rows.values.check_classes(first_block)
+        first_file = rows.files.row_counts[0][0]
+        rows.targets.check_classes(first_file)
         if rows.rounding is not None:
             rows.rounding.check(reader.columns, [name for name, _ in rows.files.row_counts])
-        if counter is not None:
-            counter.warn_if_index("0" if reader.columns is None else reader.columns[0], first_block)
+        if index_detector is not None:
+            first_column = "0" if reader.columns is None else reader.columns[0]
+            index_detector.warn_if_index(first_column, first_file)
         spool.seal(rows.notes())
     except StorageError:
         raise  # the spooled rows are good, and the same call resumes from them
@@ -308,12 +311,14 @@ class FilesRead:
     ----------
     row_counts : list of (name of a file, number of its rows)
     n_dropped : number of rows left out because they lack a target
-    has_positive_weight : whether a row has a sample weight above 0
+    has_positive_weight : whether a row has a sample weight above 0; False without sample weights
     """
 
     def __init__(self, notes: Mapping[str, Any]) -> None:
         self.row_counts = [(name, n_rows) for name, n_rows in notes.get("files", ())]
         self.n_dropped = notes.get("dropped", 0)
+        # Notes that lack the key were written before weights were checked; all weights being 0 is
+        # then not reported if rows were read.
         self.has_positive_weight = bool(notes.get("counted", self.row_counts))
 
     @property
@@ -335,17 +340,17 @@ class FilesRead:
 
 def _append_calls(
     blocks: Iterable[RawBlock], features: FeatureConverter, rows: SpooledRows,
-    counter: IndexDetector | None,
+    index_detector: IndexDetector | None,
 ) -> Iterator[Callable[[], int]]:  # fmt: skip
     """Yield, for each block, a call that spools its rows, after converting and checking them."""
     for block in blocks:
         assert len(block.X) == len(block.y), "readers check that"
         X = features.convert(block)
-        y, w = rows.values.convert(block), block.weights()
+        y, w = rows.targets.convert(block), block.weights()
         if rows.rounding is not None:
             rows.rounding.add(block.X, X)
-        if counter is not None:
-            counter.add(block.X[:, 0], block.row_numbers)
+        if index_detector is not None:
+            index_detector.add(block.X[:, 0], block.row_numbers)
         rows.files.count(block)
         rows.files.has_positive_weight |= w is not None and bool(w.any())
         # The notes are taken now, because further blocks are read before the call is made.

@@ -331,21 +331,21 @@ def _write_chunks(
     form : the form of the files, with the record of the store given as `like`
     """
     _check_weights(rows)
-    spool, values = rows.spool, rows.values
-    classes, ids_of_codes = values.sorted_class_ids() if values.are_classes else (None, None)
+    spool, targets = rows.spool, rows.targets
+    classes, ids_of_codes = targets.sorted_class_ids() if targets.are_classes else (None, None)
     writer = make_writer(
         row_shape=spool.row_shape,
         x_dtype=spool.x_dtype,
-        n_outputs=values.shape[0] if classes is None else len(classes),
+        n_outputs=targets.shape[0] if classes is None else len(classes),
         classes=classes,
         chunk_rows=layout.rows_per_chunk(
             spool.row_shape,
             spool.x_dtype,
             chunk_bytes,
-            math.prod(values.shape) * values.dtype.itemsize if classes is None else 0,
+            math.prod(targets.shape) * targets.dtype.itemsize if classes is None else 0,
         ),
         n_rows=spool.n_rows,
-        y_dtype=values.dtype,
+        y_dtype=targets.dtype,
         weighted=spool.weighted,
         columns=reader.columns,
         target_columns=reader.target_columns,
@@ -354,7 +354,7 @@ def _write_chunks(
         n_left_out=rows.files.n_dropped,
         file_form=_recorded_form(reader, unused_columns(form.earlier_record)),
         weight_column=reader.weight_column,
-        label_dtype=values.label_dtype,
+        label_dtype=targets.label_dtype,
     )
     chunks_from = partial(chunks_of_spool, spool, ids_of_codes, writer.spec)
     n_ahead = n_writers(writer.url, memory // 4, chunk_bytes)

@@ -32,23 +32,27 @@ _SCRATCH_FOLDER = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")
 def expand_paths(
     inputs: Any, options: Mapping[str, Any] | None = None, out_url: Url | None = None
 ) -> Any:
-    """Return `inputs` with folders and patterns replaced by their files.
+    """Return `inputs` with folders and patterns replaced by a list of their files.
 
-    Inputs other than paths are returned unchanged. A pattern has ``*``, ``?`` and ``[...]`` within
-    a name, and ``**`` for folders at any depth. In folders, names that begin with ``_`` or ``.``
-    are ignored, as Spark and Dask write them; among the matches of a pattern, names that begin
-    with ``_`` are ignored if they have no ending of a format.
+    A single file is returned itself instead of a list, and inputs other than paths are returned
+    unchanged. A pattern has ``*``, ``?`` and ``[...]`` within a name, and ``**`` for folders at any
+    depth, except for folders that begin with ``_`` and links to folders. In folders, names that
+    begin with ``_`` or ``.`` are ignored, as Spark and Dask write them, and scratch folders of
+    streamkern. Among the matches of a pattern, names that begin with ``_`` are ignored if they have
+    no ending of a format.
 
     options : storage options
     out_url : location of the output, see `refuse_among`
 
     Raises
     ------
+    ConfigError
+        The output lies among the inputs.
     StoreNotFoundError
         A folder has no files, or a pattern matches none.
     DataError
-        A folder has files of several formats, or folders, or is the table of a format that keeps
-        deleted rows in it; a pattern matches files of several formats or partitions.
+        A folder has files of several formats, or folders, or is a Delta or Hudi table, whose folder
+        keeps deleted rows; a pattern matches files of several formats or partitions.
     """
     if not are_paths(inputs):
         return inputs
@@ -90,7 +94,7 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
 def input_paths(inputs: Any) -> list[Url]:
     """Return the paths in `inputs`, which may be anything that `ingest` takes."""
     paths = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return [k for k in paths if is_path(k)]
+    return [path for path in paths if is_path(path)]
 
 
 def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
@@ -102,8 +106,8 @@ def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
         if not _WILDCARD.search(str(path)):
             return [url]
         parts = path.parts
-        k = next(k for k, part in enumerate(parts) if _WILDCARD.search(part))
-        return _matching(_LocalTree(Path(*parts[:k])), parts[k:], str(path))
+        n_root = next(i for i, part in enumerate(parts) if _WILDCARD.search(part))
+        return _matching(_LocalTree(Path(*parts[:n_root])), parts[n_root:], str(path))
     text = str(url)
     if is_icechunk(url):
         return [snapshot_url(text, options)]
@@ -119,9 +123,10 @@ def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
     scheme, _, path = url.partition("://")
     parts = path.rstrip("/").split("/")
     # The root ends before the first wildcard, or else before the name; the first part is a bucket.
-    wildcards = (k for k, part in enumerate(parts) if _WILDCARD.search(part))
-    k = max(1, next(wildcards, len(parts) - 1))
-    tree, name = _RemoteTree(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
+    wildcards = (i for i, part in enumerate(parts) if _WILDCARD.search(part))
+    n_root = max(1, next(wildcards, len(parts) - 1))
+    tree = _RemoteTree(f"{scheme}://{'/'.join(parts[:n_root])}", options)
+    name = "/".join(parts[n_root:])
     is_pattern = _WILDCARD.search(name) is not None
     is_file_name = is_pattern or format_by_ending(url) is not None or "-ubyte" in name
     try:
@@ -134,7 +139,7 @@ def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
         if is_pattern:
             raise
         return [url]
-    return _matching(tree, parts[k:], url)
+    return _matching(tree, parts[n_root:], url)
 
 
 # ------------------------------------------------------------------------- listing of names
@@ -196,7 +201,7 @@ class _RemoteTree(_Tree):
 # ------------------------------------------------------------------------- folders and patterns
 
 
-def _entries(tree: _Tree, folder: str) -> list[str]:
+def _checked_entries(tree: _Tree, folder: str) -> list[str]:
     """Return the entries of a folder; raise DataError for formats that keep deleted rows."""
     names = tree.entries(folder)
     for entry, table_format in _TABLE_FORMAT_FILES.items():
@@ -212,7 +217,7 @@ def _entries(tree: _Tree, folder: str) -> list[str]:
 def _files_in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
     """Return the files of a folder, or the folder itself if it is a Zarr group."""
     location = redact(str(url)).rstrip("/")
-    names = _entries(tree, folder)
+    names = _checked_entries(tree, folder)
     if location.endswith(".zarr") or not _ZARR_FILES.isdisjoint(names):
         return [url]
     data_names = [n for n in names if n[0] not in "._" and not _SCRATCH_FOLDER.fullmatch(n)]
@@ -244,7 +249,7 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     location = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural_key)
     # Markers such as _SUCCESS and _metadata hold no data.
-    names = [n for n in names if not _last_part(n).startswith("_") or format_by_ending(n)]
+    names = [n for n in names if not _base_name(n).startswith("_") or format_by_ending(n)]
     if not names:
         raise StoreNotFoundError(f"no file matches {location}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
@@ -282,7 +287,7 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
         return
     if part == "**" and next_parts:  # also matches no folder at all
         yield from _matches(tree, folder, tuple(next_parts))
-    for name in _entries(tree, folder):
+    for name in _checked_entries(tree, folder):
         bare_name, is_folder = name.rstrip("/"), name.endswith("/")
         if bare_name.startswith(".") and not part.startswith("."):
             continue
@@ -296,8 +301,8 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
                 yield from _matches(tree, folder + name, tuple(next_parts))
 
 
-def _last_part(name: str) -> str:
-    """Return the last part of a name."""
+def _base_name(name: str) -> str:
+    """Return the name of a file or folder without its parent folders and without a final slash."""
     return name.rstrip("/").rpartition("/")[2]
 
 
@@ -305,7 +310,7 @@ def _check_one_format(names: Sequence[str], location: str) -> None:
     """Raise DataError for files whose endings belong to several formats."""
     by_format: dict[str | None, str] = {}
     for name in names:
-        by_format.setdefault(format_by_ending(name), _last_part(name))
+        by_format.setdefault(format_by_ending(name), _base_name(name))
     if len(by_format) > 1:
         raise DataError(
             f"{location} has files of several formats ({some(list(by_format.values()))})",
@@ -317,4 +322,5 @@ def _natural_key(name: str) -> Any:
     """Return the key of the natural order: by folder, then by numbers (part-2 before part-10)."""
     # Splitting by a group leaves the numbers at the odd places.
     split_parts = [re.split(r"([0-9]+)", part) for part in name.rstrip("/").split("/")]
-    return [[int(k) if i % 2 else k for i, k in enumerate(part)] for part in split_parts], name
+    keys = [[int(text) if i % 2 else text for i, text in enumerate(part)] for part in split_parts]
+    return keys, name

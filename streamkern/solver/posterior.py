@@ -1,4 +1,4 @@
-"""Variance of f(x) for the least-squares model, as the mean of a Gaussian process.
+"""Variance of f(x), where f is a least-squares model: the posterior mean of a Gaussian process.
 
 Consider a Gaussian process with covariance s k, where the target of row i is the value at x_i plus
 noise of variance sigma^2 / w_i. Its posterior mean is kernel ridge regression with the ridge
@@ -20,8 +20,9 @@ Wahba 1983):
 
     sigma^2 = sum_i w_i (y_i - f(x_i))^2 / (n - gamma),   s = alpha^T K alpha / gamma.
 
-For a draw from the process, with the ridge tau / n, both estimates are unbiased. s is not computed
-from the ridge, as sigma^2 / (n ridge), because a model of few centers has its lowest error with
+If all rows are centers and the targets are a draw from the process, both estimates are unbiased
+with the ridge tau / n; with fewer centers, f is not the posterior mean. s is not computed from the
+ridge, as sigma^2 / (n ridge), because a model of few centers has its lowest error with
 hardly any ridge, for which this s would be far too large.
 """
 
@@ -51,7 +52,7 @@ class Posterior:
     """Posterior of the model, on the host, in float64, in the solver's scaling of the targets.
 
     basis : U (p, p), with a row for each center; see the module docstring.
-    lam : (p,) eigenvalues of the information of the rows in this basis.
+    lam : (p,) eigenvalues of R^-1 G R^-T, descending.
     noise : (c,) variance sigma^2 of a row of weight 1, for each output.
     prior : (c,) variance s of f(x) at unit k(x, x), for each output.
     """
@@ -78,8 +79,8 @@ class Posterior:
     def describe(self, scale: Floats) -> dict[str, list[float]]:
         """Return standard deviations, (c,) each, in units of the targets or of their logarithms.
 
-        "noise" is the deviation of the targets' noise, "prior" that of f(x) at k(x, x) = 1, before
-        any row is known.
+        "noise" is the standard deviation of the targets' noise, and "prior" the standard deviation
+        of f(x) at k(x, x) = 1 before any row is known. The fields of the same names are variances.
 
         scale : (c,) scale of the targets.
         """
@@ -90,13 +91,14 @@ class Posterior:
     def deviations(self, op: KernelOperator, Z: Points, X: Array) -> Array:
         """Return standard deviations of f(x), without the noise of the targets: (m, c) float64.
 
-        The array is on the device. Takes 2 m p (p + c) FLOPs and 20 m p bytes.
+        The array is on the device. Takes 2 m p (p + c) FLOPs besides the kernel values K(x, Z),
+        and k(x, x), and 16 m p bytes.
 
         X : (m, d) transformed rows.
         """
         xp, backend = op.backend.xp, op.backend
         x = op.points(X, right=True)
-        k_xx = op.gram(x).diagonal().astype(np.float64)
+        k_xx = op.diagonal(x).astype(np.float64)
         K = op.matrix(x, Z).astype(np.float64)
         phi = backend.matmul(K, backend.asarray(self.basis), xp.empty(K.shape))
         phi *= phi
@@ -112,14 +114,14 @@ class Posterior:
         return xp.sqrt(variance, out=variance)
 
 
-def diagonalise_pair(backend: Backend, R: Array, S: Array) -> tuple[Array, Array]:
-    """Return U (p, p) and lam (p,) with U^T R R^T U = I and U^T R S R^T U = diag(lam).
+def diagonalise_pair(backend: Backend, R: Array, A: Array) -> tuple[Array, Array]:
+    """Return U (p, p) and lam (p,) with U^T R R^T U = I and U^T R A R^T U = diag(lam).
 
     lam is descending. Takes about 9 p^3 FLOPs, most of them for the eigenvectors.
 
     R : (p, p) lower triangular.
-    S : (p, p) symmetric.
+    A : (p, p) symmetric, R^-1 G R^-T in the module docstring.
     """
-    lam, V = backend.top_eigh(S, len(S))
+    lam, V = backend.top_eigh(A, len(A))
     U = backend.solve_lower(R, backend.xp.ascontiguousarray(V), transposed=True)
     return U, backend.xp.maximum(lam, 0)

@@ -40,9 +40,9 @@ from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.store import open_store
 from streamkern.store.writer import statistics_json
 from streamkern.store.zarr_json import (
+    mark_with_digests,
     read_documents,
     root_metadata,
-    seal_mark,
     store_documents,
     store_mark,
 )
@@ -124,7 +124,7 @@ class StoreAppender(ChunkOutput):
             old_crcs = self._old_store.stored_chunks.read_crcs()[: self._first_chunk]
             crc = self._write_crcs(self._group, self._crc_table, old_crcs)
             arrays = self._documents()
-            mark = seal_mark({**self._attributes(stats), "crc": crc}, arrays)
+            mark = mark_with_digests({**self._attributes(stats), "crc": crc}, arrays)
             root = root_metadata(mark, arrays, self._other_attributes())
             self._sync_new_files()
             self._check_unchanged()  # again, because the sync may take long
@@ -189,7 +189,7 @@ class StoreAppender(ChunkOutput):
         old_spec = self._old_store.spec
         old_states = [*self._mark.get("before", []), [old_spec.n_rows, old_spec.fingerprint]]
         return {
-            # `seal_mark` adds the digests of the new metadata.
+            # `mark_with_digests` adds the digests of the new metadata.
             **{k: v for k, v in self._mark.items() if k not in ("metadata", "metadata_digest")},
             "made_from": None,  # no single call could reproduce the store
             "appends": self._appends,

@@ -1,7 +1,7 @@
 """Write the chunks of a store, several at a time, record them in its journal, and read them back.
 
-When a killed call is repeated, it verifies the chunks in the store by their digests and keeps them.
-Only the other chunks are made again.
+When a killed call is repeated, it keeps the chunks whose digests are correct, and makes the others
+again.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ class Journal:
 
     Attributes
     ----------
-    digests : (chunks, bytes) uint8, the same in memory
+    digests : (chunks, bytes) uint8, a copy of `array` in memory
     """
 
     digests: NDArray[np.uint8]
 
     def __init__(self, array: Any) -> None:
         self._chunks = ChunkWriter(array)
-        self._lock = threading.Lock()  # an older slab must not overwrite a newer one
+        # Guards `digests` and the order of writes: an older slab must not overwrite a newer one.
+        self._lock = threading.Lock()
         try:
             self.digests = np.array(array[:], dtype=np.uint8)
         except (ValueError, RuntimeError):  # with a damaged journal no chunk is known to be done
@@ -119,10 +120,10 @@ class ChunkOutput(ABC):
     ) -> None:
         """Write chunk `i`, given as the fields of a `RowBlock`.
 
-        Every chunk has `chunk_rows` rows, the last one the remaining rows. Chunks may come in any
-        order, and on several threads. Non-finite values and ids outside the classes are refused.
+        Every chunk but the last one has `chunk_rows` rows. Chunks may come in any order, and on
+        several threads. Non-finite values and ids outside the classes are refused.
 
-        row_ids : row numbers in the source; None: their positions in the store
+        row_ids : row numbers; None: the positions of the rows in the store
         """
         if row_ids is None:
             row_ids = i * self.spec.chunk_rows + np.arange(len(X), dtype=layout.ROW_NUMBER_DTYPE)
@@ -162,7 +163,10 @@ class ChunkOutput(ABC):
         """Publish the store in one step, and return its spec."""
 
     def _first_damaged_chunk(self, start: int = 0) -> int | None:
-        """Return the first chunk from `start` on that is not in the store as written, or None."""
+        """Return the first chunk from `start` on that the store does not hold intact, or None.
+
+        Chunks that this process wrote or read back are not read again.
+        """
         chunks = range(start, self.spec.n_chunks)
         return next((i for i in chunks if i not in self._crcs and self.read_back(i) is None), None)
 
@@ -209,10 +213,13 @@ def create_array(
 
 
 DEFAULT_MEMORY = 1 << 30
-_REMOTE_WRITERS = 16  # chunks written at a time to a network
-# Copies of a chunk being made and written: the rows as read, the cast, the results of two
-# transforms, and five for digesting, compressing and writing it, less those freed by then.
+"""Bytes that a call may take unless it is told another number."""
+_REMOTE_WRITERS = 16
+"""Number of chunks that are written at a time to a network."""
 COPIES_PER_CHUNK = 8
+"""Largest number of copies of a chunk that are assumed to exist at once while it is made and
+written: the rows as read, the cast, the results of two transforms, and copies for digesting,
+compressing and writing it."""
 
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
@@ -250,8 +257,14 @@ def refuse_same_location(
 
 
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
-    """Return the number of chunks to make and write at a time; more for writes to a network."""
-    # On a disk, two more than there are cores, because some threads wait for writes.
+    """Return the number of chunks to make and write at a time.
+
+    It is 16 for a network and two more than there are cores for a disk, or as many as fit in memory
+    if these are fewer, but at least 1.
+
+    memory, chunk_bytes : bytes of the whole call, and of a chunk
+    """
+    # More threads than cores, because some of them wait for writes.
     desired = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
     return max(1, min(desired, memory // (COPIES_PER_CHUNK * chunk_bytes)))
 
@@ -264,8 +277,8 @@ def fill_store(
 ) -> StoreSpec:
     """Write all chunks of a store and publish it; return its spec.
 
-    Chunks whose rows `writer.statistics()` includes are finished. Of the other chunks, those that
-    the store has already are kept if their digests are correct.
+    Chunks that hold only rows of `writer.statistics()` are not touched. Of the other chunks, those
+    that the store has already are kept if their digests are correct.
 
     Parameters
     ----------
@@ -293,7 +306,7 @@ def _chunk_statistics(
 ) -> Iterator[RunningStatistics]:
     """Write the chunks; yield the statistics of each in order, once it is in the store.
 
-    old_rows : the statistics of the old rows
+    old_rows : statistics of the rows that the store had before an append; empty for a new store
     """
     n_old, chunk_rows = old_rows.n_rows, writer.spec.chunk_rows
 

@@ -1,4 +1,7 @@
-"""Read slices, attributes, dimensions and members of arrays and groups of several libraries."""
+"""Read arrays and groups of Zarr, h5py, xarray and NetCDF, whose conventions differ.
+
+They differ in their slices, attributes, names of dimensions, and members of groups.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,10 @@ _NUMBER_PARSERS: tuple[Callable[[str], Any], ...] = (int, float, _float_from_bas
 
 
 def number_in_dtype(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
-    """Convert a number to a dtype; return None if the dtype cannot hold it.
+    """Convert a number to a dtype; return None if an integer or boolean dtype cannot hold it.
+
+    A float dtype rounds the number, and makes it infinite beyond its range, as in an array that was
+    cast to this dtype.
 
     wraps : whether integers outside the range of the dtype wrap around, as in an array that stores
         signed numbers as unsigned ones
@@ -143,11 +149,12 @@ _COMPOUND_MEMBERS = (CSR_MEMBERS, ("codes", "categories"), ("values", "mask"))
 _MAX_MESSAGE_NAMES = 12
 """Largest number of names in a message."""
 _MAX_MEMBERS, _MAX_DEPTH = 200, 4
-"""Largest number of members that are read for a message, and largest depth of their groups."""
+"""Largest number of members that are read for a message, because each may be a request to object
+storage; and the largest depth of their groups."""
 
 
 def missing_member_text(name: str, group: Any, location: str) -> str:
-    """Return the error message that the group lacks an array; it lists the arrays that exist."""
+    """Return the error message for a missing array of a group; it lists the arrays that exist."""
     paths = []
     try:
         member = group.get(name)
@@ -166,11 +173,18 @@ def missing_member_text(name: str, group: Any, location: str) -> str:
 
 
 def _paths(group: Any) -> Iterator[str]:
-    """Yield the paths of the arrays in a group, and of the groups that stand for one array."""
+    """Yield the paths of the arrays in a group, and of the groups that stand for one array.
+
+    They are read level by level. If there are more than `_MAX_MEMBERS` members, the last text is an
+    ellipsis in place of the others.
+    """
     queue, n_read = [("", group, 0)], 0
-    while queue and n_read < _MAX_MEMBERS:
+    while queue:
         path, parent, depth = queue.pop(0)
         for name in sorted(parent.keys()):
+            if n_read == _MAX_MEMBERS:
+                yield "..."
+                return
             member, n_read = parent.get(name), n_read + 1
             member_path = f"{path}/{name}".lstrip("/")
             if hasattr(member, "shape") or stands_for_array(member):
@@ -187,5 +201,5 @@ def stands_for_array(member: Any) -> bool:
 
 
 def is_group(member: Any) -> bool:
-    """Return whether `member` is a group of zarr or h5py."""
+    """Return whether `member` has keys and attributes, as groups and xarray's Datasets have."""
     return hasattr(member, "keys") and hasattr(member, "attrs")

@@ -36,7 +36,7 @@ from streamkern.store.layout import StoreSpec, id_dtype
 from streamkern.store.sample_weights import WEIGHT_DTYPE
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import RunningStatistics, Statistics
-from streamkern.store.zarr_json import sealed_mark
+from streamkern.store.zarr_json import mark_with_stored_digests
 
 if TYPE_CHECKING:
     import os
@@ -229,7 +229,7 @@ class StoreWriter(ChunkOutput):
                 del group["crc"]
             crc = self._write_crcs(group, "crc", np.empty((0, len(arrays)), np.uint32))
             state = {**self._attributes(stats), "crc": crc}
-            state = sealed_mark(state, group.store, group.path, self.url)
+            state = mark_with_stored_digests(state, group.store, group.path, self.url)
             publish_group(group, state, self._check_claim)
         return layout.spec_from_attributes(arrays["X"], arrays["y"], arrays.get("w"), state)
 

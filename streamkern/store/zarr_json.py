@@ -2,8 +2,9 @@
 
 Zarr accepts the metadata that it finds, so one altered character may mean another codec, or drop an
 attribute. The store's `streamkern` attribute therefore records a SHA-256 of each array's zarr.json,
-and another one of the group's metadata. The arrays are marked, too: a group that has lost its
-attribute is recognised as a damaged store, not taken for a foreign one.
+and another one of the group's metadata. A group that has lost its attribute, but whose zarr.json
+still contains a text of streamkern, is recognised as a damaged store, not taken for a foreign one.
+(`metadata.py` also looks for the marks of the arrays.)
 
 After an append, the zarr.json of the group repeats the metadata of the arrays, as consolidated
 metadata, which zarr and xarray also read. So the replacement of one file switches from the old
@@ -56,8 +57,8 @@ def store_documents(store: Any, path: str, url: str) -> Documents | None:
     CorruptChunkError
         The group is a store of streamkern, but a part of its metadata is missing or altered.
     DataError
-        The store is unfinished or has another schema, or streamkern wrote the group as something
-        else.
+        The URL is a single array; the store is unfinished or has another schema; or streamkern
+        wrote the group as something else.
     """
     root = _group_document(store, path, url)
     mark = None if root is None else _checked_mark(root, url)
@@ -81,10 +82,15 @@ def store_documents(store: Any, path: str, url: str) -> Documents | None:
 def store_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
     """Return the `streamkern` attribute of a group; None for a foreign group.
 
-    The digest of a finished store is checked.
+    The digest of a store of the present schema is checked if the store is finished or has a digest.
 
-    Raises CorruptChunkError if zarr.json is not JSON, or if a group of streamkern has lost its
-    attribute, or has one that does not match its digest.
+    Raises
+    ------
+    CorruptChunkError
+        zarr.json is not JSON, or a group of streamkern has lost its attribute, or has one that does
+        not match its digest.
+    DataError
+        The URL is a single array.
     """
     root = _group_document(store, path, url)
     return None if root is None else _checked_mark(root, url)
@@ -108,7 +114,7 @@ def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None
         return None
     is_finished = mark.get("status") == "complete" and mark.get("kind") == STORE
     needs_digest = mark.get("schema") == STORE_SCHEMA and (is_finished or _DIGEST_KEY in mark)
-    if needs_digest and _digest(root, mark) != mark.get(_DIGEST_KEY):
+    if needs_digest and _group_digest(root, mark) != mark.get(_DIGEST_KEY):
         raise CorruptChunkError(f"zarr.json of {redact(url)} does not match its digest", _REMEDY)
     return mark
 
@@ -147,9 +153,11 @@ def lost_mark_error(url: str) -> CorruptChunkError:
     )
 
 
-def sealed_mark(mark: Mapping[str, Any], store: Any, path: str, url: str) -> dict[str, Any]:
+def mark_with_stored_digests(
+    mark: Mapping[str, Any], store: Any, path: str, url: str
+) -> dict[str, Any]:
     """Return the attribute of a finished store, with digests of the stored zarr.json files."""
-    return seal_mark(mark, read_documents(store, path, url, layout.array_names(mark)))
+    return mark_with_digests(mark, read_documents(store, path, url, layout.array_names(mark)))
 
 
 def read_documents(
@@ -157,14 +165,19 @@ def read_documents(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the contents of the stored zarr.json files of arrays, by name."""
     files = zip(names, _read_zarr_json(store, path, names), strict=True)
-    return {name: _parse_zarr_json(data or b"", f"{name} of {redact(url)}") for name, data in files}
+    return {
+        name: _parse_zarr_json(data or b"", f"{name}/zarr.json of {redact(url)}")
+        for name, data in files
+    }
 
 
-def seal_mark(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def mark_with_digests(
+    mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the attribute of a finished store, with the digests of its arrays' documents."""
     digests = {name: document_digest(document) for name, document in arrays.items()}
     as_json = json.loads(json.dumps({**mark, "metadata": digests}))
-    return {**as_json, _DIGEST_KEY: _digest(_GROUP_METADATA, as_json)}
+    return {**as_json, _DIGEST_KEY: _group_digest(_GROUP_METADATA, as_json)}
 
 
 def root_metadata(
@@ -172,7 +185,7 @@ def root_metadata(
 ) -> bytes:
     """Return the zarr.json of a group with consolidated metadata.
 
-    mark : the `streamkern` attribute with its digests, see `seal_mark`
+    mark : the `streamkern` attribute with its digests, see `mark_with_digests`
     arrays : documents of the arrays
     attributes : the group's other attributes
     """
@@ -198,7 +211,7 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return json_digest({name: value for name, value in document.items() if name != "attributes"})
 
 
-def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
+def _group_digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the group's metadata and attribute, except for the digest itself.
 
     root : the group's zarr.json

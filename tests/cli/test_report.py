@@ -23,7 +23,7 @@ from streamkern.cli.page.facts import read_facts
 from streamkern.cli.page.html import NO_VALUE
 from streamkern.cli.page.page import REPORT_MARK
 from streamkern.cli.page.setup_sections import _noise_chart
-from streamkern.cli.report import _held_out_predictions
+from streamkern.cli.report import _test_predictions
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -358,7 +358,7 @@ def test_calibration_and_time_line_labels_are_legible(
             (text) => text.getBoundingClientRect().height)]"""
     (_, narrow), (scrolls, wide) = ask_pages(tmp_path, [(out, 400), (out, 1280)], script)
     assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
-    assert len(table_rows(parse_page(out.read_text()), "Predictions on held-out rows")) == 2
+    assert len(table_rows(parse_page(out.read_text()), "Predictions on test rows")) == 2
     assert not any(scrolls)
     assert len(narrow) == len(wide) == 1
     assert min(*narrow, *wide) > 10
@@ -392,12 +392,12 @@ def section_text(page: Any, title: str) -> str:
 
 
 @pytest.mark.slow
-def test_report_shows_held_out_predictions(
+def test_report_shows_test_predictions(
     run: Run, folder: Path, page_of_one: str, tmp_path: Path
 ) -> None:
     """Check that the section exists if the test data does, and is left out otherwise."""
     out, page = tmp_path / "page.html", parse_page(page_of_one)
-    lines = table_rows(page, "Predictions on held-out rows")
+    lines = table_rows(page, "Predictions on test rows")
     counts = np.array([[int(cell) for cell in cells] for cells in lines.values()])
     accuracy = json.loads(run("info", folder / "one", "--json")[1])["metrics"]["test_accuracy"]
     assert counts.sum() == len(X) - 500
@@ -412,20 +412,22 @@ def test_report_shows_held_out_predictions(
         assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == 60
     shutil.rmtree(tmp_path / "test.zarr")
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
-    assert section_text(parse_page(out.read_text()), "Predictions on held-out rows") == ""
+    assert section_text(parse_page(out.read_text()), "Predictions on test rows") == ""
 
 
 def test_report_draws_calibration_curve(run: Run, folder: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "page.html", tmp_path / "calibrated"
     assert main.run_command(["train", *train_arguments(folder, path, "run.calibrate=true")]) == DONE
-    held_out = _held_out_predictions(read_facts(path), str(path), {})
-    assert held_out is not None
-    assert held_out.reliability is not None
+    predictions = _test_predictions(read_facts(path), str(path), {})
+    assert predictions is not None
+    assert predictions.reliability is not None
     model = streamkern.load(path)
     p = model.predict_proba(X[500:])
     is_right = model.classes_[p.argmax(axis=1)] == Y[500:]
     shares, means = calibration_curve(is_right, p.max(axis=1), n_bins=15)
-    np.testing.assert_allclose(held_out.reliability, np.stack([means, shares], axis=1), atol=1e-6)
+    np.testing.assert_allclose(
+        predictions.reliability, np.stack([means, shares], axis=1), atol=1e-6
+    )
     assert run("report", path, "--out", out)[0] == DONE
     page = parse_page(out.read_text())
     (drawing,) = (s for s in page.iter() if s.get("aria-label", "").startswith("Reliability"))
@@ -438,11 +440,11 @@ def test_report_names_the_drawn_output(run: Run, tmp_path: Path) -> None:
     location, out = tmp_path / "two", tmp_path / "page.html"
     assert main.run_command(["train", *train_arguments(tmp_path, location)]) == DONE
     assert run("report", location, "--out", out)[0] == DONE
-    text = section_text(parse_page(out.read_text()), "Predictions on held-out rows")
+    text = section_text(parse_page(out.read_text()), "Predictions on test rows")
     assert "The charts show the first of 2 outputs." in text
 
 
-def test_report_reads_held_out_rows_like_the_run(
+def test_report_reads_test_rows_like_the_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the rows come from the arrays that the settings name; without memory for them, the
@@ -456,9 +458,9 @@ def test_report_reads_held_out_rows_like_the_run(
     assert (
         main.run_command(["train", *train_arguments(tmp_path, tmp_path / "run", *settings)]) == DONE
     )
-    held_out = _held_out_predictions(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
-    assert held_out is not None
-    true, predicted = held_out.pairs.T
+    predictions = _test_predictions(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
+    assert predictions is not None
+    true, predicted = predictions.pairs.T
     np.testing.assert_allclose(np.sort(true), np.sort(X[200:260, 0]))
     assert np.corrcoef(true, predicted)[0, 1] > 0.9
 
@@ -469,7 +471,7 @@ def test_report_reads_held_out_rows_like_the_run(
     monkeypatch.setattr("streamkern.cli.model.load_model", raise_memory_error)
     out = tmp_path / "page.html"
     assert run("report", tmp_path / "run", "--out", out)[0] == DONE
-    assert section_text(parse_page(out.read_text()), "Predictions on held-out rows") == ""
+    assert section_text(parse_page(out.read_text()), "Predictions on test rows") == ""
 
 
 def test_resolved_auto_value_is_not_a_differing_setting(run: Run, tmp_path: Path) -> None:

@@ -88,7 +88,10 @@ SUPPORTED_LABELS: dict[str, Any] = {
 }
 
 TYPE_MESSAGE = " is of type "
+TIME_ZONE_MESSAGE = "with a time zone"
 CHARACTER_MESSAGE = "has a character that files cannot store"
+CONVERSION_MESSAGES = (TYPE_MESSAGE, TIME_ZONE_MESSAGE)
+"""Parts of the messages that propose a conversion of y."""
 # Name -> labels, and a part of the error message.
 UNSUPPORTED_LABELS: dict[str, tuple[Any, str]] = {
     "surrogate": (object_array(["\ud800", "a", "b"]), CHARACTER_MESSAGE),
@@ -114,7 +117,7 @@ UNSUPPORTED_LABELS: dict[str, tuple[Any, str]] = {
     "Period": (pd.Series(pd.PeriodIndex(array_of_labels(DAYS), freq="D")), TYPE_MESSAGE),
     "time zone": (
         pd.Series(array_of_labels(DAYS.astype("M8[ns]"))).dt.tz_localize("UTC"),
-        "with a time zone",
+        TIME_ZONE_MESSAGE,
     ),
 }
 
@@ -181,7 +184,7 @@ def test_labels_keep_their_dtype(name: str, tmp_path: Path) -> None:
         assert predicted.dtype == expected.dtype
         assert classifier.classes_.dtype == predicted.dtype
         assert set(classifier.classes_.tolist()) == set(expected.tolist())
-        # Comparing as many rows as there are classes is enough.
+        # All predictions have one dtype, so comparing the types of a few of them is enough.
         assert all(type(a) is type(b) for a, b in zip(classifier.classes_, predicted, strict=False))
         assert np.mean(predicted == expected) == classifier.score(X, y) > 0.5
     np.testing.assert_array_equal(model.predict(X), loaded.predict(X))
@@ -263,11 +266,7 @@ def converted_as_proposed(y: Any, error: DataError) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name, (_, message) in UNSUPPORTED_LABELS.items()
-        if message in (TYPE_MESSAGE, "with a time zone")
-    ],
+    [name for name, (_, message) in UNSUPPORTED_LABELS.items() if message in CONVERSION_MESSAGES],
 )
 def test_remedy_for_labels_works(name: str) -> None:
     y, model = UNSUPPORTED_LABELS[name][0], KernelClassifier(**SETTINGS)

@@ -1,4 +1,4 @@
-"""svmlight files are read as scikit-learn reads them, in bounded memory, or refused by row."""
+"""svmlight files are read as scikit-learn reads them, in pieces, or refused by line."""
 
 from __future__ import annotations
 
@@ -31,13 +31,19 @@ def test_svmlight_rows_equal_scikit_learn(
     monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", 700)
     path = tmp_path / "a.svm"
     dump_svmlight_file(
-        MATRIX, LABELS, str(path), zero_based=zero_based, comment="hi", query_id=np.arange(200)
+        MATRIX,
+        LABELS,
+        str(path),
+        zero_based=zero_based,
+        comment="text",
+        query_id=np.arange(200),
     )
     truth, labels = load_svmlight_file(str(path), n_features=30, zero_based=zero_based)
     target = tmp_path / f"b.{suffix}"
     text = path.read_bytes()
     target.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
-    for block_bytes in (8 * 30 * 7, 1 << 20):
+    bytes_of_7_rows = 7 * 30 * 8
+    for block_bytes in (bytes_of_7_rows, 1 << 20):
         X, y = read_arrays(target, block_bytes=block_bytes)
         np.testing.assert_array_equal(X, truth.toarray())
         np.testing.assert_array_equal(y, labels)
@@ -124,18 +130,22 @@ def test_query_ids_are_ignored_with_a_warning(tmp_path: Path) -> None:
 def test_model_of_arrays_needs_unambiguous_feature_numbering(
     tmp_path: Path,
 ) -> None:
-    rows = np.round(RNG.normal(size=(40, 4)), 3)
+    """Check which files show by themselves whether their feature numbers begin at 0 or at 1.
+
+    A file has the number 0 only if they begin at 0, and the number 4 only if they begin at 1.
+    """
+    rows = np.round(np.random.default_rng(1).normal(size=(40, 4)), 3)
     model = streamkern.KernelRegressor(n_centers=9, epochs=1, run_dir=tmp_path / "run")
     model.fit(rows, rows[:, 0])
     path, out = tmp_path / "a.svm", tmp_path / "out.npy"
-    actual = []
-    for left_out in ([], [0], [3], [0, 3]):
+    # Columns that are 0 -> whether the file is read if the numbers begin at 0, and if at 1.
+    are_read = {(): (True, True), (0,): (False, True), (3,): (True, False), (0, 3): (False, False)}
+    for left_out, expected in are_read.items():
         reduced = rows.copy()
-        reduced[:, left_out] = 0
-        for zero_based in (True, False):
+        reduced[:, list(left_out)] = 0
+        for zero_based, is_read in zip((True, False), expected, strict=True):
             dump_svmlight_file(reduced, rows[:, 0], str(path), zero_based=zero_based)
             out.unlink(missing_ok=True)
             code = run_command(["predict", str(tmp_path / "run"), str(path), str(out), "--x", "4"])
-            actual.append(code == 0)
+            assert (code == 0) == is_read, (left_out, zero_based)
             assert not out.exists() or np.allclose(np.load(out), model.predict(reduced))
-    assert actual == [True, True, False, True, True, False, False, False]

@@ -37,7 +37,7 @@ from streamkern.kernels.builtin import (
     Sum,
     get_kernel,
 )
-from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.products import DIAGONAL_ROWS, KernelOperator
 from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
@@ -170,6 +170,18 @@ def test_every_kernel_is_positive_semidefinite(kernel: Kernel) -> None:
     gram = K.gram(both(K, X))
     lam = np.linalg.eigvalsh((gram + gram.T) / 2)
     assert lam.min() > -1e-7 * lam.max()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_diagonal_equals_diagonal_of_gram(kind: type[Backend]) -> None:
+    """Check more rows than one kernel matrix is computed for, of kernels of every geometry."""
+    X = rows(0, DIAGONAL_ROWS + 70, 5)
+    for kernel in (Gaussian(1.5), LaplaceL1(2.0), Polynomial(3, 0.1, 2), ReluNTK(3),
+                   0.5 * Laplace(3.0) + Gaussian(1.0) * Polynomial(2, 0.5, 1)):  # fmt: skip
+        K = KernelOperator(kernel, kind(1), "float64")
+        points = K.points(np.float64(X), right=True)
+        np.testing.assert_allclose(K.diagonal(points), K.gram(points).diagonal(), rtol=1e-14)
+        assert len(K.diagonal(points[:0])) == 0
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

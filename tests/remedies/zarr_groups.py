@@ -15,7 +15,7 @@ import zarr
 from zarr.storage import LocalStore
 
 import streamkern as sk
-from streamkern.store.zarr_json import sealed_mark
+from streamkern.store.zarr_json import mark_with_stored_digests
 from tests.remedies import Case, N, X, Y
 
 COVERED = (
@@ -163,7 +163,7 @@ def damage_cases() -> list[Case]:
 
     def sealed_nonsense(root: Path) -> None:
         edit("X/zarr.json", lambda d: d.update(shape=[-3, 6]))(root)
-        edit("zarr.json", lambda d: d["attributes"].update(streamkern=sealed_mark(
+        edit("zarr.json", lambda d: d["attributes"].update(streamkern=mark_with_stored_digests(
             d["attributes"]["streamkern"], LocalStore(root), "", str(root))))(root)  # fmt: skip
 
     def text(content: str) -> Callable[[Path], Any]:

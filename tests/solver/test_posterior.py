@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 
 import streamkern
+from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.kernels.builtin import Gaussian
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
+from streamkern.solver.posterior import Posterior
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from tests.plans import solver_settings
@@ -130,6 +135,22 @@ def test_standard_deviations_in_float32_and_of_nonstationary_kernels(kernel: str
     largest_variance = 1.0 if kernel == "laplace" else float((1 + (X**2).sum(axis=1)).max()) ** 3
     off = np.abs(single_std**2 - exact**2) - 1e-3 * exact**2
     assert (off < 3e-6 * logged_value(single, "prior") ** 2 * largest_variance).all()
+
+
+def test_memory_of_standard_deviations_is_linear_in_rows() -> None:
+    """Check the bytes that the docstring gives, which exclude an (m, m) matrix of the rows."""
+    m, p = 4000, 100
+    op = KernelOperator(Gaussian(2.0), Backend(1), "float64")
+    Z, many = op.points(rows(4, p, 3), right=True), rows(5, m, 3)
+    posterior = Posterior(np.eye(p), np.ones(p), np.ones(1), np.ones(1))
+    posterior.deviations(op, Z, many)  # allocates workspaces
+    tracemalloc.start()
+    try:
+        posterior.deviations(op, Z, many)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 16 * m * p <= peak < 1.5 * 16 * m * p
 
 
 # -- saved models and files ----------------------------------------------------------------------

@@ -25,7 +25,7 @@ from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import Store, open_store
-from streamkern.store.zarr_json import sealed_mark
+from streamkern.store.zarr_json import mark_with_stored_digests
 from tests import bit_flips
 from tests.raw_files import memory_url
 from tests.traced_memory import traced_memory
@@ -377,7 +377,7 @@ def test_invalid_metadata_with_valid_digests_are_reported(tmp_path: Path) -> Non
         mark: Any = json.loads((root / "zarr.json").read_text())
         attribute = mark["attributes"]["streamkern"]
         store = zarr.storage.LocalStore(root)
-        mark["attributes"]["streamkern"] = sealed_mark(attribute, store, "", str(root))
+        mark["attributes"]["streamkern"] = mark_with_stored_digests(attribute, store, "", str(root))
         (root / "zarr.json").write_text(json.dumps(mark))
         with pytest.raises(
             DataError, match=r"the metadata of .*s are unaltered, but cannot be read"

@@ -21,8 +21,8 @@ Hide = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class HeldOutPredictions:
-    """Predictions for held-out rows.
+class TestPredictions:
+    """Predictions for test rows, or for a random part of them.
 
     n_rows : number of rows that were predicted
     n_data_rows : number of rows of the data set
@@ -84,7 +84,7 @@ class RunFacts:
     notes: tuple[str, ...]
     columns: Mapping[str, Any] | None = None
     test: str | None = None
-    predictions: HeldOutPredictions | None = None
+    predictions: TestPredictions | None = None
 
     @property
     def settings(self) -> dict[str, Any]:

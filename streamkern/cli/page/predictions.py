@@ -1,4 +1,4 @@
-"""The section of predictions on held-out rows: against the truth, or counted by class."""
+"""The section of predictions on test rows: against the truth, or counted by class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.cli.page.charts import scatter_chart
-from streamkern.cli.page.facts import HeldOutPredictions, RunFacts
+from streamkern.cli.page.facts import RunFacts, TestPredictions
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count_cell, run_label, section
 from streamkern.predict.evaluation import reliability_sums
@@ -30,7 +30,7 @@ MAX_TABLE_CLASSES = 20
 """Largest number of classes with a full table, and of mistakes in the table for more classes."""
 
 
-def held_out_predictions(model: KernelModel, source: BaseSource) -> HeldOutPredictions | None:
+def predict_test_rows(model: KernelModel, source: BaseSource) -> TestPredictions | None:
     """Return predictions of a sample of rows; None if their targets are shares of classes."""
     source = model.align_source(source, with_targets=True)
     n = min(MAX_REPORT_ROWS, source.n_rows)
@@ -42,12 +42,12 @@ def held_out_predictions(model: KernelModel, source: BaseSource) -> HeldOutPredi
     truth = y.reshape(len(y), -1)[:, 0]
     pairs = np.column_stack([truth, predictions]).astype(np.float64)
     if model.classes is None:
-        return HeldOutPredictions(len(y), source.n_rows, None, pairs, F.shape[1])
+        return TestPredictions(len(y), source.n_rows, None, pairs, F.shape[1])
     calibration = model.calibration
     reliability = None
     if calibration is not None and calibration.probabilities is not None:
         reliability = _reliability_points(calibration.probabilities(F), truth)
-    return HeldOutPredictions(
+    return TestPredictions(
         len(y), source.n_rows, tuple(model.classes), pairs, reliability=reliability
     )
 
@@ -70,23 +70,25 @@ def predictions_section(runs: Sequence[RunFacts]) -> Html:
     parts = [
         _prediction_charts(run, k) for k, run in enumerate(runs) if run.predictions is not None
     ]
-    return section("Predictions on held-out rows", *parts)
+    return section("Predictions on test rows", *parts)
 
 
 def _prediction_charts(run: RunFacts, k: int) -> Html:
     """Return charts for values, or tables and a chart for classes, of run k."""
-    held_out = run.predictions
-    assert held_out is not None
-    all_rows = held_out.n_rows == held_out.n_data_rows
-    of_text = "" if all_rows else f" of {held_out.n_data_rows:,}, at random"
-    heading = tag("p", run_label(run, k), f" {held_out.n_rows:,} rows of the test data{of_text}.")
-    if held_out.names is not None:
-        counts = _confusion_table(held_out.pairs.astype(np.int64), held_out.names)
-        return joined_html([heading, counts, _reliability_chart(held_out.reliability, k)])
-    if held_out.n_outputs > 1:
-        note = f"The charts show the first of {held_out.n_outputs} outputs."
+    predictions = run.predictions
+    assert predictions is not None
+    all_rows = predictions.n_rows == predictions.n_data_rows
+    of_text = "" if all_rows else f" of {predictions.n_data_rows:,}, at random"
+    heading = tag(
+        "p", run_label(run, k), f" {predictions.n_rows:,} rows of the test data{of_text}."
+    )
+    if predictions.names is not None:
+        counts = _confusion_table(predictions.pairs.astype(np.int64), predictions.names)
+        return joined_html([heading, counts, _reliability_chart(predictions.reliability, k)])
+    if predictions.n_outputs > 1:
+        note = f"The charts show the first of {predictions.n_outputs} outputs."
         heading = joined_html([heading, tag("p", note)])
-    true, predicted = held_out.pairs[:MAX_CHART_POINTS].T
+    true, predicted = predictions.pairs[:MAX_CHART_POINTS].T
     charts = [
         scatter_chart(
             "Predicted against true", true, predicted, "true value", "predicted value", k,
@@ -103,7 +105,7 @@ def _prediction_charts(run: RunFacts, k: int) -> Html:
 def _reliability_chart(points: Floats | None, k: int) -> Html:
     """Return the chart of accuracy against probability; empty without probabilities.
 
-    points : as in `HeldOutPredictions.reliability`
+    points : as in `TestPredictions.reliability`
     """
     if points is None:
         return NO_HTML

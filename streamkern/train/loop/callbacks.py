@@ -1,7 +1,8 @@
 """Callbacks: objects that observe a run while it trains, and may end it.
 
-They receive every record of the log, and are called after every epoch. An exception in a callback
-ends the run; with a run directory, the same call resumes it.
+They receive the records of the log that are written after `begin`, and are called after every
+epoch. A record is the JSON of an event. An exception in a callback ends the run; with a run
+directory, the same call resumes it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TrainStart:
     step, epoch : int
         Steps and epochs already done, if the run is resumed.
     epochs : int
-        Largest number of epochs.
+        Number of epochs after which the run ends at the latest.
     run_dir : str or None
         The run directory.
     """
@@ -79,7 +80,8 @@ class EpochEnd:
 class Callback:
     """Base class of callbacks, whose methods do nothing; override those you need.
 
-    All methods are called by the training thread between two steps; training waits for them.
+    All methods are called by the training thread before, between or after steps; training waits for
+    them.
     """
 
     def begin(self, run: TrainStart) -> None:
@@ -88,7 +90,9 @@ class Callback:
     def record(self, record: Mapping[str, Any]) -> None:
         """Handle a record of the log: `event`, `step`, `epoch`, `samples`, and fields of the event.
 
-        "train" has `train_mse` and `samples_per_s`, about once a second; "evaluation" has figures.
+        "train" has `samples_per_s` and, if a window of steps has ended since the last record,
+        `train_mse`. It comes at most once a second, and at least every 30 s of steps. "evaluation"
+        has figures. Records of the setup, before `begin`, are not passed.
         """
 
     def pass_ended(self, passed: EpochEnd) -> bool | None:
@@ -168,6 +172,8 @@ class Callbacks:
 
 
 def _end_of(callback: Callback) -> Callable[..., None]:
+    """Return a function with the signature of `__exit__` that calls `end` of the callback."""
+
     def end(kind: object, error: BaseException | None, traceback: object) -> None:
         callback.end(error)
 

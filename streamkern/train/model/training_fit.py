@@ -1,7 +1,7 @@
 """Measure the fit of a model to some of its training rows, and warn if the model is worthless.
 
-Settings, such as a bandwidth of 1e30 or a ridge of 1e3, and automatic choices can result in a model
-that is constant, or that only memorises its centers. A few training rows reveal this.
+A model may be constant, or may only memorise its centers: because of a setting, such as a bandwidth
+of 1e30 or a ridge of 1e3, or because of an automatic choice. A few training rows reveal this.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ MAX_FIT_ROWS, MAX_FIT_UNITS, MAX_FIT_BYTES = 512, 8, 16 << 20
 """Largest number of rows that are evaluated, of units from which they are read, and of bytes that
 they take as float64."""
 FIT_STAGE = 43
-"""Index of the random stream from which these rows are drawn."""
+"""Index of the random stream from which these rows are drawn. `SCORES_STAGE` has the same index, so
+rows of the sample that decided on quantile scores may be among them. The index stays, because with
+another one a repeated run would report other figures."""
 CONSTANT_VARIANCE = 1e-3
 """Ratio of the variances of predictions and targets below which the model counts as constant."""
 WORSE_THAN_MEAN_SE = 3.0
@@ -40,7 +42,8 @@ MIN_STANDARD_ERROR = 1e-300
 """Smallest standard error that is divided by, instead of 0."""
 ISOLATED_KERNEL_SUM, ISOLATED_SHARE = 0.01, 0.9
 """Sum of the kernel values with other centers below which a row is isolated, and the share of
-isolated rows above which the bandwidth counts as too narrow."""
+isolated rows above which the bandwidth counts as too narrow. With a smaller share of distinct rows,
+isolated rows are not counted."""
 MIN_SPAN_SD, SPAN_QUANTILES = 0.2, (0.05, 0.95)
 """Smallest distance between these two quantiles of a feature, in its standard deviations; the
 normal distribution has 3.3."""
@@ -54,44 +57,47 @@ SQUEEZED_NOTE = "nine tenths of the values of feature"
 class TrainingFit(NamedTuple):
     """Fit of a model to some of its training rows.
 
-    The names of the fields are keys of the run log.
+    The names of the fields are keys of the run log. The error is the squared error, or the loss if
+    a loss for numeric targets was minimised. The constant is the mean of the targets of these rows;
+    for such a loss, it is the offset of the model, because a quantile is not a mean.
 
     rows : number of rows that were evaluated
     mse : mean squared error over rows and outputs, on the scale on which targets are learned
-    explained : 1 - (error / error of a constant): R^2 over all outputs for the squared error; with
-        another loss for numeric targets, the constant is the constant part of the model
+    explained : 1 - (error of the model / error of the constant), summed over rows and outputs: R^2
+        for the squared error; None if the error of the constant is not above 0
     spread : variance of the predictions, divided by the variance of the targets
-    worse : error of the model minus the error of the constant, in standard errors
-    alone : share of isolated rows, whose kernel values with all centers not equal to the row are
-        about 0; 0 if it is not computed
-    finds : whether the model predicts more classes right than the most common class does, which is
-        possible even if its outputs hardly vary
+    excess_in_se : error of the model minus the error of the constant, in standard errors
+    isolated_share : share of isolated rows, whose kernel values with all centers not equal to the
+        row are about 0; 0 if it is not computed
+    beats_most_common_class : whether the model predicts more classes right than the most common
+        class does, which is possible even if its outputs hardly vary
     """
 
     rows: int
     mse: float
-    explained: float
+    explained: float | None
     spread: float
-    worse: float
-    alone: float = 0.0
-    finds: bool = False
+    excess_in_se: float
+    isolated_share: float = 0.0
+    beats_most_common_class: bool = False
 
     def warning(self, fixed_settings: Sequence[str] = ()) -> str | None:
         """Return a warning if the model is worthless, else None.
 
         fixed_settings : names of the settings that are not "auto", for the remedy
         """
-        if self.finds:
+        if self.beats_most_common_class:
             return None
         if self.spread < CONSTANT_VARIANCE:
             problem = "its predictions are nearly constant"
-        elif self.worse > WORSE_THAN_MEAN_SE:
-            problem = f"its error on them is {1 - self.explained:.3g} times that of a constant"
-        elif self.alone > ISOLATED_SHARE:
+        elif self.excess_in_se > WORSE_THAN_MEAN_SE:
+            factor = "above" if self.explained is None else f"{1 - self.explained:.3g} times"
+            problem = f"its error on them is {factor} that of a constant"
+        elif self.isolated_share > ISOLATED_SHARE:
             return (
-                f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
-                "centers, and on new rows the model predicts the mean of the targets; give a "
-                'larger bandwidth, or leave bandwidth at "auto"'
+                f"{ISOLATED_NOTE}: {self.isolated_share:.0%} of the training rows are out of reach "
+                "of other centers, and on new rows the model predicts the mean of the targets; "
+                'give a larger bandwidth, or leave bandwidth at "auto"'
             )
         else:
             return None
@@ -116,10 +122,11 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
     kernel_model, block = model(), read_fit_sample(run)
     model_settings = run.config.model
     if text := squeezed_features(kernel_model, block):
-        scores_were_tried = (
+        is_automatic = (
             run.config.data.scale == model_settings.kernel == model_settings.bandwidth == "auto"
         )
-        if not scores_were_tried:  # by `with_scores`, which found no gain
+        # If these settings are automatic, `with_scores` has decided against quantile scores.
+        if not is_automatic:
             text += f", or else set {mention('data.scale', 'quantiles')}"
         warn(text, once=text)
     fit = training_fit(run, kernel_model, block)
@@ -165,8 +172,8 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     name = feature if model.columns is None else repr(model.columns[feature])
     count_text = f" ({len(squeezed)} features are like it)" if len(squeezed) > 1 else ""
     return (
-        f"{SQUEEZED_NOTE} {name} lie within {width[narrowest]:.1g} of its standard deviation, "
-        "which a few large values make, so that the model hardly sees how the others differ"
+        f"{SQUEEZED_NOTE} {name} span only {width[narrowest]:.1g} of its standard deviation, "
+        "because a few values are very large, so that the model hardly distinguishes the others"
         f"{count_text}; give NaN in a data frame, or ingest with na_values, for values that stand "
         "for missing ones"
     )
@@ -199,25 +206,27 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     F = model.values(block.X).astype(np.float64)
     Y = np.broadcast_to(_targets(block, base.classes), F.shape)
     mean = w @ Y / w.sum()
-    mean_errors, errors = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
+    constant_errors, errors = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
     mse = float(w @ model.targets.squared_errors(F, Y).mean(axis=1) / w.sum())
-    total = mean_errors.sum()
-    if not total > 0:
-        return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, worse=0.0)
+    total_squares = constant_errors.sum()
+    if not total_squares > 0:
+        return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, excess_in_se=0.0)
     if model.loss is not None and not model.loss.for_classes:  # a quantile is not a mean
         constant = np.broadcast_to(model.loss.predict(np, model.targets.mean.copy()), Y.shape)
-        mean_errors, errors = (w * model.loss.values(np, f, Y) for f in (constant, F))
-    excess = errors - mean_errors  # of each row
+        constant_errors, errors = (w * model.loss.values(np, f, Y) for f in (constant, F))
+    excess = errors - constant_errors  # of each row
     standard_error = max(excess.std() / np.sqrt(len(excess)), MIN_STANDARD_ERROR)
-    spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
+    constant_error = constant_errors.sum()  # a user's loss may be 0, or negative
+    explained = float(1 - errors.sum() / constant_error) if constant_error > 0 else None
+    spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total_squares
     return TrainingFit(
-        len(excess), mse, float(1 - errors.sum() / total), float(spread),
+        len(excess), mse, explained, float(spread),
         float(excess.mean() / standard_error), _isolated_share(model, block),
-        base.classes is not None and _finds_classes(F, Y, w),
+        base.classes is not None and _beats_most_common_class(F, Y, w),
     )  # fmt: skip
 
 
-def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
+def _beats_most_common_class(F: Floats, Y: Floats, w: Floats) -> bool:
     """Return whether the class of the largest output is right for more rows than the most common
     class.
 
@@ -240,8 +249,9 @@ def _isolated_share(model: KernelModel, block: RowBlock) -> float:
     """Return the share of isolated rows: rows whose kernel values with all centers not equal to the
     row are about 0.
 
-    0 is returned if many rows are equal, because a center then predicts all rows equal to it, and
-    for kernels that are not a function of a distance.
+    0 is returned if many rows are equal, because a center then predicts all rows equal to it, for
+    kernels that are not a function of a distance, and for weights that belong to explicit features
+    instead of centers.
     """
     kernel, backend = model.op.kernel, model.backend
     rows = block.X.reshape(len(block.X), -1)

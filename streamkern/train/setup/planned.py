@@ -1,4 +1,8 @@
-"""Count the operations and estimate the times of a run, for `streamkern plan` and for its log."""
+"""Count the operations and estimate the times of a run, for `streamkern plan` and the run's log.
+
+Also return the entries of the log for the decisions of the setup and for the plan. In `OpCounts`,
+`wide_factors` are the FLOPs of float64 factorisations.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     """Return the operation counts of each phase, in the order of a run."""
     problem, method, counts = run.problem, run.method, dict[str, OpCounts]()
     if run.inputs.continued_run is None:  # else the kernel and the metric are taken over
-        choices = 2 if isinstance(run.loss, LogLink) else 1  # see `kernel_and_metric`
+        # With a log link, kernel and metric are chosen twice, see `kernel_and_metric`.
+        choices = 2 if isinstance(run.loss, LogLink) else 1
         if problem.metric_rows:
             counts["metric"] = OpCounts(wide_factors=choices * metric_flops(run))
         if must_choose_kernel(run):
@@ -47,7 +52,8 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     if method.uses_center_targets or not problem.squares or method.estimates_ridge(problem):
         counts["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_RIDGES)
         n = noise_rows(problem)
-        counts["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
+        if n > NOISE_ROWS:  # one more factor, of more rows than the noise is estimated from
+            counts["setup"] += OpCounts(wide_factors=n**3 / 3)
     return counts
 
 
@@ -75,7 +81,7 @@ class Times:
     """Expected times of a run, in seconds.
 
     setup : until the first step
-    epoch : one reading of all rows, without evaluations
+    epoch : the steps of one epoch, without evaluations
     evaluation : one evaluation of the test rows; 0 without test rows
     whole : the sum over setup, epochs and evaluations
     speeds : measured speeds, in units of work per second, from which the times were computed
@@ -91,7 +97,7 @@ class Times:
 def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     """Measure the speeds of this machine, and return the times that the run is expected to take.
 
-    test : data.test
+    test : the test rows, or None
     """
     problem, epochs = run.problem, run.method.n_epochs(run.problem)
     before_training = planned_op_counts(run)
@@ -121,7 +127,7 @@ def _rows_read_before_training(run: ResolvedRun) -> int:
 
 
 def _evaluations(run: ResolvedRun, epochs: int) -> int:
-    """Return the number of evaluations of the test rows."""
+    """Return the number of evaluations of a run that has test rows."""
     settings, (per_epoch, _) = run.config.run, planned_batches(run)
     if settings.evaluate_every == "auto":
         return epochs + len(settings.evaluate_at)
@@ -156,7 +162,13 @@ def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
-    """Return the planned sizes and costs of a run, for its log. setup_s : seconds of the setup"""
+    """Return the planned sizes and costs of a run, for its log.
+
+    "of_samples" and "samples" are one number, the rows of all epochs, with copies: `info` shows the
+    first beside the position, and the plan has the second beside its costs.
+
+    setup_s : seconds of the setup
+    """
     data, n_rows = run.config.data, run.data.source.n_rows
     epochs = run.method.n_epochs(run.problem)
     return {

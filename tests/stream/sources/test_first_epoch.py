@@ -30,7 +30,7 @@ def generator(epoch_of: Callable[[int], int]) -> GeneratorSource:
     return GeneratorSource(make, N_ROWS, (3,), np.float32, 1, block_rows=100, name="sums")
 
 
-def changing() -> GeneratorSource:
+def changing_generator() -> GeneratorSource:
     """Return a generator with other rows in each epoch."""
     return generator(lambda epoch: epoch)
 
@@ -38,10 +38,10 @@ def changing() -> GeneratorSource:
 @pytest.mark.parametrize(
     "source",
     [
-        changing(),
-        as_source(Plain(changing())),
-        AugmentedSource(changing(), 2),
-        MixtureSource([changing(), changing()]),
+        changing_generator(),
+        as_source(Plain(changing_generator())),
+        AugmentedSource(changing_generator(), 2),
+        MixtureSource([changing_generator(), changing_generator()]),
     ],
     ids=["generator", "user", "copies", "mixture"],
 )
@@ -71,5 +71,6 @@ def test_rows_are_their_own_centers_in_every_epoch(solver: str) -> None:
         model = KernelRegressor("gaussian", bandwidth=2.0, solver=solver, epochs=2).fit(source)
         return np.asarray(model.dual_coef_)
 
-    # The same rows in all epochs, and in the samples of the setup, by the function itself.
-    np.testing.assert_array_equal(weights(changing()), weights(generator(lambda epoch: 0)))
+    # This generator repeats its rows, also in the samples of the setup, by itself.
+    repeating_generator = generator(lambda epoch: 0)
+    np.testing.assert_array_equal(weights(changing_generator()), weights(repeating_generator))

@@ -1,8 +1,9 @@
-"""Test the warnings about a worthless model, and about features with outlying codes."""
+"""Test the fit in the log, and warnings about worthless models and features with outlying codes."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.model_selection import cross_val_score
 
-from streamkern import KernelClassifier, KernelRegressor
+from streamkern import Callback, KernelClassifier, KernelRegressor
 
 N = 600
 X = np.random.default_rng(0).normal(size=(N, 3))
@@ -25,6 +26,34 @@ def warnings_of(X: Any, y: Any, **options: Any) -> list[str]:
         warnings.simplefilter("always")
         kind(random_state=0, threads=1, metric="none", **options).fit(X, y)
     return [str(warning.message) for warning in caught]
+
+
+class FitRecorder(Callback):
+    """A callback that keeps the event "fit" of the log."""
+
+    fit: Mapping[str, Any]
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        if record["event"] == "fit":
+            self.fit = record
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0, 0.001])
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error"])
+def test_explained_share_is_relative_to_constant(loss: str, unit: float) -> None:
+    """Check that the share is computed from errors of one kind, so that the unit does not matter.
+
+    All rows are evaluated, because there are fewer than 512.
+    """
+    x, y, recorder = X[:400], unit * Y[:400], FitRecorder()
+    model = KernelRegressor(loss=loss, ridge=1e-3, random_state=0, threads=1, metric="none",
+                            callbacks=[recorder]).fit(x, y)  # fmt: skip
+    power = 2 if loss == "squared_error" else 1
+    constant = y.mean() if loss == "squared_error" else model.intercept_
+    error, constant_error = ((np.abs(y - f) ** power).mean() for f in (model.predict(x), constant))
+    assert recorder.fit["rows"] == 400
+    assert recorder.fit["explained"] == pytest.approx(1 - error / constant_error, rel=1e-4)
+    assert 0.3 < recorder.fit["explained"] < 1
 
 
 @pytest.mark.parametrize("solver", ["direct", "block", "falkon", "sgd"])
