@@ -142,7 +142,7 @@ def function_cases() -> list[Case]:
             part[...] = X[start:stop]
             return part.copy() if new else part, Y[start:stop]
 
-        return lambda: stored(sk.GeneratorSource(rows, N, (3,), np.float64, 1))
+        return lambda: stored(sk.GeneratorSource(rows, N, (3,), np.float64, 1, block_rows=20))
 
     def many(block_rows: int) -> sk.GeneratorSource:
         return sk.GeneratorSource(cast("Any", ones), 10**10, (3,), "f8", 1, block_rows=block_rows)
