@@ -64,7 +64,8 @@ def test_loo_prediction_equals_refit_without_row_and_center(
     for location, row in enumerate(rows_with_weight):
         equal_centers = np.flatnonzero((X[row] == Z).all(axis=1)).tolist()
         truth = refit_without(K, norm, Y, w, [row], equal_centers, ridge)
-        np.testing.assert_allclose(F[location : location + 1], truth, rtol=0, atol=1e-6)
+        # A prediction without its row may be far outside of the targets, where errors are relative.
+        np.testing.assert_allclose(F[location : location + 1], truth, rtol=1e-6, atol=1e-6)
 
 
 def test_copies_and_equal_centers_are_left_out_together() -> None:
