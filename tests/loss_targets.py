@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from streamkern.stream.sources.arrays import ArraySource
 from tests.runs import CLASSES
@@ -18,8 +17,6 @@ VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
 LABELS = np.abs(X).argmax(axis=1)
 FOR_CLASSES = ("log_loss", "squared_hinge")
 LOSSES = (*FOR_CLASSES, "huber", "absolute_error", "quantile", "expectile")
-UNCONVERGED = pytest.mark.filterwarnings("ignore:solver '.*' has not converged:UserWarning")
-"""Decorator of tests whose runs end before the loss is near its minimum."""
 
 
 def loss_settings(name: str, **overrides: Any) -> dict[str, Any]:

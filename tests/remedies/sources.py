@@ -18,7 +18,7 @@ from tests.streams import Plain
 COVERED = (
     "stream/sources/arrays.py", "stream/sources/augmented.py", "stream/sources/base.py",
     "stream/sources/class_sampling.py",
-    "stream/sources/mixture.py", "stream/sources/unit_edges.py",
+    "stream/sources/mixture.py", "stream/sources/repeatable.py", "stream/sources/unit_edges.py",
     "stream/sources/sampling.py", "stream/sources/stores.py",
     "stream/sources/user.py", "stream/sources/split.py", "stream/sources/alignment.py",
     "store/class_labels.py",

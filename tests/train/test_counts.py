@@ -16,7 +16,6 @@ from streamkern.losses.log_link import LogLink
 from streamkern.train.setup import kernel_and_metric, loss_start
 from streamkern.train.setup.loss_ridge import loss_noise
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
-from tests.loss_targets import UNCONVERGED
 from tests.runs import assert_resume_gives_same_bits, finished, settings
 
 
@@ -96,7 +95,6 @@ def test_eigenpro_approaches_true_means(name: str, solver: str) -> None:
     assert 0 < reached - deviance_of_truth < 0.4 * gap
 
 
-@UNCONVERGED
 def test_falkon_without_a_step_is_refused() -> None:
     """Check the number of epochs after which the model would still be the mean."""
     model = sk.KernelRegressor(loss="poisson", solver="falkon", epochs=2, n_centers=P)
@@ -134,7 +132,6 @@ def test_rates_are_predicted_better_than_by_boosting(name: str) -> None:
     assert DEVIANCES[name](y[h:], F) < DEVIANCES[name](y[h:], other)
 
 
-@UNCONVERGED
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(
     ("solver", "epochs", "steps"),
