@@ -77,7 +77,6 @@ def column_cases() -> list[Case]:
     empty = pd.DataFrame({"a": [None] * N, "fare": Y})
     large = table(a=X[:, 0] * 1e200)
     means = table(k=[f"{k % 50} name" for k in range(N)], fare=Y * 1e200)
-    keyed = table(k=[f"word{k}" for k in range(N)])
     commas = Do(lines, "a;fare", "1,5;2,5", "2,5;3,5")
     points = Do(lines, "a;fare", "1,5;2,5", "2.5;3,5")
     groups = Do(lines, "a;fare", "1,5;2,5", "2.500;3,5")
@@ -92,9 +91,7 @@ def column_cases() -> list[Case]:
         ("make it categorical, correct the words.*or mark them as missing", made(mixed),
          made(mixed, categorical=["m"]), made(mixed, na_values=["none"], numeric=["m"])),
         ("give their format", made(days), made(days, dates={"day": "%d/%m/%Y"})),
-        ("drop it, or make it categorical", made(keyed), made(keyed, drop=["k"]),
-         made(keyed, categorical=["k"])),
-        ("all are empty; give other columns with x=",
+        ("all are empty or have words that hardly repeat; give other columns with x=",
          made(empty), made(empty.assign(b=X[:, 1]), x=["b"])),
         ("divide them by a constant, or drop the column", made(large),
          made(large.assign(a=large["a"] / 1e200)), made(large, drop=["a"])),

@@ -8,6 +8,16 @@ from itertools import product
 from typing import NamedTuple
 
 from streamkern.basics.message import mention
+from streamkern.ingest.tables.numbers import (
+    csv_note,
+    is_number,
+    notation_text,
+    other_notation,
+    share_a_unit,
+)
+from streamkern.ingest.tables.scan import Column
+
+_MAX_WORDS_WITH_UNIT = 40  # distinct words such as "5 kg" up to which they may be categories
 
 _DATE_FORMATS = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m",
@@ -86,6 +96,112 @@ ARROW_REMEDIES = ColumnRemedies(
     "X.drop_columns(...), X.remove_columns(...) of a Dataset", "", "",
     'pyarrow.compute.strptime(X[{name!r}], "{form}", "s")',
 )  # fmt: skip
+
+
+def describe_ambiguity(
+    column: Column, remedies: ColumnRemedies = OPTION_REMEDIES
+) -> Ambiguity | None:
+    """Return why a column is ambiguous, with its remedies; None if it is not.
+
+    column : the column, after its last cell
+    remedies : the remedies of the interface
+    """
+    kind, name = column.infer_kind(), column.name
+    # Cells that no encoding supports.
+    if not column.has_scalars:
+        problem = f"{name!r} is {column.arrow_type}, which is not a cell of a table: drop it"
+        if column.has_number_lists:
+            problem += (
+                f", or take its lists alone as the features, {mention('x', name)} for an "
+                f"ingest, numpy.stack(X[{name!r}]) in place of a data frame X"
+            )
+        return Ambiguity(problem, ("drop",))
+    if kind == "empty" or column.declared_kind is not None or column.type_kind == "category":
+        return None
+    # Numbers that may be names: those that the table declares as text, and those like "007".
+    if column.is_declared_text and kind == "number" and not column.is_boolean:
+        return Ambiguity(
+            f"{name!r} is text, but every cell is a number: decide whether the column is "
+            "numeric or categorical",
+            ("categorical", "numeric", "drop"),
+        )
+    if column.first_padded_number is not None and kind == "number" and column.kind is None:
+        row, text = column.first_padded_number
+        return Ambiguity(
+            f"{name!r} holds numbers with zeros before them ({text} in row {row}), as codes "
+            "and names have: call it categorical, or numeric",
+            ("categorical", "numeric", "drop"),
+        )
+    if kind != "category":
+        return None
+    # Words that may be numbers or dates.
+    words = [word for word in column.example_words if not is_number(word)]
+    text_ambiguity = _describe_text_ambiguity(column, words, remedies)
+    are_codes = text_ambiguity is None and column.has_more_words_than_numbers()
+    if column.has_numbers_and_words and not are_codes:
+        assert column.first_number is not None
+        assert column.first_word is not None
+        (row, number), (word_row, word) = column.first_number, column.first_word
+        notation = other_notation(word)
+        notation_note = "" if notation is None else f", a number or date with {notation}"
+        return Ambiguity(
+            f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
+            f"{word_row}{notation_note}): make it categorical, correct the words"
+            f"{csv_note(word)}, or mark them as missing",
+            ("categorical", "drop", "missing_words"),
+        )
+    return text_ambiguity if column.kind is None else None
+
+
+def _describe_text_ambiguity(
+    column: Column, words: list[str], remedies: ColumnRemedies
+) -> Ambiguity | None:
+    """Return why these words may be numbers or dates, with a remedy; None for other words.
+
+    column : the column, after its last cell
+    words : examples of the words of the column
+    remedies : the remedies of the interface
+    """
+    name = column.name
+    if column.first_date and column.first_not_a_date:
+        (row, date), (word_row, word) = column.first_date, column.first_not_a_date
+        return Ambiguity(
+            f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
+            f"{word_row}): correct the words, mark them as missing, or make it categorical",
+            ("categorical", "drop", "missing_dates"),
+        )
+    if column.first_wrong_date:
+        row, text, reason = column.first_wrong_date
+        return Ambiguity(
+            f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it, or "
+            "make the column categorical",
+        )
+    notations = {word: notation for word in words if (notation := other_notation(word)) is not None}
+    # A third of the words suffices: a column of words has hardly any in such notations.
+    if notations and 3 * len(notations) >= len(words):
+        word, notation = next(iter(notations.items()))
+        if notation == "a time":
+            return Ambiguity(
+                f"{name!r} holds times like {word[:40]!r}: write them as numbers, for "
+                "example minutes, or make it categorical",
+            )
+        if notation in ("a date", "a month"):
+            return Ambiguity(
+                f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
+                f"give their format ({remedies.with_date_format(name, words)}, for example), "
+                "or make it categorical",
+                ("categorical", "dates", "drop"),
+            )
+        return Ambiguity(
+            f"{name!r} holds numbers like {word[:40]!r}, {notation_text(notation)}: write them "
+            f"with a point and nothing around them{csv_note(word)}, or call it categorical",
+        )
+    if len(words) > _MAX_WORDS_WITH_UNIT and share_a_unit(words):
+        return Ambiguity(
+            f"{name!r} holds numbers like {words[0][:40]!r}, with a unit: write them without, "
+            "or call it categorical",
+        )
+    return None
 
 
 def date_format(texts: Sequence[str]) -> str | None:

@@ -17,7 +17,12 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
-from streamkern.ingest.tables.ambiguity import OPTION_REMEDIES, ColumnRemedies
+from streamkern.basics.warning import warn
+from streamkern.ingest.tables.ambiguity import (
+    OPTION_REMEDIES,
+    ColumnRemedies,
+    describe_ambiguity,
+)
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,
@@ -39,6 +44,7 @@ WRONG_CELL_REMEDY = (
     f"correct it, or list it in {mention('na_values=')} if it stands for a missing value"
 )
 MAX_TARGETS = 10  # outputs whose means encode words
+MOST_WORDS_PER_ROW = 0.9  # different words per row of a column that is encoded by mean targets
 MAX_ONE_HOT_WITHOUT_MEANS = 256  # with more than `MAX_TARGETS` outputs; more words are hashed
 
 
@@ -104,16 +110,26 @@ def fit(
 
     Raises DataError naming every column whose content is ambiguous.
     """
-    scan: _TableScan | None = None
-    for block in reader.blocks(0, block_bytes):
-        scan = scan or _TableScan(
-            block, targets(block), declared, seed, markers or MissingMarkers(), reader.has_types
-        )
-        scan.add(block, wrong_cell_remedy)
-        if progress is not None:
-            progress("look", scan.n_rows, reader.n_rows)
-    if scan is None or not scan.n_rows:
-        raise DataError("the input has no rows", "give at least one")
+
+    def scan_rows(mixed: tuple[str, ...] = ()) -> _TableScan:
+        """Return the scan of all rows. mixed : names of columns that mix numbers and words."""
+        scan: _TableScan | None = None
+        for block in reader.blocks(0, block_bytes):
+            if scan is None:
+                missing_markers = markers or MissingMarkers()
+                scan = _TableScan(
+                    block, targets(block), declared, seed, missing_markers, reader.has_types, mixed
+                )
+            scan.add(block, wrong_cell_remedy)
+            if progress is not None:
+                progress("look", scan.n_rows, reader.n_rows)
+        if scan is None or not scan.n_rows:
+            raise DataError("the input has no rows", "give at least one")
+        return scan
+
+    scan = scan_rows()
+    if mixed := scan.mixed_columns():  # only now are their numbers counted as words
+        scan = scan_rows(mixed)
     return scan.make_encoder(missing, remedies)
 
 
@@ -126,11 +142,12 @@ class _TableScan:
     seed : seed of the folds
     markers : the user's markers of missing cells
     has_types : whether the table has types, so that text is never a number
+    mixed : names of columns in which an earlier scan found numbers and words
     """
 
     def __init__(
         self, first_block: Any, values: Any, declared: ColumnDeclarations, seed: int,
-        markers: MissingMarkers, has_types: bool,
+        markers: MissingMarkers, has_types: bool, mixed: tuple[str, ...],
     ) -> None:  # fmt: skip
         self.n_rows, self._location, self._markers = 0, first_block.location, markers
         self._values, self._declared, self._seed = values, declared, seed
@@ -154,7 +171,9 @@ class _TableScan:
                 "name it once",
             )
         self._columns = [
-            Column(field.name, field.type, declared, self._n_targets, has_types)
+            Column(
+                field.name, field.type, declared, self._n_targets, has_types, field.name in mixed
+            )
             for field in first_block.X.schema
         ]
         self._counter = IndexDetector()
@@ -200,6 +219,10 @@ class _TableScan:
 
     # ------------------------------------------------------------------ after the last row
 
+    def mixed_columns(self) -> tuple[str, ...]:
+        """Return the names of undeclared columns that mix numbers and words."""
+        return tuple(column.name for column in self._columns if column.has_numbers_and_words)
+
     def make_encoder(self, missing: Sequence[str], remedies: ColumnRemedies) -> FittedEncoder:
         """Return the fitted encoder; raise DataError that names all ambiguous columns."""
         # A marker that is a word here, as in files with types, stays a word in all later files.
@@ -214,7 +237,7 @@ class _TableScan:
         ambiguities = [
             ambiguity
             for k in self._columns
-            if (ambiguity := k.describe_ambiguity(MAX_ONE_HOT, remedies)) is not None
+            if (ambiguity := describe_ambiguity(k, remedies)) is not None
         ]
         if ambiguities:
             raise DataError(
@@ -224,28 +247,49 @@ class _TableScan:
                 f"{'; '.join(ambiguity.text for ambiguity in ambiguities)} "
                 f"{remedies.describe(ambiguities)}"
             )
-        # Each column has a code; empty columns are left out.
         codes = []
         fold_means = {}
-        empty = []
+        left_out = []
         for column in self._columns:
             kind = column.infer_kind()
             if kind == "empty":
-                empty.append(column.name)
-            elif kind == "category":
+                left_out.append(column.name)
+            elif kind != "category":
+                codes.append(_number_or_date(column, kind))
+            elif column.says_little(MAX_ONE_HOT) and not self._helps(column, remedies):
+                left_out.append(column.name)
+            else:
                 code, means = self._category(column)
                 codes.append(code)
                 if means is not None:
                     fold_means[code.name] = means
-            else:
-                codes.append(_number_or_date(column, kind))
         if not codes:
             raise DataError(
-                "no column is left as a feature, because all are empty",
+                "no column is left as a feature, because all are empty or have words that hardly "
+                "repeat",
                 f"give other columns with {mention('x=')}",
             )
-        dropped = (*self._declared.dropped_columns, *empty)
+        dropped = (*self._declared.dropped_columns, *left_out)
         return FittedEncoder(Encoder(tuple(codes), dropped, tuple(missing)), self._seed, fold_means)
+
+    def _helps(self, column: Column, remedies: ColumnRemedies) -> bool:
+        """Return whether a column whose words hardly repeat can help, and warn of it.
+
+        It can if a tenth of its rows repeat words of other rows, and it is encoded by mean targets.
+        Hashed, or one-hot encoded, its words would be noise.
+        """
+        words = column.words
+        assert words is not None
+        has_means = not words.too_many and bool(self._outputs())
+        helps = has_means and words.n_words <= MOST_WORDS_PER_ROW * words.n_seen
+        use = "is encoded by the mean target of each word" if helps else "is left out"
+        ways = " ".join(filter(None, (remedies.drop, "or", remedies.categorical)))
+        warn(
+            f"column {column.name!r} of {self._location} has {words.n_words:,} different words in "
+            f"{words.n_seen:,} rows, which say little about new rows; it {use}: to decide it "
+            f"yourself, drop the column or make it categorical ({ways})"
+        )
+        return helps
 
     def _category(self, column: Column) -> tuple[ColumnCode, NDArray[np.float64] | None]:
         """Return the code of a column of words, and the means of each fold if it uses targets."""

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.ambiguity import OPTION_REMEDIES, Ambiguity, ColumnRemedies
 from streamkern.ingest.tables.arrow import (
     column_kind,
     is_list_type,
@@ -32,18 +30,12 @@ from streamkern.ingest.tables.key_columns import (
     cells_are_rounded,
     warn_of_rounded_integers,
 )
-from streamkern.ingest.tables.numbers import (
-    csv_note,
-    notation_text,
-    other_notation,
-    share_a_unit,
-)
+from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
 
 _SUMMED_ROWS = 1 << 13  # numbers summed at once
 _MAX_EXAMPLE_WORDS = 1000  # words of a column that are checked for numbers in another notation
-_MAX_WORDS_WITH_UNIT = 40  # distinct words such as "5 kg" up to which they may be categories
 COLUMN_KINDS = ("number", "category", "date")
 FirstCell = tuple[int, str] | None
 """Row number and text of the first cell of a sort; None before there is one."""
@@ -80,6 +72,8 @@ class Column:
     declared : the user's declarations
     n_targets : number of targets of which `words` has sums
     has_types : whether the table declares types, so that text is never a number
+    is_mixed : whether an earlier pass found numbers and words in the column, so that `words` counts
+        the numbers, too
 
     Attributes
     ----------
@@ -101,8 +95,10 @@ class Column:
         declared: ColumnDeclarations,
         n_targets: int,
         has_types: bool = False,
+        is_mixed: bool = False,
     ) -> None:
         self.name, self.date_format = name, declared.dates.get(name)
+        self.is_mixed = is_mixed
         self.declared_kind = declared.kind(name)
         kind = column_kind(arrow_type)
         self.type_kind = kind if kind in COLUMN_KINDS else None
@@ -158,8 +154,9 @@ class Column:
             if self.kind is None and valid.any():
                 self._classify_text(column, valid, start)
             assert self.words is not None
-            # A column with numbers that is not declared categorical cannot consist of words alone.
-            if self.first_number is None:
+            # Numbers are counted as words in the second pass only: most columns of numbers have no
+            # words, and counting their values would be slow.
+            if self.first_number is None or self.is_mixed:
                 texts, codes = cells.as_words(column)
                 if self.kind is None and len(self.example_words) < _MAX_EXAMPLE_WORDS:
                     words = self.example_words | dict.fromkeys(texts)
@@ -275,115 +272,32 @@ class Column:
         dates = self.n_dates == self.n_values and self.first_wrong_date is None
         return "date" if dates else "category"
 
-    def describe_ambiguity(
-        self, most_one_hot: int, remedies: ColumnRemedies = OPTION_REMEDIES
-    ) -> Ambiguity | None:
-        """Return why the column is ambiguous, with its remedies; None if it is not.
+    @property
+    def has_numbers_and_words(self) -> bool:
+        """True if an undeclared column of text has numbers and words that are not true or false."""
+        return self.kind is None and self.first_number is not None and self.first_word is not None
 
-        most_one_hot : number of distinct words that is accepted however few the rows are
-        remedies : the remedies of the interface
+    def has_more_words_than_numbers(self) -> bool:
+        """Return whether a mixed column has more different words than different numbers.
+
+        Its cells are then codes, such as "4", "f" and "r". With fewer words, these may stand for
+        missing values, such as "unknown", or be misspelt numbers.
         """
-        kind, name = self.infer_kind(), self.name
-        # Cells that no encoding supports.
-        if not self.has_scalars:
-            problem = f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
-            if self.has_number_lists:
-                problem += (
-                    f", or take its lists alone as the features, {mention('x', name)} for an "
-                    f"ingest, numpy.stack(X[{name!r}]) in place of a data frame X"
-                )
-            return Ambiguity(problem, ("drop",))
-        if kind == "empty" or self.declared_kind is not None or self.type_kind == "category":
-            return None
-        # Numbers that may be names: those that the table declares as text, and those like "007".
-        if self.is_declared_text and kind == "number" and not self.is_boolean:
-            return Ambiguity(
-                f"{name!r} is text, but every cell is a number: decide whether the column is "
-                "numeric or categorical",
-                ("categorical", "numeric", "drop"),
-            )
-        if self.first_padded_number is not None and kind == "number" and self.kind is None:
-            row, text = self.first_padded_number
-            return Ambiguity(
-                f"{name!r} holds numbers with zeros before them ({text} in row {row}), as codes "
-                "and names have: call it categorical, or numeric",
-                ("categorical", "numeric", "drop"),
-            )
-        if kind != "category":
-            return None
-        # Words that may be numbers or dates, or too many to be categories.
-        if self.n_numbers and self.first_number and self.first_word:
-            (row, number), (word_row, word) = self.first_number, self.first_word
-            notation = other_notation(word)
-            notation_note = "" if notation is None else f", a number or date with {notation}"
-            return Ambiguity(
-                f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
-                f"{word_row}{notation_note}): make it categorical, correct the words"
-                f"{csv_note(word)}, or mark them as missing",
-                ("categorical", "drop", "missing_words"),
-            )
-        assert self.words is not None
-        if self.kind is None and (
-            text_ambiguity := self._describe_text_ambiguity(list(self.example_words), remedies)
-        ):
-            return text_ambiguity
-        if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
-            return Ambiguity(
-                f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
-                "rows, so it does not help for new rows: drop it, or make it categorical",
-            )
-        return None
+        if not self.is_mixed or self.words is None:
+            return False
+        if self.words.too_many:  # to be counted: the cells decide
+            return 2 * self.n_numbers < self.n_values
+        n_numbers = sum(map(is_number, self.words.index_of))
+        return self.words.n_words > 2 * n_numbers
 
-    def _describe_text_ambiguity(
-        self, words: list[str], remedies: ColumnRemedies
-    ) -> Ambiguity | None:
-        """Return why these words may be numbers or dates, with a remedy; None for other words.
+    def says_little(self, most_one_hot: int) -> bool:
+        """Return whether hardly any word of an undeclared column of text repeats.
 
-        words : examples of the words of the column
-        remedies : the remedies of the interface
+        most_one_hot : number of different words that is accepted however few the rows are
         """
-        name = self.name
-        if self.first_date and self.first_not_a_date:
-            (row, date), (word_row, word) = self.first_date, self.first_not_a_date
-            return Ambiguity(
-                f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
-                f"{word_row}): correct the words, mark them as missing, or make it categorical",
-                ("categorical", "drop", "missing_dates"),
-            )
-        if self.first_wrong_date:
-            row, text, reason = self.first_wrong_date
-            return Ambiguity(
-                f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it, or "
-                "make the column categorical",
-            )
-        notations = {
-            word: notation for word in words if (notation := other_notation(word)) is not None
-        }
-        # A third of the words suffices: a column of words has hardly any in such notations.
-        if notations and 3 * len(notations) >= len(words):
-            word, notation = next(iter(notations.items()))
-            if notation == "a time":
-                return Ambiguity(
-                    f"{name!r} holds times like {word[:40]!r}: write them as numbers, for "
-                    "example minutes, or make it categorical",
-                )
-            if notation in ("a date", "a month"):
-                return Ambiguity(
-                    f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
-                    f"give their format ({remedies.with_date_format(name, words)}, for example), "
-                    "or make it categorical",
-                    ("categorical", "dates", "drop"),
-                )
-            return Ambiguity(
-                f"{name!r} holds numbers like {word[:40]!r}, {notation_text(notation)}: write them "
-                f"with a point and nothing around them{csv_note(word)}, or call it categorical",
-            )
-        if len(words) > _MAX_WORDS_WITH_UNIT and share_a_unit(words):
-            return Ambiguity(
-                f"{name!r} holds numbers like {words[0][:40]!r}, with a unit: write them without, "
-                "or call it categorical",
-            )
-        return None
+        if self.kind is not None or self.words is None:
+            return False
+        return self.words.n_words > max(most_one_hot, self.words.n_seen / 2)
 
 
 def _first_cell(column: Any, mask: NDArray[np.bool_], start: RowsInFile) -> FirstCell:

@@ -26,7 +26,6 @@ COLUMNS: dict[str, list[str]] = {
     "digits": [f"{k}" for k in range(N)],
     "dashes": ["-" if k % 3 == 0 else f"{k}" for k in range(N)],
     "percent": [f"{k} %" for k in range(N)],
-    "keys": [f"key {k}" for k in range(N)],
     "dates and words": ["never" if k % 3 == 0 else f"{day:%Y-%m-%d}" for k, day in enumerate(DAYS)],
     "zones": [f"{day:%Y-%m-%dT%H:%M}{'Z' if k % 2 else ''}" for k, day in enumerate(DAYS)],
     "dates": [f"{day:%d.%m.%Y}" for day in DAYS],

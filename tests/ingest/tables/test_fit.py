@@ -245,7 +245,9 @@ def test_infinite_constant_and_empty_columns_are_encoded() -> None:
     [
         (["1", "2", "3+"], r"'a' mixes numbers \(1 in row 0\) and words \('3\+' in row 2\)"),
         (["1/2/2024", "13/2/2024"], r"dates like '1/2/2024'.*\(a=%d/%m/%Y, for example\)"),
-        ([f"name {k}" for k in range(50)], "50 different words in 50 rows"),
+        (["n/a", "?", "1", "2"], r"'a' mixes numbers \(1 in row 2\) and words \('n/a' in row 0\)"),
+        (["5", "1,000", "1,200"], r"mixes numbers .*'1,000' in row 1, a number or date with"),
+        (["5", "2024-01-31", "2023-01-31"], r"mixes numbers \(5 in row 0\) and words"),
         (
             ["1,5", "20,25"],
             "numbers like '1,5', .* decimal comma.*: write them with",
@@ -281,6 +283,50 @@ def test_all_ambiguous_columns_are_reported_at_once() -> None:
     declared = ColumnDeclarations(categorical=("a",), dates={"c": "%d/%m/%Y"})
     codes = fit_table(arrow, random_targets(), declared=declared).encoder.codes
     assert [code.kind for code in codes] == ["one-hot", "number", "date"]
+
+
+@pytest.mark.parametrize("step", [1, 2, N])
+def test_numbers_among_more_different_words_are_words(step: int) -> None:
+    cells = ["f", "4", "r", "4", None, "f", "4", "4"]
+    arrow = pa.table({"drive": cells, "b": list(range(8))})
+    fitted = fit_table(arrow, random_targets(), step)
+    desired = [[cell == word for word in ("4", "f", "r")] for cell in cells]
+    features = encode(fitted.encoder, arrow)
+    assert fitted.encoder.features[:4] == ("drive=4", "drive=f", "drive=r", "drive is missing")
+    np.testing.assert_array_equal(features[:, :3] > 0, desired)
+    declared = ColumnDeclarations(categorical=("drive",))
+    as_declared = fit_table(arrow, random_targets(), step, declared=declared)
+    assert fitted.encoder.digest == as_declared.encoder.digest
+
+
+@pytest.mark.parametrize("step", [7, N])
+@pytest.mark.parametrize(
+    ("cells", "y", "use"),
+    [
+        ([f"name {k}" for k in range(N)], random_targets(), "left out"),
+        ([str(k) if k % 9 == 0 else f"title {k}" for k in range(N)], random_targets(), "left out"),
+        ([f"name {k % 250}" for k in range(N)], random_targets(), "by the mean target"),
+        ([f"name {k % 250}" for k in range(N)], np.eye(11)[np.arange(N) % 11], "left out"),
+    ],
+    ids=["names", "names and numbers", "repeated names", "many outputs"],
+)
+def test_words_that_hardly_repeat_give_warning(
+    cells: list[str], y: np.ndarray, use: str, step: int
+) -> None:
+    arrow = pa.table({"key": cells, "b": list(range(N))})
+    with pytest.warns(UserWarning, match=rf"'key' of t\.csv has .* different words.* {use}"):
+        encoder = fit_table(arrow, y, step).encoder
+    assert encoder.dropped == (("key",) if use == "left out" else ())
+    fit_table(arrow, y, step, declared=ColumnDeclarations(categorical=("key",)))  # no warning
+
+
+def test_table_of_names_alone_is_refused() -> None:
+    names = pa.table({"key": [f"name {k}" for k in range(N)]})
+    with (
+        pytest.warns(UserWarning, match="it is left out"),
+        pytest.raises(DataError, match="no column is left as a feature"),
+    ):
+        fit_table(names, random_targets())
 
 
 @pytest.mark.parametrize(("words", "kind"), [(256, "one-hot"), (257, "hashed")])
