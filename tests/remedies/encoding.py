@@ -91,7 +91,7 @@ def column_cases() -> list[Case]:
         ("make it categorical, correct the words.*or mark them as missing", made(mixed),
          made(mixed, categorical=["m"]), made(mixed, na_values=["none"], numeric=["m"])),
         ("give their format", made(days), made(days, dates={"day": "%d/%m/%Y"})),
-        ("all are empty or have words that hardly repeat; give other columns with x=",
+        ("all are empty or have words that hardly repeat; give other columns, or",
          made(empty), made(empty.assign(b=X[:, 1]), x=["b"])),
         ("divide them by a constant, or drop the column", made(large),
          made(large.assign(a=large["a"] / 1e200)), made(large, drop=["a"])),

@@ -267,7 +267,7 @@ class _TableScan:
             raise DataError(
                 "no column is left as a feature, because all are empty or have words that hardly "
                 "repeat",
-                f"give other columns with {mention('x=')}",
+                "give other columns, or turn texts into numbers",
             )
         dropped = (*self._declared.dropped_columns, *left_out)
         return FittedEncoder(Encoder(tuple(codes), dropped, tuple(missing)), self._seed, fold_means)
@@ -287,7 +287,8 @@ class _TableScan:
         warn(
             f"column {column.name!r} of {self._location} has {words.n_words:,} different words in "
             f"{words.n_seen:,} rows, which say little about new rows; it {use}: to decide it "
-            f"yourself, drop the column or make it categorical ({ways})"
+            "yourself, drop the column, make it categorical, or turn its texts into numbers "
+            f"({ways})"
         )
         return helps
 
