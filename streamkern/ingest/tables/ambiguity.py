@@ -137,7 +137,7 @@ def describe_ambiguity(
     # Words that may be numbers or dates.
     words = [word for word in column.example_words if not is_number(word)]
     text_ambiguity = _describe_text_ambiguity(column, words, remedies)
-    are_codes = text_ambiguity is None and column.has_more_words_than_numbers()
+    are_codes = text_ambiguity is None and column.consists_of_codes()
     if column.has_numbers_and_words and not are_codes:
         assert column.first_number is not None
         assert column.first_word is not None

@@ -224,6 +224,7 @@ _NOTATIONS = [
         (rf"(?=.*[0-9][.,][0-9]){_LOOSE_NUMBER} ?(?:[^\W\d_]|[°µ])[^\d\s]{{0,9}}", "a unit"),
     )
 ]
+_LETTERS_AND_DIGIT = re.compile(r"([^\W\d_]\D*)\d")
 # The lookahead excludes ordinal numbers such as "1st".
 _INTEGER_WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9})$")
 
@@ -251,6 +252,16 @@ def other_notation(text: str) -> str | None:
 def notation_text(notation: str) -> str:
     """Return a result of `other_notation` as a phrase, such as "a number with underscores"."""
     return notation if notation in ("a date", "a time", "a month") else f"a number with {notation}"
+
+
+def are_codes(texts: Sequence[str]) -> bool:
+    """Return whether texts are codes, such as "PC 17599" and "A/5 2152", and no numbers.
+
+    They are if there are at least ten, nine in ten of them have letters before the first digit, and
+    these letters differ. Marks of missing values have no digits; a unit or currency is the same.
+    """
+    prefixes = [match[1] for match in map(_LETTERS_AND_DIGIT.match, texts) if match]
+    return len(texts) >= 10 and 10 * len(prefixes) >= 9 * len(texts) and len(set(prefixes)) > 1
 
 
 def share_a_unit(texts: Sequence[str]) -> bool:

@@ -30,7 +30,7 @@ from streamkern.ingest.tables.key_columns import (
     cells_are_rounded,
     warn_of_rounded_integers,
 )
-from streamkern.ingest.tables.numbers import is_number
+from streamkern.ingest.tables.numbers import are_codes, is_number
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
 
@@ -277,18 +277,20 @@ class Column:
         """True if an undeclared column of text has numbers and words that are not true or false."""
         return self.kind is None and self.first_number is not None and self.first_word is not None
 
-    def has_more_words_than_numbers(self) -> bool:
-        """Return whether a mixed column has more different words than different numbers.
+    def consists_of_codes(self) -> bool:
+        """Return whether the numbers of a mixed column are codes, as its words are.
 
-        Its cells are then codes, such as "4", "f" and "r". With fewer words, these may stand for
-        missing values, such as "unknown", or be misspelt numbers.
+        They are if there are more different words than different numbers ("4", "f" and "r"), or if
+        the numbers are integers and the words are codes, too ("PC 17599" and "113803"). Otherwise
+        the words may stand for missing values ("unknown"), or be misspelt numbers.
         """
         if not self.is_mixed or self.words is None:
             return False
         if self.words.too_many:  # to be counted: the cells decide
             return 2 * self.n_numbers < self.n_values
-        n_numbers = sum(map(is_number, self.words.index_of))
-        return self.words.n_words > 2 * n_numbers
+        numbers = [word for word in self.words.index_of if is_number(word)]
+        words = [word for word in self.words.index_of if not is_number(word)]
+        return len(words) > len(numbers) or (are_codes(words) and all(map(str.isdigit, numbers)))
 
     def says_little(self, most_one_hot: int) -> bool:
         """Return whether hardly any word of an undeclared column of text repeats.

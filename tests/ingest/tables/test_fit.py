@@ -299,6 +299,28 @@ def test_numbers_among_more_different_words_are_words(step: int) -> None:
     assert fitted.encoder.digest == as_declared.encoder.digest
 
 
+TICKETS = [f"{k % 70 + 100}" if k % 3 else f"{'A/5' if k % 2 else 'PC'} {k % 40}" for k in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_text"),
+    [
+        (lambda cell: cell, True),
+        (lambda cell: cell.replace("A/5", "PC"), False),  # one prefix, as a unit is
+        (lambda cell: "unknown" if " " in cell else cell, False),
+        (lambda cell: cell if " " in cell else cell + ".5", False),
+    ],
+    ids=["codes", "one prefix", "words", "fractions"],
+)
+def test_integers_among_codes_are_words(change: Any, is_text: bool) -> None:
+    arrow = pa.table({"ticket": list(map(change, TICKETS)), "b": list(range(N))})
+    if is_text:
+        assert fit_table(arrow, random_targets()).encoder.codes[0].kind == "target means"
+        return
+    with pytest.raises(DataError, match="'ticket' mixes numbers"):
+        fit_table(arrow, random_targets())
+
+
 @pytest.mark.parametrize("step", [7, N])
 @pytest.mark.parametrize(
     ("cells", "y", "use"),
