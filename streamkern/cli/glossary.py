@@ -213,7 +213,7 @@ def glossary_page() -> str:
         "`streamkern info --explain` prints the\nmeaning below each entry. "
         "`python tools/glossary.py` generates the page. In the explanations, f is the\nfitted "
         "function and p the number of centers; [terms](terms.md) defines all terms.\n"
-        "[Precision](howto/centers.md#precision) has the rule of `run.precision`.\n"
+        "[Precision](howto/precision.md) has the rule of `run.precision`.\n"
     ]
     for head, meanings in _SECTIONS:
         rows = "".join(

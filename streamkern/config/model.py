@@ -83,15 +83,17 @@ LossChoice = Annotated[
 class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
-    kernel : kernel function; "auto": the one of four with the lowest leave-one-out error on at most
-        512 rows. It is a name, "module:Class" of a custom class, or a table, such as {kind =
-        "polynomial", degree = 2}. A sum or product of kernels is a table, too, such as {kind =
-        "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In Python it may be a
-        `Kernel` with its bandwidth, such as 0.5 * Laplace(3) + Polynomial(2). "auto" chooses among
-        "laplace", "matern32", "matern52" and "gaussian"; for "sgd" and EigenPro it is "laplace".
+    kernel : kernel function; "auto": of four kernels, the roughest whose leave-one-out error on at
+        most 512 rows is within 3 % of the lowest. It is a name, "module:Class" of a custom class,
+        or a table, such as {kind = "polynomial", degree = 2}. A sum or product of kernels is a
+        table, too, such as {kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth =
+        2.0}]}. In Python it may be a `Kernel` with its bandwidth, such as 0.5 * Laplace(3) +
+        Polynomial(2). "auto" chooses among "laplace", "matern32", "matern52" and "gaussian"; for
+        "sgd", for EigenPro and with ridge 0 it is "laplace".
     bandwidth : length scale of the kernel, in units of the features after scaling; "auto": the one
-        with the lowest leave-one-out error on at most 512 rows. In a sum or product of kernels, it
-        is the bandwidth of the parts that have none of their own. "median" is the median distance,
+        nearest to the median distance whose leave-one-out error on at most 512 rows is within 3 %
+        of the lowest. In a sum or product of kernels, it is the bandwidth of the parts that have
+        none of their own. "median" is the median distance,
         in the norm of the kernel, between centers, or between the rows with which "kmeans" and
         "rpcholesky" begin (with `kernel="auto"`, between 512 rows). "auto" tries 1/64 to 16 times
         the median distance.

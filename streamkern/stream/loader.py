@@ -75,7 +75,8 @@ class Loader:
     drop_last : bool
         Leave out a last batch that is not full.
     dtype : dtype, optional
-        The dtype of X. Default: as stored, or float32 (float64 from float64) after transforms.
+        The dtype of X. Default: as stored; after transforms that do not keep integers, float32, or
+        float64 if it was float64.
     device : {"cpu", "gpu", "gpu:N", "auto"}
         The device on which float transforms run, and to which the arrays belong: arrays of NumPy
         on the CPU, and of CuPy on a GPU.

@@ -3,7 +3,7 @@
 The weights of nearly equal centers are large and cancel; with a wide kernel, so do the weights of
 all centers. The rounding errors of float32 kernel values are multiplied by these weights. The
 weights themselves have the accuracy of training, but the sum over the centers can be computed in
-float64. docs/howto/predict.md has gains and costs.
+float64. docs/howto/precision.md has gains and costs.
 """
 
 from __future__ import annotations
