@@ -12,11 +12,13 @@ from streamkern.train.loop.guard import WINDOW
 
 
 def record(event: str, step: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a record of the log with the present time."""
     location = {"time": utc_now(), "step": step, "epoch": 0, "samples": 10 * step}
     return location | {"event": event} | fields
 
 
 def run_progress(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a run after these records."""
     return read_history(records).progress
 
 
@@ -44,6 +46,7 @@ def test_run_progress_in_setup_steps_and_after_a_kill() -> None:
 
 
 def record_at(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
+    """Return a record of the log at a second of one hour."""
     time = f"2026-01-02T03:{second // 60:02d}:{second % 60:02d}.000+00:00"
     location = {"step": samples // 10, "epoch": 0, "samples": samples}
     return {"time": time, **location, "event": event, **fields}
@@ -52,6 +55,7 @@ def record_at(second: int, samples: int, event: str, **fields: Any) -> dict[str,
 def train_record(
     second: int, samples: int, loss: object = 1.0, rate: float = 10.0
 ) -> dict[str, Any]:
+    """Return an event "train" with a loss."""
     flow = {"samples_per_s": rate, "stall_share": 0.1, "peak_bytes": 100 + samples}
     return record_at(second, samples, "train", train_mse=loss, **flow)
 

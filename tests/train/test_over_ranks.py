@@ -328,11 +328,13 @@ def test_local_ranks_share_memory(store: str, tmp_path: Path) -> None:
 
 
 def rank_settings(**run: object) -> RunConfig:
+    """Return settings [run], the others at their defaults."""
     return RunConfig().with_overrides({f"run.{name}": value for name, value in run.items()})
 
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this machine seem to have two GPUs."""
     monkeypatch.setattr(over_ranks, "gpu_count", lambda: 2)
 
 
@@ -376,6 +378,7 @@ def test_missing_gpus_give_one_sentence(
 
 @pytest.fixture
 def without_log_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every redraw of the progress line be due."""
     monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
 
 

@@ -102,6 +102,7 @@ def test_centers_are_identified_by_values(order: str) -> None:
 
 
 def odd(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    """Return rows unchanged; its description is no JSON."""
     return X, Y
 
 
@@ -183,6 +184,7 @@ def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:
 
 
 def with_sizes(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
+    """Return the record of a run with other sizes."""
     return record | {"sizes": record["sizes"] | sizes}
 
 

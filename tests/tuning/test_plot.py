@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from streamkern.basics.plots import png_bytes
+from streamkern.tuning import plot
 from streamkern.tuning.plot import scores_figure
 
 
@@ -23,6 +25,7 @@ def tick_texts(axis: Any) -> list[str]:
 
 
 def value_of(label: Any) -> float:
+    """Return the number in a label; NaN if it is empty."""
     return float(label.get_text() or "nan")
 
 
@@ -74,3 +77,19 @@ def test_chosen_metric_is_drawn_and_named() -> None:
         "linear",
     )
     assert list(axes.lines[0].get_ydata()) == [0.75, 0.75]
+
+
+def test_plot_accepts_diverged_and_single_trials() -> None:
+    """Check trials that diverged, kernels without a bandwidth, and a single row."""
+    pytest.importorskip("matplotlib")
+    rows: list[dict[str, Any]] = [
+        {"kernel": {"kind": "linear"}, "bandwidth": None, "ridge": 0.0, "held_out_mse": 0.3},
+        {"kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "held_out_mse": 0.5},
+        {"kernel": "laplace", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+        {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+    ]
+    for row in rows:
+        row |= {"held_out_r2": row["held_out_mse"], "se": None}
+    assert png_bytes(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
+    for table in (rows, rows[:1], rows[1:2], rows[1:]):
+        assert png_bytes(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")

@@ -146,10 +146,12 @@ class StepSizeFactor:
 
 @pytest.fixture
 def step_factor(monkeypatch: pytest.MonkeyPatch) -> StepSizeFactor:
+    """Return the factor of the step sizes, which a test may change."""
     return StepSizeFactor(monkeypatch)
 
 
 def back_offs(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the events "back-off" in the log of a run."""
     return [record for record in read_log(run_dir / "log.jsonl") if record["event"] == "back-off"]
 
 

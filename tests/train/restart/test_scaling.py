@@ -41,6 +41,7 @@ Y = np.sin(X[:, :1]) + (X[:, 1:2] - 5) / 20
 
 
 def regressor(**more: Any) -> sk.KernelRegressor:
+    """Return a regressor with the Laplace kernel."""
     return sk.KernelRegressor(
         kernel="laplace", n_centers=80, bandwidth=2.0, epochs=3, threads=1, **more
     )
