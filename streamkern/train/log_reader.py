@@ -55,7 +55,7 @@ _NEWEST_FIGURES = (LOSS, "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event of the time line.
+    """An event of the timeline.
 
     time : as in the log
     samples : number of samples at that time
@@ -100,11 +100,11 @@ class RunHistory:
     curves : points of each figure, by its name, in ascending order of samples
     evaluations : for each evaluation, time, step, samples and "figures" by name
     processes : log records of each process
-    events : events of the time line
+    events : events of the timeline
     setup : records of the last setup
     plan : plan that the last process has recorded
     workers, dashboard : addresses of the ranks of the last process, and of their Dask dashboard
-    setup_s : seconds that the setup took
+    setup_s : seconds that the setup took; the longest time if several processes report one
     expected_s : seconds of all steps, as first estimated
     peak_bytes : largest memory in use, in bytes
     n_repeated : number of samples that were repeated
@@ -177,7 +177,10 @@ def _update_progress(progress: dict[str, Any], record: LogRecord) -> None:
 
 
 def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
-    """Return the records grouped by the process that wrote them."""
+    """Return the records grouped by the process that wrote them.
+
+    A record does not name its process; a new one is recognised by its first events.
+    """
     processes: list[list[LogRecord]] = []
     earlier_entries: list[tuple[str, str]] = []
     for record in records:
@@ -272,7 +275,7 @@ def _add_losses(curves: dict[str, list[CurvePoint]], record: LogRecord) -> None:
     """Add the loss of each window that has ended since the previous record, at its last step.
 
     The number of samples at a step is computed as if all batches were equally large. A record
-    without windows, of a model that was saved, has one loss.
+    without windows, of a finished or a saved model, has one loss.
     """
     if "losses" not in record:
         _add_point(curves, LOSS, record["samples"], record.get(LOSS))
@@ -365,16 +368,13 @@ def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) 
 
 
 def facts_text(record: LogRecord) -> str:
-    """Return the fields of a record other than its position as text: names and values."""
-    fields = {
-        k: v
-        for k, v in record.items()
-        if k not in _POSITION_FIELDS and not isinstance(v, list | dict)
-    }
-    return ", ".join(
-        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
-        for name, value in fields.items()
-    )
+    """Return names and values of a record's fields as text, without position, lists, tables."""
+    texts = []
+    for name, value in record.items():
+        if name not in _POSITION_FIELDS and not isinstance(value, list | dict):
+            value_text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            texts.append(f"{name.replace('_', ' ')} {value_text}")
+    return ", ".join(texts)
 
 
 def finite_number(value: object) -> float | None:

@@ -16,11 +16,7 @@ from typing import Any
 
 from streamkern.backend.devices import gpu_count, gpu_problem
 from streamkern.backend.rank_grid import check_columns
-from streamkern.basics.errors import (
-    ConfigError,
-    ResumeMismatchError,
-    StreamkernError,
-)
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import ProgressLine
@@ -73,8 +69,9 @@ def train_over(
         - "message": "message" is {"line": text} or {"evaluation": record} from rank 0, or
           {"warning": text} from any rank.
 
-    Raises ConfigError for settings or inputs that do not suit several ranks, ResumeMismatchError if
-    the run directory holds another run, and the errors of the ranks.
+    Raises ConfigError for settings or inputs that do not suit several ranks, MissingDependencyError
+    without the packages of the extra `ranks`, ResumeMismatchError if the run directory holds
+    another run, and the errors of the ranks.
     """
     check_placeable(config)
     import_optional("xgboost.collective", "a run of several ranks", "ranks")
@@ -147,7 +144,10 @@ def _resume_point(config: RunConfig) -> str:
 
 
 def _check_absolute(config: RunConfig) -> None:
-    """Raise ConfigError for a relative path: workers have working directories of their own."""
+    """Raise ConfigError if run.run_dir, data.train or data.test is a relative path.
+
+    Workers have working directories of their own.
+    """
     for url in filter(None, (config.run.run_dir, *config.data.train_urls, config.data.test)):
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
@@ -277,7 +277,7 @@ def with_rank_count(config: RunConfig, *, on_cluster: bool = False) -> RunConfig
 
 
 def rank_devices(config: RunConfig) -> Sequence[str]:
-    """Return run.device for each rank on this machine; () if the settings' device is for all ranks.
+    """Return run.device for each rank on this machine; () if all ranks use the CPU.
 
     Raises ConfigError if several ranks would share a GPU.
     """

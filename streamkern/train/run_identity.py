@@ -147,11 +147,11 @@ def backend_changes(recorded: dict[str, Any], current: dict[str, Any]) -> list[s
     it, and streamkern does not compute with it.
     """
 
-    def arithmetic(description: dict[str, Any]) -> dict[str, Any]:
+    def without_openmp(description: dict[str, Any]) -> dict[str, Any]:
         libraries = [name for name in description.get("blas", []) if not name.startswith("openmp")]
         return {**description, "blas": libraries}
 
-    return record_differences(arithmetic(recorded), arithmetic(current))
+    return record_differences(without_openmp(recorded), without_openmp(current))
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:

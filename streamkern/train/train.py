@@ -97,14 +97,19 @@ def train(
     ------
     ConfigError, DataError
         The settings or the data are invalid; nothing was written.
-    ResumeMismatchError
-        run.run_dir holds a run with other data or settings.
+    MemoryBudgetError
+        The run does not fit in the memory.
+    BackendError, MissingDependencyError
+        The device cannot be used, or a package that the settings need is not installed.
+    ResumeMismatchError, RunLockedError, RunError
+        run.run_dir holds a run with other data or settings, is in use by another process, or cannot
+        be used.
     TrainingInterrupted
         SIGTERM, SIGINT, SIGHUP or `stop` ended the run; the same call resumes it from run.run_dir.
     Stopped
         `stop` ended a run without run.run_dir; nothing was saved.
-    DivergenceError, CorruptChunkError, CheckpointError
-        The run failed; its last checkpoint is good.
+    DivergenceError, CorruptChunkError, CheckpointError, StorageError, ClusterError, RankLostError
+        The run failed; its last checkpoint, if it has one, is good.
     """
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)

@@ -177,7 +177,11 @@ class Trainer:
             self._report("skipped", {"what": list(skipped)})
 
     def run_to_end(self) -> Result:
-        """Process all remaining batches, evaluate, and write the last checkpoint."""
+        """Process all remaining batches, evaluate, and write the last checkpoint.
+
+        A finished run writes it only if an evaluation or the calibration was owed. Raises
+        TrainingInterrupted or Stopped after a signal, see `_save_and_end`.
+        """
         if self.position.done:
             is_owed = self.evaluations.is_owed or self.loop.owes_calibration
             is_owed = self.coordinator.broadcast_decision(is_owed)
@@ -190,20 +194,17 @@ class Trainer:
                 self.directory.delete_old()
         else:
             try:
-                self._loop_and_finish()
+                try:
+                    self._loop()
+                    self._finish()
+                except Stopped as stopped:
+                    self._save_and_end(stopped)
             except StreamkernError as error:
                 if not isinstance(error, TrainingInterrupted):
                     error.exit_code = EXIT_FAILED  # the run can be resumed
                 raise
         self.checkpoints.wait()
         return self._result()
-
-    def _loop_and_finish(self) -> None:
-        try:
-            self._loop()
-            self._finish()
-        except Stopped as stopped:
-            self._save_and_end(stopped)
 
     def _loop(self) -> None:
         """Take the remaining steps; save the state if an error ends them."""
@@ -236,7 +237,7 @@ class Trainer:
         self.loop_s = time.perf_counter() - start
 
     def _stoppable_reads(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches. A signal during a wait for storage ends the run at once."""
+        """Yield the batches. A signal during a wait for storage is handled as by `_stoppable`."""
         while True:
             with self._stoppable():
                 batch = next(batches, None)
@@ -271,7 +272,8 @@ class Trainer:
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by  # it saves
+        # A requested stop saves the run anyway.
+        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by
         self.end_reason, saves = self.coordinator.agree_on_end(self.end_reason, saves=saves)
         if saves:
             self._checkpoint()
@@ -358,8 +360,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
-        context = self._evaluating()
-        self.evaluations.evaluate(self.loop.model, self.position, context, self._report)
+        self.evaluations.evaluate(self.loop.model, self.position, self._evaluating(), self._report)
         self.loop.serve_rank0()
 
     def _calibrate(self) -> None:
@@ -389,11 +390,10 @@ class Trainer:
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log and self.ranks.rank == 0:
             self._read_history(self.directory)
-        stall_s = self.feed.reader.stats.stall_s
         return self.loop.result(
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,
-            timing={"loop_s": self.loop_s, "stall_s": stall_s},
+            timing={"loop_s": self.loop_s, "stall_s": self.feed.reader.stats.stall_s},
             ended=self.end_reason,
             skipped=self.skipped,
             validation_scores=self.stopping.scores,

@@ -291,26 +291,25 @@ def _center_settings(
     """Return the settings for the number and the selection of the centers.
 
     The number is a fifth of the rows, within limits. If the sample is the whole data and the
-    settings have a number of centers, that number is used, because the best bandwidth and ridge
-    depend on it. The selection method is the same as in the run, or random if it needs all rows.
+    settings have a number of centers, that number is used, up to `MAX_CENTERS`, because the best
+    bandwidth and ridge depend on it. The selection is as in the run, or random if that one takes
+    all rows or an array.
 
     n : number of rows of the sample
     n_fit : number of rows to fit
     n_requested : number of centers that the user has fixed for the search, or None
     is_all_data : whether the sample is the whole data
     """
-    model = config.model
-    name = config.solver.name
-    setting = _centers_setting(config)
+    model, solver, setting = config.model, config.solver.name, _centers_setting(config)
     n_centers = min(MAX_CENTERS, n_fit, setting if isinstance(setting, int) else MAX_CENTERS)
     if setting == "auto" or not is_all_data:
         n_centers = min(n_centers, max(n // 5, MIN_CENTERS))
     if model.features == "fourier":
         return {"model.n_features": n_requested or max(2, n_centers - n_centers % 2)}
-    if find(config.solver.name, config.model.features).in_place:
+    if find(solver, model.features).in_place:
         if n_requested is not None:
             raise ConfigError(
-                f"{mention('centers', n_requested)} cannot be used with solver {name!r}, whose "
+                f"{mention('centers', n_requested)} cannot be used with solver {solver!r}, whose "
                 "centers are all rows to fit",
                 "leave centers out, and lower rows to make the search faster",
             )

@@ -93,12 +93,16 @@ class Tuned:
           `metric`; None for a single row
         - "within", whether this difference is at most two standard errors
         - "seconds", the time of the trainings
-    config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
-        the metric "learn" or "none" of the trainings if it was "auto"
+    config : the given settings, if these are the best; else with the best kernel, bandwidth (to six
+        digits) and ridge, and with the metric "learn" or "none" and the target transform of the
+        trainings if these were "auto". If the features have quantile scores, data.scale is
+        "quantiles" in either case.
     metric : name of the metric by which the settings were compared
     search : rows, centers, epochs and other sizes of the search
-    edge : whether the best bandwidth is the smallest or the largest one tried
-    ridge_edge : whether the best ridge is the smallest or the largest one tried
+    edge : whether the best bandwidth is the smallest or the largest of several with this kernel;
+        False if the given settings are the best and leave it open
+    ridge_edge : whether the best ridge is the smallest or the largest of several with this kernel,
+        and not 0; False as for `edge`
     estimator : estimator with the best settings, if the data was given as for `fit`; else None
     """
 

@@ -1,8 +1,9 @@
 """Split the rows of a run into training and calibration rows.
 
 With calibrate=True, a tenth of the rows is set aside; with "auto", a fiftieth of the rows of a
-classification that has enough rows; but at most `MAX_CALIBRATION_ROWS`. Calibration rows are not
-trained on, do not score epochs, and are used for no choice of the setup. See `calibrating`.
+classification that has enough rows, or a tenth if few of these rows are distinct; but at most
+`MAX_CALIBRATION_ROWS`. Calibration rows are not trained on, do not score epochs, and are used for
+no choice of the setup. See `calibrating`.
 
 If there are too few rows, "auto" sets none aside, and the calibration uses leave-one-out
 predictions: each row is predicted by all others except copies of itself. If all rows are centers of
@@ -116,6 +117,8 @@ def calibration_split(
     keeps_calibration_rows : whether the run starts from the weights of an earlier run. With
         calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
         same rows have to be chosen as centers.
+
+    Raises ConfigError or DataError if calibrate is True, and the rows cannot be split.
     """
     is_auto, n_rows, why_none = config.run.calibrate == "auto", _n_without_copies(source), reason
     allows_left_out = is_auto and reason is None and source.classes is not None

@@ -43,8 +43,9 @@ Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
 """Index of the random stream from which the sample for the scaling is drawn."""
 MAX_SCALING_ROWS, MIN_SCALING_ROWS, MAX_SCALING_SAMPLE_BYTES = 20_000, 256, 16 << 20
-"""Largest and smallest number of rows of this sample, and its largest size in bytes. From n rows of
-a normal distribution, the standard deviation has a relative error of 1 / sqrt(2 n)."""
+"""Largest and smallest number of rows of this sample, and its largest size in bytes with more than
+the smallest number of rows. From n rows of a normal distribution, the standard deviation has a
+relative error of 1 / sqrt(2 n)."""
 
 
 class _KnownMoments(NamedTuple):
@@ -69,10 +70,13 @@ _MODE_TEXTS = {
 def find_scale(
     source: BaseSource, requested: str, seed: int, class_weight: ClassWeight | None = None
 ) -> tuple[Scale | None, str]:
-    """Return the scaling to append to the transforms of `source`, or None, and its description.
+    """Return the scaling to append to the transforms of `source`, and its description.
 
-    Reads a sample of the rows if the source does not know their statistics, or if a deterministic
-    transform changes them.
+    The scaling is None if the transforms have one already, if the encoder of a table has scaled the
+    features, if the rows are sparse, or if `requested` is "none".
+
+    Reads a sample of the rows if the source does not know their statistics, if a deterministic
+    transform changes them, or if a class has the weight 0.
 
     requested : setting data.scale: "auto", "feature", "global", "none" or "quantiles"; the last is
         "feature" here, and `with_scores` adds the scores
@@ -342,7 +346,10 @@ def target_moments(
 
 
 def changes_targets(source: BaseSource) -> bool:
-    """Return whether a transform may change the targets. Only user-defined functions may."""
+    """Return whether a transform may change the mean of the targets.
+
+    Only user-defined functions may: mix-up mixes targets, but keeps their mean.
+    """
     kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
     built_in_classes = tuple(kind for kind in kinds if isinstance(kind, type))
     transforms = (*host_transforms(source), *source.feed_transforms)

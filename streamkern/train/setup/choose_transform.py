@@ -132,7 +132,8 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
 def _max_log_targets(run: ResolvedRun, unit: Floats) -> Floats | None:
     """Return the largest log(1 + |y| / unit) over all rows, (c,).
 
-    None if the rows are not in memory, if other rows may follow, or if an output is always 0.
+    None if the rows are not in memory, if other rows may follow, if a transform may change the
+    targets, or if an output is always 0.
 
     unit : (c,)
     """

@@ -279,7 +279,11 @@ def leave_one_out(
 
 
 def _best_slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> float:
-    """Return the slope with which mean + slope F has the least loss."""
+    """Return the slope from 0 on with which mean + slope F has the least loss.
+
+    For the log loss it is at least 1. It is 1 if F is 0, and changes no output by more than
+    `MAX_OUTPUT_CHANGE` for other losses.
+    """
     if not F.any():
         return 1.0
     if isinstance(loss, LogLoss):  # the slope is finite even if all labels are predicted right
