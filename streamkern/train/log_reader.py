@@ -7,19 +7,17 @@ the curves, and the number of repeated samples becomes an event.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streamkern.predict.evaluation import format_metrics
+from streamkern.train.event_texts import POSITION_FIELDS, event_text, finite_number
 from streamkern.train.loop.guard import WINDOW
 
 CurvePoint = tuple[float, float]
 """Number of samples, and value of a figure."""
 LogRecord = Mapping[str, Any]
-
 RATES = ("samples_per_s", "stall_share")
 """Figures of the speed of a run."""
 RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
@@ -43,8 +41,6 @@ _NOT_SETUP_CHOICES = (
     *_STEPS_BEGIN, *_PROBLEMS, "setup", "finished", "pass", "calibrated", "posterior",
 )  # fmt: skip
 """Events that report no choice of the setup."""
-_POSITION_FIELDS = ("time", "step", "epoch", "samples", "event")
-"""Fields that every record has."""
 _PLAN_FIELDS = (
     "epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard",
 )  # fmt: skip
@@ -249,7 +245,7 @@ def _add_event(history: RunHistory, record: LogRecord, process_number: int) -> N
         while history.evaluations and history.evaluations[-1]["step"] >= record["step"]:
             history.evaluations.pop()  # the newest one of a step counts
         position = {name: record[name] for name in ("time", "step", "samples")}
-        figures = {k: finite_number(v) for k, v in record.items() if k not in _POSITION_FIELDS}
+        figures = {k: finite_number(v) for k, v in record.items() if k not in POSITION_FIELDS}
         history.evaluations.append({**position, "figures": figures})
     elif event in _STEPS_BEGIN:
         history.plan = record.get("plan", history.plan)
@@ -260,7 +256,11 @@ def _add_event(history: RunHistory, record: LogRecord, process_number: int) -> N
         _drop_repeated(history, record)
     elif event not in _NOT_SETUP_CHOICES:
         history.setup.append(record)
-    text = _event_text(record, event, history.processes[:process_number])
+    pause_s = None
+    if event == "resume" and process_number > 1:
+        last_time = history.processes[process_number - 2].records[-1]["time"]
+        pause_s = max(seconds_between(last_time, record["time"]), 0.0)
+    text = event_text(record, process_number, pause_s)
     if text is not None:
         is_problem = event in _PROBLEMS or (event == "pass" and "note" in record)
         history.events.append(TimelineEvent(record["time"], record["samples"], text, is_problem))
@@ -309,92 +309,6 @@ def _drop_repeated(history: RunHistory, record: LogRecord) -> None:
     history.evaluations = [e for e in history.evaluations if e["samples"] <= resumed_at]
 
 
-def _resume_text(record: LogRecord, processes: Sequence[ProcessLog]) -> str:
-    """Return the text for the start of the last process, with the time since the one before it."""
-    if len(processes) == 1:
-        return f"went on{_with_ranks(record)}"
-    last_time = processes[-2].records[-1]["time"]
-    pause = duration(max(seconds_between(last_time, record["time"]), 0.0))
-    text = f"{pause} after the last word of process {len(processes) - 1}"
-    return f"went on, in process {len(processes)}, {text}{_with_ranks(record)}"
-
-
-def _with_ranks(record: LogRecord) -> str:
-    ranks = len(record.get("workers", ()))
-    return f", with {ranks} ranks" if ranks else ""
-
-
-def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) -> str | None:
-    """Return the text of an event; None if it is not shown.
-
-    processes : the processes up to the one that wrote the record
-    """
-    match event:
-        case "resume":
-            return _resume_text(record, processes)
-        case "start":
-            setup_s = record.get("setup_s")
-            text = f"set up{f' in {duration(setup_s)}' if setup_s else ''}"
-            return f"{text}; the steps begin{_with_ranks(record)}"
-        case "evaluation":
-            figures = {
-                name: float(value) for name, value in record.items() if name not in _POSITION_FIELDS
-            }
-            return f"evaluated: {format_metrics(figures)}"
-        case "back-off":
-            scale = finite_number(record.get("scale"))
-            factor = "?" if scale is None else f"{scale:.3g}"
-            return f"the loss grew; back to the last good weights, steps x {factor}"
-        case "skipped":
-            return "; ".join(map(str, record.get("what", ())))
-        case "changed":
-            return f"changed: {'; '.join(map(str, record.get('what', ())))}"
-        # After the last step, and choices of the setup.
-        case "finished":
-            return f"ended before its last epoch: {record.get('why', '')}"
-        case "calibrated":
-            return f"calibrated by rows set aside: {facts_text(record)}"
-        case "posterior":
-            noise = ", ".join(f"{x:.4g}" for x in record.get("noise", ())[:3])
-            return f"standard deviation of the noise: {noise}"
-        case "pass":
-            return f"pass: {facts_text(record)}"
-        case "outliers":
-            share = finite_number(record.get("share")) or 0.0
-            return f"replaced outliers in the setup, {share:.2%} of the targets"
-        case "centers":
-            return f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}"
-    return None
-
-
-def facts_text(record: LogRecord) -> str:
-    """Return names and values of a record's fields as text, without position, lists, tables."""
-    texts = []
-    for name, value in record.items():
-        if name not in _POSITION_FIELDS and not isinstance(value, list | dict):
-            value_text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            texts.append(f"{name.replace('_', ' ')} {value_text}")
-    return ", ".join(texts)
-
-
-def finite_number(value: object) -> float | None:
-    """Return a value of the log as a float; None if it is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
 def seconds_between(began: str, ended: str) -> float:
     """Return the seconds between two times of the log."""
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, remainder = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {remainder} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"

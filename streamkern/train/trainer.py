@@ -35,6 +35,7 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import check_unchanged
+from streamkern.train.environment import EnvironmentChanges
 from streamkern.train.initial_weights import given_weights, initial_weights
 from streamkern.train.loop.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.loop.checkpoint_times import Checkpoints
@@ -46,7 +47,7 @@ from streamkern.train.model.training_fit import report_fit
 from streamkern.train.resolve.early_stopping import EarlyStopping, scores_as_json, scores_from_json
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.run_identity import EnvironmentChanges, check_order
+from streamkern.train.run_identity import check_order
 from streamkern.train.setup.assemble import Assembled, reassemble
 from streamkern.train.setup.new_setup import (
     all_ranks_have_setup,
@@ -84,10 +85,9 @@ class Trainer:
         line = stack.enter_context(ProgressLine(setting=progress))
         loss_figure = None if run.loss is None else run.loss.figure
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings, loss_figure)
-        on_host = run.backend.name == "cpu"
         self.progress = RunProgress(
-            line, self.log, self.position, on_host=on_host, on_record=callbacks.record,
-            ranks=self.coordinator,
+            line, self.log, self.position, on_host=run.backend.name == "cpu",
+            on_record=callbacks.record, ranks=self.coordinator,
         )  # fmt: skip
         # A method of the trainer would be a reference cycle, which would keep its memory alive.
         self._report = self.progress.report

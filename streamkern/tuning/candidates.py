@@ -7,7 +7,6 @@ epochs, batch and blocks) suit a small problem. Everything else is as in the run
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,10 +18,8 @@ from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.centers.selectors import SELECTORS
-from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import SIZE_OPTIONS
-from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.solver.methods import find
@@ -332,63 +329,3 @@ def _memory_setting(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
     """
     memory = config.run.memory
     return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}
-
-
-# -- the arguments of a search ------------------------------------------------------------------
-
-
-def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
-    """Return the distinct kernels as JSON values; raise ConfigError for an unknown one."""
-    if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
-        raise ConfigError(
-            f"{mention('kernels', kernels)} must be a list with at least one kernel; give for "
-            "example ['laplace', 'gaussian']"
-        )
-    requested = config.model.kernels if kernels is None else kernels
-    for kernel in requested:
-        if isinstance(kernel, Kernel) and kernel.metric is not None:
-            raise ConfigError(
-                f"kernel {kernel!r} has a metric, but a search uses one metric for all kernels",
-                "give the kernel without a metric, and give the metric to the estimator, or as "
-                f"{mention('model.metric')}",
-            )
-    descriptions: list[Any] = []
-    for kernel in requested:
-        candidates = ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,)
-        for candidate in candidates:
-            overrides = {"model.kernel": candidate, "model.bandwidth": "auto"}
-            settings = config.with_overrides(overrides).model_dump(mode="json")
-            if settings["model"]["kernel"] not in descriptions:
-                descriptions.append(settings["model"]["kernel"])
-    return descriptions
-
-
-def checked_numbers(name: str, values: Any, *, positive: bool) -> list[float] | None:
-    """Return the distinct numbers, ascending, or None for "auto"; ConfigError for other values.
-
-    positive : whether 0 is not allowed either
-    """
-    if isinstance(values, str) and values == "auto":
-        return None
-    try:
-        numbers = sorted({float(value) for value in values})
-        valid = bool(numbers) and all(map(math.isfinite, numbers))
-        valid = valid and (numbers[0] > 0 if positive else numbers[0] >= 0)
-    except (TypeError, ValueError):
-        valid = False
-    if not valid:
-        rule = "above 0" if positive else "0 or above"
-        raise ConfigError(f'{mention(name, values)} must be "auto" or a list of numbers {rule}')
-    return numbers
-
-
-def checked_count(name: str, value: object, low: int, high: int | None) -> int | None:
-    """Return `value` as an int, or None; raise ConfigError unless it is in the range."""
-    if value is None:
-        return None
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        number = int(value)
-        if low <= number and (high is None or number <= high):
-            return number
-    bound_text = "" if high is None else f", at most {high}"
-    raise ConfigError(f"{mention(name, value)} must be a whole number, at least {low}{bound_text}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamkern.basics.text import utc_now
-from streamkern.train.log_reader import duration, processes_in, read_history
+from streamkern.train.log_reader import processes_in, read_history
 from streamkern.train.loop.guard import WINDOW
 
 
@@ -40,9 +40,6 @@ def test_run_progress_in_setup_steps_and_after_a_kill() -> None:
     # A resume removes the remaining time, and keeps the last known loss.
     actual = run_progress([*records, record("resume", 10, epochs=2, of_samples=500)])
     assert (actual["step"], actual["train_mse"], "left_s" in actual) == (10, 0.5, False)
-
-
-# -- curves and processes -------------------------------------------------------------------------
 
 
 def record_at(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
@@ -158,11 +155,3 @@ def test_non_finite_losses_are_omitted() -> None:
     )
     assert actual.curves["train_mse"] == [(20, 1.0)]
     assert read_history([]).processes == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.44, "0.44 s"), (9.9, "9.9 s"), (9.97, "10 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")],
-)
-def test_duration_is_readable(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

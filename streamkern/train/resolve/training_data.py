@@ -48,9 +48,9 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.stream.sources.user import as_source
 from streamkern.train.resolve.calibration_split import calibration_split
+from streamkern.train.resolve.find_scaling import find_scale
 from streamkern.train.resolve.sampled_features import with_patches, with_scores
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.scaling import find_scale
 
 MIN_AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
 """With data.epochs="auto", at least so many samples are trained on, in at most so many epochs."""

@@ -47,13 +47,13 @@ from streamkern.train.resolve.skew_targets import (
     is_skew,
     leaves_transform_open,
 )
-from streamkern.train.resolve.training_data import in_memory
-from streamkern.train.restart.scaling import (
+from streamkern.train.resolve.target_moments import (
     changes_targets,
     known_moments,
     sampled_moments,
     target_moments,
 )
+from streamkern.train.resolve.training_data import in_memory
 from streamkern.train.setup.setup_rows import read_unmerged_rows
 
 MAX_TRANSFORM_ROWS, SECOND_GAIN_ROWS = 1024, 512

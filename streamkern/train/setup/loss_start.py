@@ -26,8 +26,8 @@ from streamkern.solver.newton import Newton
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.target_moments import target_scale
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.choose_transform import find_transform
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
 from streamkern.train.setup.loss_ridge import LossRows, loss_noise

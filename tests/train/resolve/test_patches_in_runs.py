@@ -25,8 +25,8 @@ from streamkern.train import rank_work
 from streamkern.train.resolve import sampled_features
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.target_moments import changes_targets
 from streamkern.train.restart.run_snapshot import RunSnapshot
-from streamkern.train.restart.scaling import changes_targets
 from streamkern.train.setup.planned import planned_flops
 from tests.rank_runs import alpha
 from tests.rank_threads import on_threads
