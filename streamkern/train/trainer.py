@@ -55,8 +55,9 @@ from streamkern.train.setup.new_setup import (
     new_setup,
     wait_for_setup,
 )
-from streamkern.train.setup.planned import empty_steps, run_plan, setup_decisions
+from streamkern.train.setup.planned import empty_steps
 from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
+from streamkern.train.setup.start_event import run_plan, setup_decisions
 
 
 class Trainer:
@@ -257,10 +258,9 @@ class Trainer:
 
     def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
-        stall_s = self.feed.reader.stats.stall_s
-        self.coordinator.exchange(self.position.step, stall_s, self.loop.n_rank_rows)
+        position, stall_s = self.position, self.feed.reader.stats.stall_s
+        self.coordinator.exchange(position.step, stall_s, self.loop.n_rank_rows)
         self.progress.record_step(loss)
-        position = self.position
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
         has_score = self.stopping.is_active and position.batch == 0

@@ -69,7 +69,7 @@ def test_equal_calls_have_equal_records() -> None:
 
 
 def test_paths_are_not_part_of_identity() -> None:
-    """Check also that no setting that a resume may change is part of the identity."""
+    """Check also settings that a resume may change."""
     plain = run_record(opened())["identity"]
     moved = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}

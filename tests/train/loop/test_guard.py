@@ -251,7 +251,6 @@ def test_diverging_log_link_suggests_newton_solver(
 def test_short_run_is_judged_at_its_end(
     method: str, times: float, tmp_path: Path, step_factor: StepSizeFactor
 ) -> None:
-    """Check also a run that began with weights other than zero."""
     step_factor.times = times
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
         finished(settings(tmp_path, **METHODS[method]), source=stream(method))
