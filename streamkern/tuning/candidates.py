@@ -40,6 +40,11 @@ AUTO_RIDGES = (0.0, 1e-6, 1e-4)
 """Ridges that are tried for "auto", if the solver has a ridge."""
 _SIZES_OF_RUN = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
 """Settings for the sizes of the run, which do not apply to candidates."""
+_UNUSED_SETTINGS = (
+    "data.class_sampling", "data.test", "data.dask", "data.cache", "solver.warm_start",
+    "run.run_dir", "run.tensorboard", "run.mlflow",
+)  # fmt: skip
+"""Other settings that candidates do not use. The rows to fit have the sampled classes already."""
 
 
 class Candidates:
@@ -89,17 +94,10 @@ class Candidates:
                 **dict.fromkeys(_SIZES_OF_RUN, "auto"),
                 **_center_settings(config, n, n_fit, centers, is_all_data=n == data.base.n_rows),
                 **_memory_setting(config, self.sample),
+                **dict.fromkeys(_UNUSED_SETTINGS, None),
                 "data.epochs": epochs,
-                "data.class_sampling": None,  # already applied to the rows to fit
-                "data.test": None,
-                "data.dask": None,
-                "data.cache": None,
-                "solver.warm_start": None,
-                "run.run_dir": None,
                 "run.ranks": 1,
                 "run.center_ranks": 1,
-                "run.tensorboard": None,
-                "run.mlflow": None,
                 "run.evaluate_every": 0,
                 "run.evaluate_at": (),
             }

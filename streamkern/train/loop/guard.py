@@ -215,7 +215,8 @@ class Watch:
         A window of a few steps is judged only if the run has no more steps, because its mean is
         unreliable, or if a loss or a weight is not finite.
 
-        Raises DivergenceError if the back-off returns to the initial weights.
+        Raises DivergenceError if the back-off returns to the weights with which the solver begins
+        without initial weights.
         """
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
@@ -229,7 +230,7 @@ class Watch:
         loss = self.judge(is_finite=is_finite)
         if self.guard.back_offs == back_offs_before:
             return
-        # The weights are the initial ones again: the run has learned nothing.
+        # With the weights of a solver that has taken no step, the run has learned nothing.
         if self.solver.agree(not bool((self.good_weights != self.solver.init().alpha).any())):
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g})",

@@ -127,10 +127,12 @@ def calibration_split(
         reason = _why_too_few(source, n_rows)
     elif reason is None and not config.run.calibrate:
         reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
+
+    def without_rows(reason: str) -> CalibrationSplit:
+        return CalibrationSplit(source, None, reason, allows_leave_one_out=allows_left_out)
+
     if reason is not None:
-        return CalibrationSplit(
-            source, None, why_none or reason, allows_leave_one_out=allows_left_out
-        )
+        return without_rows(why_none or reason)
 
     def split(share: float) -> tuple[BaseSource, BaseSource]:
         share = min(share, MAX_CALIBRATION_ROWS / n_rows)
@@ -147,14 +149,10 @@ def calibration_split(
             reason = f"as {render_message(error.rule)}; {OTHER_ROWS_REMEDY}"
             return CalibrationSplit(source, None, reason)
         reason = 'as calibrate="auto" found too few different rows to set aside'
-        reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
-        return CalibrationSplit(
-            source, None, why_none or reason, allows_leave_one_out=allows_left_out
-        )
+        return without_rows(why_none or f"{reason}; {CALIBRATE_TRUE_REMEDY}")
     if is_auto and _min_rows(config) > _n_without_copies(training):
         reason = 'because the settings need so many rows that calibrate="auto" sets none aside'
-        reason = f"{reason}; lower n_centers and the like"
-        return CalibrationSplit(source, None, reason, allows_leave_one_out=allows_left_out)
+        return without_rows(f"{reason}; lower n_centers and the like")
     if why_none is not None:
         return CalibrationSplit(training, None, why_none, leaves_rows_unused=True)
     return CalibrationSplit(training, calibration)
