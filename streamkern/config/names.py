@@ -13,7 +13,7 @@ from streamkern.basics.message import Mention
 
 def _paths(**names: str) -> dict[str, str]:
     """Return the paths of settings by their names. names : section -> names, separated by spaces"""
-    return {key: f"{section}.{key}" for section, text in names.items() for key in text.split()}
+    return {name: f"{section}.{name}" for section, text in names.items() for name in text.split()}
 
 
 PARAMETER_SETTINGS: Final = _paths(

@@ -94,7 +94,7 @@ This value is not recorded, so that runs of those versions can be resumed.
 
 
 class CheckpointInterval(NamedTuple):
-    """Interval of an action, as a number of steps or of seconds; both are None for "auto"."""
+    """Interval between two checkpoints, in steps or in seconds; both are None for "auto"."""
 
     steps: int | None
     seconds: float | None
@@ -186,7 +186,7 @@ class ExecutionConfig(Table):
 
     @property
     def n_ranks(self) -> int:
-        """`ranks` as a number, after `over_ranks.with_rank_count` has replaced "gpus"."""
+        """`ranks` as a number, after `rank_gpus.with_rank_count` has replaced "gpus"."""
         assert isinstance(self.ranks, int), "ranks have not been counted"
         return self.ranks
 
@@ -209,7 +209,8 @@ The others take many epochs from f = 0 to the logarithm of the mean, or lose the
 class RunConfig(Table):
     """All settings of a run, in four sections.
 
-    It is made from the sections, `from_tables`, or a run file (`load_run_file`).
+    It is made from the sections, from nested tables (`from_tables`), or from a run file
+    (`load_run_file`).
     """
 
     data: DataConfig = DataConfig()
@@ -246,7 +247,10 @@ class RunConfig(Table):
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration from nested tables: section -> setting -> value."""
+        """Return the configuration from nested tables: section -> setting -> value.
+
+        Raises ConfigError for an unknown or wrong setting.
+        """
         return cls(**{str(key): value for key, value in tables.items()})
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunConfig:
@@ -269,8 +273,8 @@ class RunConfig(Table):
         )
 
         def is_recorded(path: str, value: Any) -> bool:
-            neutral = NEUTRAL_VALUES.get(path, ...)
-            return value is not None and path not in left_out and value != neutral
+            is_neutral = path in NEUTRAL_VALUES and value == NEUTRAL_VALUES[path]
+            return value is not None and path not in left_out and not is_neutral
 
         return {
             name: {k: v for k, v in table.items() if is_recorded(f"{name}.{k}", v)}
@@ -283,7 +287,7 @@ def as_config(config: Any) -> RunConfig:
 
     config : a `RunConfig`, nested tables, or the path of a run file
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for anything else, and for an unknown or wrong setting.
     """
     if isinstance(config, RunConfig):
         return config

@@ -201,7 +201,7 @@ class SolverConfig(Table):
                 raise ConfigError(
                     f"{mention(f'solver.{name}{value_text}')} is not defined for solver "
                     f"{self.name!r}",
-                    f"{', or '.join(remedies)}",
+                    ", or ".join(remedies),
                 )
         return self
 

@@ -45,7 +45,7 @@ MAX_DERIVATIVE_COLUMNS = 2048
 The outputs are divided into groups accordingly. Each group evaluates the derivatives again, at less
 than a tenth of the cost of a product with this many columns."""
 EVALUATED_ROWS = 1024
-"""Number of rows on which a model is evaluated at once."""
+"""Largest number of rows on which a model is evaluated at once."""
 RESIDUAL_SCALE_ROWS, RESIDUAL_SCALE_BYTES = 500, 64 << 20
 """Largest number of calibration rows, and of their bytes, to which the residual scale is fitted."""
 KEPT_STORE_BUDGET_RATIO = 8
@@ -349,7 +349,10 @@ def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str =
 
 
 def rows_at_once(c: int) -> int:
-    """Return the number of rows on which a model with c outputs is evaluated at once."""
+    """Return the number of rows on which a model with c outputs is evaluated at once.
+
+    It is at least 16, with any number of outputs.
+    """
     return max(16, EVALUATED_ROWS * MAX_PANEL_OUTPUTS // max(c, MAX_PANEL_OUTPUTS))
 
 
@@ -367,18 +370,18 @@ def keep_stores(
 ) -> int:
     """Decide whether the loader keeps the decoded rows of the stores; if so, count them.
 
-    The rows are kept if they are read more than once, for replicas or epochs, and fit in the budget
-    together with the other buffers. Returns the bytes that are kept, or 0.
+    The rows are kept if they are read more than once, for replicas or epochs, take at most a
+    `KEPT_STORE_BUDGET_RATIO`-th of the budget, and fit in it together with the other buffers.
+    Returns the bytes that are kept, or 0.
 
     decoded_bytes : bytes of all decoded rows of the stores
     budget_bytes : budget of host memory
     """
     rereads = problem.epochs > 1 or problem.n_rows > problem.n_stored
     phase = problem.host_phase("train")
-    planned = buffers.total(phase)
     is_small = KEPT_STORE_BUDGET_RATIO * decoded_bytes <= budget_bytes
-    fits = is_small and planned + decoded_bytes <= budget_bytes
-    if not (rereads and fits and decoded_bytes):
+    fits = buffers.total(phase) + decoded_bytes <= budget_bytes
+    if not (rereads and is_small and fits and decoded_bytes):
         return 0
     buffers.add(phase, "rows of the stores, kept decoded", decoded_bytes)
     return decoded_bytes

@@ -273,7 +273,10 @@ class ProblemShape:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of a unit while it is read, with half of `SPLIT_ROW_BYTES` if rows are left out."""
+        """Bytes of a unit while it is read, with half of `SPLIT_ROW_BYTES` if rows are left out.
+
+        Half, because callers count a unit that is being decoded twice.
+        """
         if not self.read_rows:
             return self.unit_rows * self.row_bytes
         return self.read_rows * (self.row_bytes + SPLIT_ROW_BYTES // 2)

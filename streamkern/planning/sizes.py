@@ -106,7 +106,7 @@ def check_batch_size(problem: ProblemShape) -> None:
 
 
 def halvings(fixed: int | None, start: int, end: int) -> list[int]:
-    """Return [fixed] if it is set; otherwise `start`, and repeatedly its half, down to `end`."""
+    """Return [fixed] if it is set; otherwise `start` and its halves, rounded up, down to `end`."""
     if fixed is not None:
         return [fixed]
     sizes = [start]

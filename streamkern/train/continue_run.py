@@ -188,12 +188,7 @@ def _with_model_of(
         # The request may name the same class.
         if requested["kernel"] == class_reference(type(kernel_object)):
             requested["kernel"] = recorded["kernel"]
-    # Settings that the record lacks were given as arrays; they may be at their defaults now.
-    changed = [
-        k
-        for k, v in requested.items()
-        if v not in (defaults.get(k), recorded.get(k, defaults.get(k)))
-    ]
+    changed = [k for k, v in requested.items() if v not in (defaults.get(k), recorded.get(k))]
     if "loss" not in recorded:
         changed = [k for k in changed if k not in ("loss", "quantile")]
     if changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from streamkern.kernels.notation import kernel_text
 
@@ -20,12 +20,7 @@ def record_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     changes: list[str] = []
     for key in dict.fromkeys([*old_entries, *new_entries]):
         old_value, new_value = old_entries.get(key), new_entries.get(key)
-        if (
-            old_value is not None
-            and new_value is not None
-            and _is_source(old_value)
-            and _is_source(new_value)
-        ):
+        if _is_source(old_value) and _is_source(new_value):
             changes += _source_changes(key, old_value, new_value)
         elif key not in old_entries or key not in new_entries or old_value != new_value:
             changes.append(_change(key, old_entries, new_entries))
@@ -122,7 +117,7 @@ def _is_array(value: object) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"shape", "sha256"}
 
 
-def _is_source(value: object) -> bool:
+def _is_source(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping) and {"kind", "n_rows"} <= value.keys()
 
 

@@ -7,19 +7,17 @@ the curves, and the number of repeated samples becomes an event.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streamkern.predict.evaluation import format_metrics
+from streamkern.train.event_texts import POSITION_FIELDS, event_text, finite_number
 from streamkern.train.loop.guard import WINDOW
 
 CurvePoint = tuple[float, float]
 """Number of samples, and value of a figure."""
 LogRecord = Mapping[str, Any]
-
 RATES = ("samples_per_s", "stall_share")
 """Figures of the speed of a run."""
 RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
@@ -43,8 +41,6 @@ _NOT_SETUP_CHOICES = (
     *_STEPS_BEGIN, *_PROBLEMS, "setup", "finished", "pass", "calibrated", "posterior",
 )  # fmt: skip
 """Events that report no choice of the setup."""
-_POSITION_FIELDS = ("time", "step", "epoch", "samples", "event")
-"""Fields that every record has."""
 _PLAN_FIELDS = (
     "epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard",
 )  # fmt: skip
@@ -55,7 +51,7 @@ _NEWEST_FIGURES = (LOSS, "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event of the time line.
+    """An event of the timeline.
 
     time : as in the log
     samples : number of samples at that time
@@ -100,11 +96,11 @@ class RunHistory:
     curves : points of each figure, by its name, in ascending order of samples
     evaluations : for each evaluation, time, step, samples and "figures" by name
     processes : log records of each process
-    events : events of the time line
+    events : events of the timeline
     setup : records of the last setup
     plan : plan that the last process has recorded
     workers, dashboard : addresses of the ranks of the last process, and of their Dask dashboard
-    setup_s : seconds that the setup took
+    setup_s : seconds that the setup took; the longest time if several processes report one
     expected_s : seconds of all steps, as first estimated
     peak_bytes : largest memory in use, in bytes
     n_repeated : number of samples that were repeated
@@ -177,7 +173,10 @@ def _update_progress(progress: dict[str, Any], record: LogRecord) -> None:
 
 
 def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
-    """Return the records grouped by the process that wrote them."""
+    """Return the records grouped by the process that wrote them.
+
+    A record does not name its process; a new one is recognised by its first events.
+    """
     processes: list[list[LogRecord]] = []
     earlier_entries: list[tuple[str, str]] = []
     for record in records:
@@ -246,7 +245,7 @@ def _add_event(history: RunHistory, record: LogRecord, process_number: int) -> N
         while history.evaluations and history.evaluations[-1]["step"] >= record["step"]:
             history.evaluations.pop()  # the newest one of a step counts
         position = {name: record[name] for name in ("time", "step", "samples")}
-        figures = {k: finite_number(v) for k, v in record.items() if k not in _POSITION_FIELDS}
+        figures = {k: finite_number(v) for k, v in record.items() if k not in POSITION_FIELDS}
         history.evaluations.append({**position, "figures": figures})
     elif event in _STEPS_BEGIN:
         history.plan = record.get("plan", history.plan)
@@ -257,7 +256,11 @@ def _add_event(history: RunHistory, record: LogRecord, process_number: int) -> N
         _drop_repeated(history, record)
     elif event not in _NOT_SETUP_CHOICES:
         history.setup.append(record)
-    text = _event_text(record, event, history.processes[:process_number])
+    pause_s = None
+    if event == "resume" and process_number > 1:
+        last_time = history.processes[process_number - 2].records[-1]["time"]
+        pause_s = max(seconds_between(last_time, record["time"]), 0.0)
+    text = event_text(record, process_number, pause_s)
     if text is not None:
         is_problem = event in _PROBLEMS or (event == "pass" and "note" in record)
         history.events.append(TimelineEvent(record["time"], record["samples"], text, is_problem))
@@ -272,7 +275,7 @@ def _add_losses(curves: dict[str, list[CurvePoint]], record: LogRecord) -> None:
     """Add the loss of each window that has ended since the previous record, at its last step.
 
     The number of samples at a step is computed as if all batches were equally large. A record
-    without windows, of a model that was saved, has one loss.
+    without windows, of a finished or a saved model, has one loss.
     """
     if "losses" not in record:
         _add_point(curves, LOSS, record["samples"], record.get(LOSS))
@@ -306,95 +309,6 @@ def _drop_repeated(history: RunHistory, record: LogRecord) -> None:
     history.evaluations = [e for e in history.evaluations if e["samples"] <= resumed_at]
 
 
-def _resume_text(record: LogRecord, processes: Sequence[ProcessLog]) -> str:
-    """Return the text for the start of the last process, with the time since the one before it."""
-    if len(processes) == 1:
-        return f"went on{_with_ranks(record)}"
-    last_time = processes[-2].records[-1]["time"]
-    pause = duration(max(seconds_between(last_time, record["time"]), 0.0))
-    text = f"{pause} after the last word of process {len(processes) - 1}"
-    return f"went on, in process {len(processes)}, {text}{_with_ranks(record)}"
-
-
-def _with_ranks(record: LogRecord) -> str:
-    ranks = len(record.get("workers", ()))
-    return f", with {ranks} ranks" if ranks else ""
-
-
-def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) -> str | None:
-    """Return the text of an event; None if it is not shown.
-
-    processes : the processes up to the one that wrote the record
-    """
-    match event:
-        case "resume":
-            return _resume_text(record, processes)
-        case "start":
-            setup_s = record.get("setup_s")
-            text = f"set up{f' in {duration(setup_s)}' if setup_s else ''}"
-            return f"{text}; the steps begin{_with_ranks(record)}"
-        case "evaluation":
-            figures = {
-                name: float(value) for name, value in record.items() if name not in _POSITION_FIELDS
-            }
-            return f"evaluated: {format_metrics(figures)}"
-        case "back-off":
-            scale = finite_number(record.get("scale"))
-            factor = "?" if scale is None else f"{scale:.3g}"
-            return f"the loss grew; back to the last good weights, steps x {factor}"
-        case "skipped":
-            return "; ".join(map(str, record.get("what", ())))
-        case "changed":
-            return f"changed: {'; '.join(map(str, record.get('what', ())))}"
-        # After the last step, and choices of the setup.
-        case "finished":
-            return f"ended before its last epoch: {record.get('why', '')}"
-        case "calibrated":
-            return f"calibrated by rows set aside: {facts_text(record)}"
-        case "posterior":
-            noise = ", ".join(f"{x:.4g}" for x in record.get("noise", ())[:3])
-            return f"standard deviation of the noise: {noise}"
-        case "pass":
-            return f"pass: {facts_text(record)}"
-        case "outliers":
-            share = finite_number(record.get("share")) or 0.0
-            return f"replaced outliers in the setup, {share:.2%} of the targets"
-        case "centers":
-            return f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}"
-    return None
-
-
-def facts_text(record: LogRecord) -> str:
-    """Return the fields of a record other than its position as text: names and values."""
-    fields = {
-        k: v
-        for k, v in record.items()
-        if k not in _POSITION_FIELDS and not isinstance(v, list | dict)
-    }
-    return ", ".join(
-        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
-        for name, value in fields.items()
-    )
-
-
-def finite_number(value: object) -> float | None:
-    """Return a value of the log as a float; None if it is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
 def seconds_between(began: str, ended: str) -> float:
     """Return the seconds between two times of the log."""
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, remainder = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {remainder} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"

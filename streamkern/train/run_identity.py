@@ -1,21 +1,17 @@
-"""Check that a run is resumed with the same settings and data, and report environment changes."""
+"""Check that a run is resumed with the same settings and data, and keep its choices."""
 
 from __future__ import annotations
 
 import hashlib
-import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
 from streamkern.backend.numba_backend import numba_problem
 from streamkern.basics.errors import ConfigError, ResumeMismatchError
 from streamkern.basics.message import mention
-from streamkern.basics.version import __version__
-from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import toml_value
 from streamkern.kernels.builtin import get_kernel, is_built_in
@@ -24,6 +20,7 @@ from streamkern.rundir.chunked_array import ChunkedArray, allocate_on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.differences import record_differences
+from streamkern.train.environment import library_versions
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.run_snapshot import recorded_calibrate, recorded_run
@@ -56,16 +53,6 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
         "identity": checked_meta(identity, "identity"),  # tuples become lists, as after reading
         "sizes": run.sizes.as_record(),
         "versions": library_versions(),
-    }
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that arithmetic and files depend on."""
-    return {
-        "streamkern": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "zarr": zarr.__version__,
     }
 
 
@@ -138,20 +125,6 @@ def has_scores(description: Any) -> bool:
     if isinstance(description, Mapping):
         return description.get("mode") == "quantiles" or any(map(has_scores, description.values()))
     return isinstance(description, list | tuple) and any(map(has_scores, description))
-
-
-def backend_changes(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return the differences between two descriptions of a backend that can change the result.
-
-    OpenMP is ignored. It is listed if any library of the process, such as scikit-learn, has loaded
-    it, and streamkern does not compute with it.
-    """
-
-    def arithmetic(description: dict[str, Any]) -> dict[str, Any]:
-        libraries = [name for name in description.get("blas", []) if not name.startswith("openmp")]
-        return {**description, "blas": libraries}
-
-    return record_differences(arithmetic(recorded), arithmetic(current))
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
@@ -271,71 +244,3 @@ def check_order(saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> 
             f"the run was started with its samples in another order: {'; '.join(changes)}",
             "read the data in the same units and with the same version, or give another run_dir",
         )
-
-
-# -- environment, on which the rounding of a run depends -------------------------------------------
-
-_GRID_FACTS = ("ranks", "center_ranks")
-
-
-class EnvironmentChanges:
-    """Comparison of the environments of this process and of the last writer of a run.
-
-    grid : numbers of ranks and of columns of the rank grid, in this process
-    """
-
-    def __init__(self, run: ResolvedRun) -> None:
-        grid = run.method.center_partition(run.problem, run.sizes, run.inputs.ranks).grid
-        self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
-        self._backend, self._recorded_environment = run.backend, dict[str, Any]()
-
-    def now(self) -> dict[str, Any]:
-        """Return the environment of this process as JSON values, for a checkpoint."""
-        return {"backend": self._backend.describe(), "versions": library_versions()} | self.grid
-
-    def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
-        """Record the environment in which a setup was written.
-
-        The grid is left out, because a setup depends on it by rounding only.
-        """
-        recorded = recorded_run(directory)
-        self._recorded_environment = {"backend": meta["backend"]}
-        self._recorded_environment |= {} if recorded is None else {"versions": recorded["versions"]}
-
-    def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
-        """Record the environment in which a checkpoint was written.
-
-        A checkpoint without a grid was written by a single process.
-        """
-        self._recorded_environment |= {
-            name: meta[name] for name in ("backend", "versions") if name in meta
-        }
-        if not meta["position"]["done"]:  # otherwise nothing more is computed
-            self._recorded_environment |= {name: meta.get(name, 1) for name in _GRID_FACTS}
-
-    def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
-        """Warn of changes since the last writer, and report them as an event "changed"."""
-        recorded, current = self._recorded_environment, self.now()
-        grids = (
-            {name: values[name] for name in _GRID_FACTS if name in recorded}
-            for values in (recorded, current)
-        )
-        changes = {
-            "libraries": _library_changes(recorded, current),
-            "ranks": record_differences(*grids),
-        }
-        texts = [change for values in changes.values() for change in values]
-        if texts:
-            changed_parts = " and ".join(name for name, values in changes.items() if values)
-            warn(f"resumed with other {changed_parts}: {'; '.join(texts)}; same to rounding only")
-            report("changed", {"what": texts})
-
-
-def _library_changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return the differences of backend and library versions between two environments."""
-    if "backend" not in recorded:
-        return []
-    changes = backend_changes(recorded["backend"], current["backend"])
-    return changes + record_differences(
-        recorded.get("versions", current["versions"]), current["versions"]
-    )

@@ -19,6 +19,7 @@ from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.rundir.checkpoint_format import SavedGroup, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
+from streamkern.train.environment import library_versions
 from streamkern.train.loop.evaluations import evaluations_in, figures_as_json, figures_from_json
 from streamkern.train.loop.guard import LossCurve
 from streamkern.train.loop.step_loop import ArraysAndMeta, Result
@@ -27,7 +28,6 @@ from streamkern.train.model.wide_sum import may_be_wide
 from streamkern.train.resolve.early_stopping import scores_as_json, scores_from_json
 from streamkern.train.restart.run_snapshot import RunSnapshot, column_names
 from streamkern.train.restart.scaling import save_scaling
-from streamkern.train.run_identity import library_versions
 from streamkern.train.setup.assemble import operator, recorded_accelerator
 
 # -- loading ---------------------------------------------------------------------------------------

@@ -22,11 +22,7 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.patch_features import (
-    PatchFeatures,
-    patches_among,
-    restore_patches,
-)
+from streamkern.stream.sources.patch_features import PatchFeatures, patches_among, restore_patches
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.continue_run import ParentId, complete_from_parent
@@ -97,10 +93,10 @@ def acquire_run(
             if client is not None:
                 check_cluster(client, run.data.source)
             if directory is not None:
-                stack.enter_context(
-                    request.defer_signals()
-                )  # a signal waits until the lock is released
-                with request.raise_on_signal():  # it may wait until another process's lease expires
+                # A signal waits until the lock is released, but ends the wait for the lock, which
+                # may last until the lease of another process expires.
+                stack.enter_context(request.defer_signals())
+                with request.raise_on_signal():
                     stack.enter_context(directory)
                 check_same_run(directory, record)  # it may have changed before it was locked
                 if is_rank0 and recorded_run(directory) is None:
@@ -171,11 +167,8 @@ def open_recorded_run(
 def _broadcast_choices(run: ResolvedRun) -> None:
     """Broadcast choices of rank 0 that a machine with less memory, or rounding, might make
     differently."""
-    ranks, parent, patches = (
-        run.inputs.ranks,
-        run.inputs.continued_run,
-        patches_among(run.data.fixed_transforms),
-    )
+    ranks, parent = run.inputs.ranks, run.inputs.continued_run
+    patches = patches_among(run.data.fixed_transforms)
     parent_id = None if parent is None else (parent.ancestry, parent.stored_centers.sha256)
     scores = scores_among(run.data.fixed_transforms) is not None
     arrays = {} if patches is None else patches.arrays()

@@ -31,13 +31,9 @@ from streamkern.stream.sources.transforms import Scale, is_deterministic, transf
 from streamkern.train.loop.callbacks import Callback, check_callbacks
 from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.loop.step_loop import Result
-from streamkern.train.over_ranks import (
-    RankEventHandler,
-    as_one_rank,
-    is_complete,
-    train_over,
-    with_rank_count,
-)
+from streamkern.train.over_ranks import as_one_rank, is_complete, train_over
+from streamkern.train.rank_events import RankEventHandler
+from streamkern.train.rank_gpus import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import storage_options_for
@@ -97,14 +93,19 @@ def train(
     ------
     ConfigError, DataError
         The settings or the data are invalid; nothing was written.
-    ResumeMismatchError
-        run.run_dir holds a run with other data or settings.
+    MemoryBudgetError
+        The run does not fit in the memory.
+    BackendError, MissingDependencyError
+        The device cannot be used, or a package that the settings need is not installed.
+    ResumeMismatchError, RunLockedError, RunError
+        run.run_dir holds a run with other data or settings, is in use by another process, or cannot
+        be used.
     TrainingInterrupted
         SIGTERM, SIGINT, SIGHUP or `stop` ended the run; the same call resumes it from run.run_dir.
     Stopped
         `stop` ended a run without run.run_dir; nothing was saved.
-    DivergenceError, CorruptChunkError, CheckpointError
-        The run failed; its last checkpoint is good.
+    DivergenceError, CorruptChunkError, CheckpointError, StorageError, ClusterError, RankLostError
+        The run failed; its last checkpoint, if it has one, is good.
     """
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)

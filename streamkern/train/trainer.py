@@ -35,6 +35,7 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import check_unchanged
+from streamkern.train.environment import EnvironmentChanges
 from streamkern.train.initial_weights import given_weights, initial_weights
 from streamkern.train.loop.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.loop.checkpoint_times import Checkpoints
@@ -46,7 +47,7 @@ from streamkern.train.model.training_fit import report_fit
 from streamkern.train.resolve.early_stopping import EarlyStopping, scores_as_json, scores_from_json
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.run_identity import EnvironmentChanges, check_order
+from streamkern.train.run_identity import check_order
 from streamkern.train.setup.assemble import Assembled, reassemble
 from streamkern.train.setup.new_setup import (
     all_ranks_have_setup,
@@ -54,8 +55,9 @@ from streamkern.train.setup.new_setup import (
     new_setup,
     wait_for_setup,
 )
-from streamkern.train.setup.planned import empty_steps, run_plan, setup_decisions
+from streamkern.train.setup.planned import empty_steps
 from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
+from streamkern.train.setup.start_event import run_plan, setup_decisions
 
 
 class Trainer:
@@ -84,10 +86,9 @@ class Trainer:
         line = stack.enter_context(ProgressLine(setting=progress))
         loss_figure = None if run.loss is None else run.loss.figure
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings, loss_figure)
-        on_host = run.backend.name == "cpu"
         self.progress = RunProgress(
-            line, self.log, self.position, on_host=on_host, on_record=callbacks.record,
-            ranks=self.coordinator,
+            line, self.log, self.position, on_host=run.backend.name == "cpu",
+            on_record=callbacks.record, ranks=self.coordinator,
         )  # fmt: skip
         # A method of the trainer would be a reference cycle, which would keep its memory alive.
         self._report = self.progress.report
@@ -177,7 +178,11 @@ class Trainer:
             self._report("skipped", {"what": list(skipped)})
 
     def run_to_end(self) -> Result:
-        """Process all remaining batches, evaluate, and write the last checkpoint."""
+        """Process all remaining batches, evaluate, and write the last checkpoint.
+
+        A finished run writes it only if an evaluation or the calibration was owed. Raises
+        TrainingInterrupted or Stopped after a signal, see `_save_and_end`.
+        """
         if self.position.done:
             is_owed = self.evaluations.is_owed or self.loop.owes_calibration
             is_owed = self.coordinator.broadcast_decision(is_owed)
@@ -190,20 +195,17 @@ class Trainer:
                 self.directory.delete_old()
         else:
             try:
-                self._loop_and_finish()
+                try:
+                    self._loop()
+                    self._finish()
+                except Stopped as stopped:
+                    self._save_and_end(stopped)
             except StreamkernError as error:
                 if not isinstance(error, TrainingInterrupted):
                     error.exit_code = EXIT_FAILED  # the run can be resumed
                 raise
         self.checkpoints.wait()
         return self._result()
-
-    def _loop_and_finish(self) -> None:
-        try:
-            self._loop()
-            self._finish()
-        except Stopped as stopped:
-            self._save_and_end(stopped)
 
     def _loop(self) -> None:
         """Take the remaining steps; save the state if an error ends them."""
@@ -236,7 +238,7 @@ class Trainer:
         self.loop_s = time.perf_counter() - start
 
     def _stoppable_reads(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches. A signal during a wait for storage ends the run at once."""
+        """Yield the batches. A signal during a wait for storage is handled as by `_stoppable`."""
         while True:
             with self._stoppable():
                 batch = next(batches, None)
@@ -256,10 +258,9 @@ class Trainer:
 
     def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
-        stall_s = self.feed.reader.stats.stall_s
-        self.coordinator.exchange(self.position.step, stall_s, self.loop.n_rank_rows)
+        position, stall_s = self.position, self.feed.reader.stats.stall_s
+        self.coordinator.exchange(position.step, stall_s, self.loop.n_rank_rows)
         self.progress.record_step(loss)
-        position = self.position
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
         has_score = self.stopping.is_active and position.batch == 0
@@ -271,7 +272,8 @@ class Trainer:
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by  # it saves
+        # A requested stop saves the run anyway.
+        saves = self.checkpoints.is_due(position.step) and not self.stop.requested_by
         self.end_reason, saves = self.coordinator.agree_on_end(self.end_reason, saves=saves)
         if saves:
             self._checkpoint()
@@ -358,8 +360,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
-        context = self._evaluating()
-        self.evaluations.evaluate(self.loop.model, self.position, context, self._report)
+        self.evaluations.evaluate(self.loop.model, self.position, self._evaluating(), self._report)
         self.loop.serve_rank0()
 
     def _calibrate(self) -> None:
@@ -389,11 +390,10 @@ class Trainer:
     def _result(self) -> Result:
         if self.directory is not None and self.settings.log and self.ranks.rank == 0:
             self._read_history(self.directory)
-        stall_s = self.feed.reader.stats.stall_s
         return self.loop.result(
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,
-            timing={"loop_s": self.loop_s, "stall_s": stall_s},
+            timing={"loop_s": self.loop_s, "stall_s": self.feed.reader.stats.stall_s},
             ended=self.end_reason,
             skipped=self.skipped,
             validation_scores=self.stopping.scores,

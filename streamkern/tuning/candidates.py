@@ -7,7 +7,6 @@ epochs, batch and blocks) suit a small problem. Everything else is as in the run
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,10 +18,8 @@ from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.centers.selectors import SELECTORS
-from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import SIZE_OPTIONS
-from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.solver.methods import find
@@ -43,6 +40,11 @@ AUTO_RIDGES = (0.0, 1e-6, 1e-4)
 """Ridges that are tried for "auto", if the solver has a ridge."""
 _SIZES_OF_RUN = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
 """Settings for the sizes of the run, which do not apply to candidates."""
+_UNUSED_SETTINGS = (
+    "data.class_sampling", "data.test", "data.dask", "data.cache", "solver.warm_start",
+    "run.run_dir", "run.tensorboard", "run.mlflow",
+)  # fmt: skip
+"""Other settings that candidates do not use. The rows to fit have the sampled classes already."""
 
 
 class Candidates:
@@ -92,17 +94,10 @@ class Candidates:
                 **dict.fromkeys(_SIZES_OF_RUN, "auto"),
                 **_center_settings(config, n, n_fit, centers, is_all_data=n == data.base.n_rows),
                 **_memory_setting(config, self.sample),
+                **dict.fromkeys(_UNUSED_SETTINGS, None),
                 "data.epochs": epochs,
-                "data.class_sampling": None,  # already applied to the rows to fit
-                "data.test": None,
-                "data.dask": None,
-                "data.cache": None,
-                "solver.warm_start": None,
-                "run.run_dir": None,
                 "run.ranks": 1,
                 "run.center_ranks": 1,
-                "run.tensorboard": None,
-                "run.mlflow": None,
                 "run.evaluate_every": 0,
                 "run.evaluate_at": (),
             }
@@ -291,26 +286,25 @@ def _center_settings(
     """Return the settings for the number and the selection of the centers.
 
     The number is a fifth of the rows, within limits. If the sample is the whole data and the
-    settings have a number of centers, that number is used, because the best bandwidth and ridge
-    depend on it. The selection method is the same as in the run, or random if it needs all rows.
+    settings have a number of centers, that number is used, up to `MAX_CENTERS`, because the best
+    bandwidth and ridge depend on it. The selection is as in the run, or random if that one takes
+    all rows or an array.
 
     n : number of rows of the sample
     n_fit : number of rows to fit
     n_requested : number of centers that the user has fixed for the search, or None
     is_all_data : whether the sample is the whole data
     """
-    model = config.model
-    name = config.solver.name
-    setting = _centers_setting(config)
+    model, solver, setting = config.model, config.solver.name, _centers_setting(config)
     n_centers = min(MAX_CENTERS, n_fit, setting if isinstance(setting, int) else MAX_CENTERS)
     if setting == "auto" or not is_all_data:
         n_centers = min(n_centers, max(n // 5, MIN_CENTERS))
     if model.features == "fourier":
         return {"model.n_features": n_requested or max(2, n_centers - n_centers % 2)}
-    if find(config.solver.name, config.model.features).in_place:
+    if find(solver, model.features).in_place:
         if n_requested is not None:
             raise ConfigError(
-                f"{mention('centers', n_requested)} cannot be used with solver {name!r}, whose "
+                f"{mention('centers', n_requested)} cannot be used with solver {solver!r}, whose "
                 "centers are all rows to fit",
                 "leave centers out, and lower rows to make the search faster",
             )
@@ -333,63 +327,3 @@ def _memory_setting(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
     """
     memory = config.run.memory
     return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}
-
-
-# -- the arguments of a search ------------------------------------------------------------------
-
-
-def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
-    """Return the distinct kernels as JSON values; raise ConfigError for an unknown one."""
-    if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
-        raise ConfigError(
-            f"{mention('kernels', kernels)} must be a list with at least one kernel; give for "
-            "example ['laplace', 'gaussian']"
-        )
-    requested = config.model.kernels if kernels is None else kernels
-    for kernel in requested:
-        if isinstance(kernel, Kernel) and kernel.metric is not None:
-            raise ConfigError(
-                f"kernel {kernel!r} has a metric, but a search uses one metric for all kernels",
-                "give the kernel without a metric, and give the metric to the estimator, or as "
-                f"{mention('model.metric')}",
-            )
-    descriptions: list[Any] = []
-    for kernel in requested:
-        candidates = ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,)
-        for candidate in candidates:
-            overrides = {"model.kernel": candidate, "model.bandwidth": "auto"}
-            settings = config.with_overrides(overrides).model_dump(mode="json")
-            if settings["model"]["kernel"] not in descriptions:
-                descriptions.append(settings["model"]["kernel"])
-    return descriptions
-
-
-def checked_numbers(name: str, values: Any, *, positive: bool) -> list[float] | None:
-    """Return the distinct numbers, ascending, or None for "auto"; ConfigError for other values.
-
-    positive : whether 0 is not allowed either
-    """
-    if isinstance(values, str) and values == "auto":
-        return None
-    try:
-        numbers = sorted({float(value) for value in values})
-        valid = bool(numbers) and all(map(math.isfinite, numbers))
-        valid = valid and (numbers[0] > 0 if positive else numbers[0] >= 0)
-    except (TypeError, ValueError):
-        valid = False
-    if not valid:
-        rule = "above 0" if positive else "0 or above"
-        raise ConfigError(f'{mention(name, values)} must be "auto" or a list of numbers {rule}')
-    return numbers
-
-
-def checked_count(name: str, value: object, low: int, high: int | None) -> int | None:
-    """Return `value` as an int, or None; raise ConfigError unless it is in the range."""
-    if value is None:
-        return None
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        number = int(value)
-        if low <= number and (high is None or number <= high):
-            return number
-    bound_text = "" if high is None else f", at most {high}"
-    raise ConfigError(f"{mention(name, value)} must be a whole number, at least {low}{bound_text}")

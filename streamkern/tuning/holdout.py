@@ -91,7 +91,8 @@ def draw_sample(data: Data, n: int, seed: int) -> SearchSample:
 
     A weighted mixture is represented according to its weights.
 
-    Raises ConfigError if the rows are augmented in parts, and DataError if there are too few.
+    Raises ConfigError if the rows are augmented before they can be split, and DataError if there
+    are too few.
     """
     _check_unaugmented(data)
     parts, shares = _stores_and_shares(data)

@@ -60,12 +60,20 @@ def quiet_optuna(optuna: Any) -> Iterator[None]:
 class TrialJournal:
     """The records of all trainings of a search, kept in a folder or, without one, in memory.
 
-    Raises RunError or StorageError if the folder cannot be used.
-
     out : path or URL of the folder, or None
-    identity : JSON values that must not change between the calls of a search. If they differ from
-        those in the folder, ResumeMismatchError names every difference.
+    identity : JSON values that must not change between the calls of a search
     storage_options : options of a remote URL
+
+    Raises
+    ------
+    MissingDependencyError
+        A folder is given, and Optuna is not installed.
+    RunLockedError
+        Another process runs the search in the folder.
+    ResumeMismatchError
+        The folder holds a search with another `identity`; the message names every difference.
+    RunError, StorageError
+        The folder holds something else, is damaged, or cannot be read or written.
     """
 
     def __init__(
@@ -103,7 +111,7 @@ class TrialJournal:
             self._lock.release()
 
     def records(self) -> list[TrialRecord]:
-        """Return all records, in arbitrary order."""
+        """Return all records, in the order in which they were recorded."""
         return list(self._records.values())
 
     def get(self, settings: Sequence[Any], fold: int) -> TrialRecord | None:

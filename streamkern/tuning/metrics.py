@@ -154,6 +154,8 @@ def row_weights(
 def squared_standard_error(difference: Rows, weights: Rows) -> float:
     """Return the squared standard error of the weighted mean of a difference.
 
+    It is infinite if at most one row has a weight.
+
     difference : (n,) difference of each row
     weights : (n,) weights with the sum 1
     """

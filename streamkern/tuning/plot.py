@@ -45,10 +45,8 @@ def scores_figure(
             "marker": _MARKERS[ridges.index(ridge) % len(_MARKERS)],
             "label": f"{kernel}, ridge {ridge:.3g}",
         }
-        shift = 1.0
-        if "se" in table[0]:
-            # The shifts are symmetric about the true bandwidths, on a log scale.
-            shift = math.exp(_LINE_SHIFT * log_range * (k - (len(lines) - 1) / 2))
+        # The shifts are symmetric about the true bandwidths, on a log scale.
+        shift = math.exp(_LINE_SHIFT * log_range * (k - (len(lines) - 1) / 2))
         converged = [row for row in rows if row["held_out_mse"] is not None]
         _draw_kernel_line(axes, converged, metric_key, style, shift)
         if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
@@ -95,10 +93,9 @@ def _draw_kernel_line(
     bandwidths = [shift * row["bandwidth"] for row in rows]
     errors = [row[metric_key] for row in rows]
     axes.plot(bandwidths, errors, ms=4, lw=1.4, **style)
-    if "se" in rows[0]:
-        bars = [row["se"] or 0.0 for row in rows]
-        axes.errorbar(bandwidths, errors, bars, fmt="none", ecolor=style["color"], elinewidth=0.8,
-            capsize=0, alpha=0.55)  # fmt: skip
+    bars = [row["se"] or 0.0 for row in rows]
+    axes.errorbar(bandwidths, errors, bars, fmt="none", ecolor=style["color"], elinewidth=0.8,
+        capsize=0, alpha=0.55)  # fmt: skip
 
 
 def _mark_best(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None:

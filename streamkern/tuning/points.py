@@ -163,7 +163,9 @@ def neighbour_bandwidths(best: float | None, bandwidths: list[float]) -> list[fl
 
 
 def next_ridges(best: float, ridges: list[float]) -> list[float]:
-    """Return a list with a ridge beyond `best`; [] if `best` is 0 or not at an end of `ridges`.
+    """Return a list with a ridge beyond `best`.
+
+    [] if `best` is 0 or not at an end of `ridges`, or if fewer than two ridges are above 0.
 
     ridges : ascending ridges that were tried, with `best`
     """

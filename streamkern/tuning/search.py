@@ -31,14 +31,13 @@ The result applies to the run on all data as follows:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
-from streamkern.basics.errors import ConfigError, DivergenceError
-from streamkern.basics.message import mention
+from streamkern.basics.errors import DivergenceError
 from streamkern.basics.stop import StopRequest, handle_stop
 from streamkern.config.model import LEARNED, METRICS
 from streamkern.config.run_config import RunConfig, load_run_file
@@ -53,22 +52,20 @@ from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.train.resolve.given_arrays import open_metric
 from streamkern.train.resolve.training_data import Data, open_data
 from streamkern.train.run_identity import array_identity
-from streamkern.tuning.candidates import (
-    Candidates,
-    checked_count,
+from streamkern.tuning.arguments import (
+    bandwidths_to_try,
+    checked_counts,
     checked_numbers,
     kernel_descriptions,
+    n_rounds_and_trials,
 )
-from streamkern.tuning.journal import TrialJournal, optuna_package
+from streamkern.tuning.candidates import Candidates
+from streamkern.tuning.journal import TrialJournal
 from streamkern.tuning.metrics import find_metric, known_metrics, row_weights
-from streamkern.tuning.points import N_TRIALS, RIDGE_RANGE, SearchPoints
+from streamkern.tuning.points import RIDGE_RANGE, SearchPoints
 from streamkern.tuning.table import SearchTable, TrialRow
 from streamkern.tuning.trainings import Trainings
 
-N_ROUNDS = 2
-"""Default number of rounds in which the grid is refined."""
-ARGUMENT_RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
-"""Smallest and largest values of arguments of a search."""
 _DISABLED_SETTINGS = ("run.early_stopping", "run.calibrate", "solver.posterior")
 """Settings that trainings of a search do not need."""
 
@@ -93,12 +90,16 @@ class Tuned:
           `metric`; None for a single row
         - "within", whether this difference is at most two standard errors
         - "seconds", the time of the trainings
-    config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
-        the metric "learn" or "none" of the trainings if it was "auto"
+    config : the given settings, if these are the best; else with the best kernel, bandwidth (to six
+        digits) and ridge, and with the metric "learn" or "none" and the target transform of the
+        trainings if these were "auto". If the features have quantile scores, data.scale is
+        "quantiles" in either case.
     metric : name of the metric by which the settings were compared
     search : rows, centers, epochs and other sizes of the search
-    edge : whether the best bandwidth is the smallest or the largest one tried
-    ridge_edge : whether the best ridge is the smallest or the largest one tried
+    edge : whether the best bandwidth is the smallest or the largest of several with this kernel;
+        False if the given settings are the best and leave it open
+    ridge_edge : whether the best ridge is the smallest or the largest of several with this kernel,
+        and not 0; False as for `edge`
     estimator : estimator with the best settings, if the data was given as for `fit`; else None
     """
 
@@ -163,11 +164,11 @@ def search_settings(
     distances : replaces model.metric
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
-    folds, refine, n_trials = _checked_counts(folds=folds, refine=refine, n_trials=n_trials)
-    rows, centers, epochs = _checked_counts(rows=rows, centers=centers, epochs=epochs)
-    rounds, n_proposals = _rounds(sampler, refine, n_trials)
+    folds, refine, n_trials = checked_counts(folds=folds, refine=refine, n_trials=n_trials)
+    rows, centers, epochs = checked_counts(rows=rows, centers=centers, epochs=epochs)
+    rounds, n_proposals = n_rounds_and_trials(sampler, refine, n_trials)
     kernel_list = kernel_descriptions(config, kernels)
-    bandwidth_list = _bandwidths_to_try(bandwidths, kernel_list)
+    bandwidth_list = bandwidths_to_try(bandwidths, kernel_list)
     ridge_list = checked_numbers("ridges", ridges, positive=False)
     original = config
     config = config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
@@ -200,45 +201,6 @@ def search_settings(
         tuned = _search_result(original, table, sizes, candidates)
         journal.finish(tuned.as_record())
     return tuned
-
-
-def _bandwidths_to_try(
-    bandwidths: Sequence[float] | str, kernels: Sequence[Any]
-) -> list[float] | None:
-    """Return the given bandwidths; None for "auto". ConfigError if no kernel has a bandwidth."""
-    numbers = checked_numbers("bandwidths", bandwidths, positive=True)
-    if numbers is not None and not any(map(notation.bandwidths, kernels)):
-        raise ConfigError(
-            f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
-            f"leave {mention('bandwidths=')} out",
-        )
-    return numbers
-
-
-def _checked_counts(**counts: Any) -> Iterator[Any]:
-    """Yield each count as an int, or None; raise ConfigError if it is not in its range."""
-    for name, value in counts.items():
-        smallest, largest = ARGUMENT_RANGES.get(name, (1, None))
-        yield checked_count(name, value, smallest, largest)
-
-
-def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
-    """Return the number of rounds of refinement, and of trials that Optuna proposes."""
-    if sampler not in ("grid", "optuna"):
-        raise ConfigError(
-            f'{mention("sampler", sampler)} must be "grid" or "optuna"',
-            'correct it, or leave it out for "grid"',
-        )
-    name, value = ("n_trials", n_trials) if sampler == "grid" else ("refine", refine)
-    if value is not None:
-        raise ConfigError(
-            f"{mention(name, value)} is not defined for {mention('sampler', sampler)}",
-            "leave it out",
-        )
-    if sampler == "grid":
-        return N_ROUNDS if refine is None else refine, 0
-    optuna_package('sampler="optuna"')  # raises MissingDependencyError before anything is written
-    return 0, N_TRIALS if n_trials is None else n_trials
 
 
 def _search_result(

@@ -1,4 +1,4 @@
-"""Check the conversion of NumPy scalars into Python numbers."""
+"""Check the conversion of NumPy scalars, sizes and times into numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dask.utils import parse_bytes as dask_parse_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.values import checked_int, json_digest, to_builtin
+from streamkern.basics.values import (
+    checked_int,
+    json_digest,
+    parse_bytes,
+    parse_seconds,
+    to_builtin,
+)
 
 NUMBERS = st.integers(-(2**31), 2**31) | st.booleans() | st.floats(allow_nan=False)
 TABLES = st.recursive(
@@ -79,3 +86,51 @@ def test_json_digest_is_sha256_of_sorted_json_and_suffix() -> None:
     assert json_digest({"b": None, "a": [1, "x"]}) == hashlib.sha256(text).hexdigest()
     digest_with_suffix = json_digest({"b": None, "a": [1, "x"]}, b"tail")
     assert digest_with_suffix == hashlib.sha256(text + b"\ntail").hexdigest()
+
+
+@given(
+    number=st.integers(1, 10**6) | st.floats(1, 1e6, allow_nan=False),
+    space=st.sampled_from(["", " "]),
+    unit=st.sampled_from(["B", "kB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "TiB", "M", "gib"]),
+)
+def test_parse_bytes_equals_dask(number: float, space: str, unit: str) -> None:
+    text = f"{number:f}{space}{unit}"
+    assert parse_bytes(text) == dask_parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("512 MiB", 512 * 2**20),
+        ("1GB", 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        (" 7 ", 7),
+        (4096, 4096),
+        (1e9, 10**9),
+        ("1e9", 10**9),
+    ],
+)
+def test_parse_bytes_accepts_units(text: str | float, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1 GiB", "1 GiBs", "1 2", "1e", "0", "0.2 B", 0, -5, 0.5, True, None]
+)
+def test_parse_bytes_refuses_invalid_sizes(text: object) -> None:
+    with pytest.raises(ConfigError, match=r"size=.*write for example"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30 s", 30), ("5 min", 300), ("5min", 300), ("1.5 h", 5400), ("2 Hours", 7200)],
+)
+def test_parse_seconds_accepts_units(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "5 m", "0 s", "-5 s", "five min", "5 min 3 s"])
+def test_parse_seconds_refuses_invalid_times(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"time=.*write for example"):
+        parse_seconds(text)

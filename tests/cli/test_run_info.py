@@ -21,12 +21,14 @@ from tests.runs import (
     STEPS,
     ArraySource,
     N,
+    Run,
     array_source,
     arrays,
     finished,
     settings,
     stream,
 )
+from tests.searches import DONE, write_run_file
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -166,3 +168,13 @@ def test_info_shows_ridge_that_was_estimated_again(tmp_path: Path) -> None:
     first = read_setup_ridge(tmp_path / "run")
     assert overview["solver"]["ridge"] == model.report_["ridge"] != first
     assert facts_of(run_text(overview))["ridge"] == f"{model.report_['ridge']:.5g}"
+
+
+def test_info_describes_the_kernel(run: Run, tmp_path: Path) -> None:
+    kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
+    arguments = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", tmp_path / "run")
+    assert run("train", write_run_file(tmp_path), *arguments)[0] == DONE
+    out = " ".join(run("info", tmp_path / "run")[1].split())
+    assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
+    assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
+    assert "parts" not in out

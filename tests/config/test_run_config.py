@@ -1,108 +1,30 @@
-"""Test settings: valid values, error messages, secrets, and which of them a resume may change."""
+"""Check the settings of a run: run files, overrides, and what a resume may change."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dask.utils import parse_bytes as dask_parse_bytes
-from hypothesis import given
-from hypothesis import strategies as st
 
-import streamkern
-from streamkern.basics.errors import ConfigError, StreamkernError
-from streamkern.basics.values import parse_bytes, parse_seconds
+from streamkern.basics.errors import ConfigError
 from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
-from streamkern.config.model import ModelConfig
-from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
-from streamkern.config.rules import FOREIGN_WORDS
-from streamkern.config.run_config import (
-    FREE_AT_RESUME,
-    NEUTRAL_VALUES,
-    ExecutionConfig,
-    RunConfig,
-    load_run_file,
-)
-from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, solver_options
+from streamkern.config.run_config import FREE_AT_RESUME, NEUTRAL_VALUES, RunConfig, load_run_file
+from streamkern.config.solver import solver_options
 from streamkern.config.toml import toml
-from streamkern.filesystem.engines import _refuse_unknown
+from streamkern.train.differences import record_differences
 from streamkern.train.resolve.resolved_run import open_run
-from streamkern.train.run_identity import record_differences
-
-SECRET = "hunter2/and+more"
 
 
 def config(**tables: dict[str, Any]) -> RunConfig:
+    """Return the settings of a run with a training set, from these tables."""
     return RunConfig.from_tables({"data": {"train": "a.zarr"}, **tables})
-
-
-def error_message(**tables: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        RunConfig.from_tables({"data": {"train": "a.zarr"}, **tables})
-    return str(caught.value)
-
-
-# -- sizes and times ------------------------------------------------------------------------------
-
-
-@given(
-    number=st.integers(1, 10**6) | st.floats(1, 1e6, allow_nan=False),
-    space=st.sampled_from(["", " "]),
-    unit=st.sampled_from(["B", "kB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "TiB", "M", "gib"]),
-)
-def test_parse_bytes_equals_dask(number: float, space: str, unit: str) -> None:
-    text = f"{number:f}{space}{unit}"
-    assert parse_bytes(text) == dask_parse_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "n_bytes"),
-    [
-        ("512 MiB", 512 * 2**20),
-        ("1GB", 10**9),
-        ("1.5 GiB", 3 * 2**29),
-        (" 7 ", 7),
-        (4096, 4096),
-        (1e9, 10**9),
-        ("1e9", 10**9),
-    ],
-)
-def test_parse_bytes_accepts_units(text: str | float, n_bytes: int) -> None:
-    assert parse_bytes(text) == n_bytes
-
-
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "-1 GiB", "1 GiBs", "1 2", "1e", "0", "0.2 B", 0, -5, 0.5, True, None]
-)
-def test_parse_bytes_refuses_invalid_sizes(text: object) -> None:
-    with pytest.raises(ConfigError, match=r"size=.*write for example"):
-        parse_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30 s", 30), ("5 min", 300), ("5min", 300), ("1.5 h", 5400), ("2 Hours", 7200)],
-)
-def test_parse_seconds_accepts_units(text: str, seconds: float) -> None:
-    assert parse_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "5", "5 m", "0 s", "-5 s", "five min", "5 min 3 s"])
-def test_parse_seconds_refuses_invalid_times(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"time=.*write for example"):
-        parse_seconds(text)
-
-
-# -- accepted settings ----------------------------------------------------------------------------
 
 
 def test_config_requires_only_training_set() -> None:
@@ -110,11 +32,6 @@ def test_config_requires_only_training_set() -> None:
     assert run_config == RunConfig(data=DataConfig(train="a.zarr"))
     assert run_config.data.batch_size == run_config.solver.name == run_config.run.memory == "auto"
     assert run_config.run.checkpoint_cadence == (None, None)
-
-
-def test_every_setting_belongs_to_a_solver() -> None:
-    all_options = {name for options in SOLVER_OPTIONS.values() for name in options}
-    assert all_options == set(SolverConfig.model_fields) - {"name"}
 
 
 def test_documented_run_file_is_valid() -> None:
@@ -162,6 +79,8 @@ ALL_SETTINGS: dict[str, dict[str, Any]] = {
         "validation_fraction": 0.25, "n_iter_no_change": 3, "calibrate": True,
     },
 }  # fmt: skip
+
+
 PATH_SETTINGS = {
     *("train", "test", "cache", "metric", "centers", "warm_start", "run_dir"),
     *("tensorboard", "mlflow"),
@@ -226,85 +145,9 @@ def test_numpy_scalars_and_paths_equal_python_values() -> None:
     assert (overridden.run.threads, overridden.run.run_dir) == (3, "b")
 
 
-def test_positional_tables_suggest_from_tables() -> None:
-    for tables in ({"model": {"n_centers": 5}}, "run.toml"):
-        with pytest.raises(ConfigError, match=r"from_tables\(tables\), or load_run_file\(path\)"):
-            RunConfig(tables)
-    with pytest.raises(ConfigError, match=r"give ModelConfig\(\*\*settings\)"):
-        ModelConfig({"n_centers": 5})
-
-
-def test_errors_never_suggest_the_refused_word() -> None:
-    """Check settings and their values, parameters, commands, options, and options of s3fs."""
-    messages: list[tuple[str, str]] = []
-
-    def record_message(word: str, request: Callable[[], Any]) -> None:
-        try:
-            request()
-        except (StreamkernError, TypeError, ValueError, AttributeError) as error:
-            messages.append((word, str(error)))
-
-    words = {*PARAMETER_SETTINGS, *OTHER_PARAMETERS, *FOREIGN_WORDS}
-    words |= {*streamkern.__all__, *streamkern._FOREIGN_NAMES}
-    words |= {"sum", "product", "auto", "region", "engine", "deadline_s", "solver.", "data.train"}
-    for table in (DataConfig, ModelConfig, SolverConfig, ExecutionConfig):
-        words |= {word for name in table.model_fields for word in (name, f"{table.table}.{name}")}
-        for name in table.model_fields:
-            for word in ("sum", "product", "size", "auto", "kind", "all"):
-                record_message(word, lambda t=table, n=name, w=word: t(**{n: w}))
-    for word in sorted(words):
-        record_message(word, lambda w=word: RunConfig().with_overrides({w: 1}))
-        record_message(
-            f"model.{word}", lambda w=word: RunConfig().with_overrides({f"model.{w}": 1})
-        )
-        record_message(word, lambda w=word: streamkern.KernelRegressor(**{w: 1}))
-        record_message(word, lambda w=word: streamkern.KernelRegressor().set_params(**{w: 1}))
-        record_message(word, lambda w=word: streamkern.KernelRegressor().fit([[1]], **{w: 1}))
-        record_message(word, lambda w=word: getattr(streamkern, w.upper()))
-        for case in ("storage option", "key of client_kwargs"):
-            record_message(
-                word, lambda w=word, k=case: _refuse_unknown(k, {w: 1}, {"anon", "region_name"})
-            )
-    assert len(messages) > 500
-    for word, message in messages:
-        for suggestion in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", message):
-            assert suggestion != word, message
-
-
 def test_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config().data.epochs = 3
-
-
-# -- error messages -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("section", "key", "value"), [
-    ("data", "batch_size", 0), ("data", "batch_size", 1.5), ("data", "batch_size", "many"),
-    ("data", "epochs", 0), ("data", "epochs", True), ("data", "copies", "3"), ("data", "x", ""),
-    ("data", "train", 3), ("data", "train", []), ("data", "train", ["a", ""]),
-    ("data", "train", ["a", 3]), ("data", "weights", 2), ("data", "cache", "s3://bucket/cache"),
-    ("data", "cache", ""), ("data", "cache_size", "some"), ("data", "weights", [1, 0]),
-    ("data", "weights", [1, True]), ("data", "weights", [float("inf")]), ("data", "transforms", 3),
-    ("model", "kernel", "laplacian"), ("model", "bandwidth", 0),
-    ("model", "bandwidth", float("nan")), ("model", "bandwidth", float("inf")),
-    ("model", "n_centers", -1), ("model", "centers", 5), ("solver", "name", "adam"),
-    ("model", "features", "wavelet"), ("solver", "ridge", -1e-9), ("solver", "step_scale", 0.0),
-    ("solver", "step_scale", 1.01), ("solver", "average", 1), ("solver", "projection", None),
-    ("run", "precision", "fp32"), ("run", "device", "gpu:one"), ("run", "device", "cpu\n"),
-    ("run", "memory", "8 parsecs"), ("run", "memory", -1), ("run", "threads", 0),
-    ("run", "random_state", -1), ("run", "random_state", None), ("run", "checkpoint_every", "5"),
-    ("run", "checkpoint_every", 0), ("run", "evaluate_every", -1), ("run", "evaluate_at", [100, 0]),
-    ("run", "run_dir", ""),
-])  # fmt: skip
-def test_invalid_value_gives_one_sentence(section: str, key: str, value: object) -> None:
-    data = {"train": "a.zarr"}
-    message = error_message(
-        **{"data": data, section: {**(data if section == "data" else {}), key: value}}
-    )
-    assert message.startswith(f"{section}.{key}={value!r} must be ")
-    assert re.search("; (correct it|did you mean )", message)
-    assert "\n" not in message
 
 
 def test_weights_belong_to_list_of_stores() -> None:
@@ -314,109 +157,11 @@ def test_weights_belong_to_list_of_stores() -> None:
     assert config().data.train_urls == ("a.zarr",)
 
 
-def test_every_invalid_setting_is_reported_at_once() -> None:
-    message = error_message(
-        data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}
-    ).split("\n")
-    named = [line.split("=")[0].split(" ")[0] for line in message]
-    assert named == ["data.epochs", "data.epocs", "run.memory"]
-
-
 @pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])
 def test_run_without_training_set_is_refused(tables: dict[str, dict[str, str]]) -> None:
     """Check that only opening the run fails, because rows may be given besides the settings."""
     with pytest.raises(ConfigError, match=r"^data\.train is missing: it must be a path or URL"):
         open_run(RunConfig.from_tables(tables))
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"solver": {"levl": 3}}, "solver.levl is not a setting; did you mean solver.level?"),
-        ({"data": {"train": "a", "Epochs": 3}}, "did you mean data.epochs?"),
-        ({"solver": {"bandwidth": 3}}, "did you mean model.bandwidth?"),
-        ({"sovler": {}}, "sovler is not a setting; did you mean solver?"),
-        ({"model": {"kernel": "sum"}}, "; correct it or leave it out"),
-        ({"model": {"kernel": "Gausian"}}, '; did you mean "gaussian"?'),
-        ({"model": {"kernel": "xx"}}, '; correct it or leave it out for the default "auto"'),
-        ({"solver": {"name": "krr"}}, '; did you mean "direct"?'),
-        ({"run": {"device": "cuda"}}, '; did you mean "gpu"?'),
-        ({"run": {"precision": "float16"}}, "; correct it or leave it out"),
-        ({"zzz": {}}, "the settings are data, model, solver, run"),
-        ({"model": {"zzz": 1}}, "the settings of model are kernel, bandwidth"),
-        ({"model": 3}, "model must be a table of settings; write them under [model]"),
-    ],
-)
-def test_unknown_key_suggests_known_key(tables: dict[str, Any], message: str) -> None:
-    assert message in error_message(**tables)
-
-
-@pytest.mark.parametrize(
-    ("transform", "message"),
-    [
-        (
-            {"kind": "noise", "sigma": -1},
-            "data.transforms[1].sigma=-1 must be a number, 0 or above; correct it",
-        ),
-        ({"kind": "crop", "pading": 1}, "did you mean data.transforms[1].padding?"),
-        ({"kind": "scale", "mode": "row"}, 'must be one of "global", "feature", "none"'),
-        ({"kind": "blur"}, 'must be a table with kind = one of "scale", "noise", "mixup", "crop"'),
-        ({"sigma": 1}, "data.transforms[1]={'sigma': 1} must be a table with kind"),
-        ("noise", "data.transforms[1]='noise' must be a table with kind"),
-    ],
-)
-def test_invalid_transform_is_named_by_position(transform: object, message: str) -> None:
-    assert message in error_message(
-        data={"train": "a", "transforms": [{"kind": "flip"}, transform]}
-    )
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
-        ({"solver": {"name": "block", "level": 2}}, "level=2 is not .* solver.name=.eigenpro1"),
-        (
-            {"solver": {"name": "direct", "period": 2}},
-            "period=2 is .*name=.eigenpro3. or .*name=.eigenpro4.$",
-        ),
-        (
-            {"solver": {"name": "falkon", "average": False}},
-            "average=false is not defined for solver",
-        ),
-        ({"solver": {"name": "eigenpro2", "warm_start": "s3://a"}}, "warm_start is not defined"),
-        (
-            {"solver": {"name": "eigenpro4", "projection": "exact", "projection_level": 2}},
-            "projection_level=2 is not .* give solver.projection='resident' or",
-        ),
-        (
-            {"solver": {"name": "eigenpro3", "projection": "exact", "projection_batch": 8}},
-            "projection_batch=8 is not defined for solver.projection='exact'",
-        ),
-    ],
-)
-def test_contradictory_settings_are_refused(tables: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config(**tables)
-
-
-@pytest.mark.parametrize(
-    "solver",
-    [
-        {"name": "eigenpro2", "level": 49, "n_nystrom": 50},
-        {"name": "eigenpro2", "level": 900},
-        {"name": "eigenpro3", "period": 1},
-    ],
-)
-def test_compatible_settings_are_accepted(solver: dict[str, Any]) -> None:
-    assert config(solver=solver).solver == SolverConfig(**solver)
-
-
-def test_section_built_directly_names_same_key() -> None:
-    with pytest.raises(ConfigError, match=r"^run\.threads=0 must be"):
-        ExecutionConfig(threads=0)
-    with pytest.raises(ConfigError, match=r"^model\.kernel='rbv' must be \"auto\", one of"):
-        ModelConfig(kernel="rbv")  # type: ignore[arg-type]
 
 
 def test_run_file_error_names_the_file(tmp_path: Path) -> None:
@@ -432,62 +177,6 @@ def test_run_file_error_names_the_file(tmp_path: Path) -> None:
     path.write_text('[data]\ntrain = "a"\nepochs = 0\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"run\.toml': data\.epochs=0 must be"):
         load_run_file(path)
-
-
-# -- secrets --------------------------------------------------------------------------------------
-
-
-def test_storage_options_are_never_shown() -> None:
-    run_config = config(data={"train": "a", "storage_options": {"secret": SECRET}})
-    shown = [
-        repr(run_config),
-        str(run_config),
-        repr(run_config.data),
-        run_config.model_dump_json(),
-        str(run_config.identity()),
-    ]
-    assert not [text for text in shown if SECRET in text]
-    assert run_config.with_overrides({"data.epochs": 2}).data.storage_options == {"secret": SECRET}
-
-
-def test_config_errors_never_show_secrets() -> None:
-    with pytest.raises(ConfigError) as caught:
-        DataConfig(train="a", storage_options=SECRET, secret=SECRET, epochs=0)  # type: ignore[arg-type,call-arg]
-    error: BaseException = caught.value
-    assert str(error).count("\n") == 2
-    assert SECRET not in str(error)
-    assert error.__cause__ is None
-    assert error.__context__ is None
-
-
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [("data", "train"), ("data", "test"), ("model", "centers"), ("run", "run_dir")],
-)
-def test_url_with_password_is_refused_and_redacted(section: str, key: str) -> None:
-    tables: dict[str, dict[str, Any]] = {"data": {"train": "a"}}
-    tables.setdefault(section, {})[key] = f"s3://AKIA:{SECRET}@bucket/a.zarr"
-    message = error_message(**tables)
-    assert message.startswith(f"{section}.{key}='s3://***@bucket/a.zarr' must be ")
-    assert "without a password" in message
-
-
-def test_list_of_urls_with_password_is_refused_and_redacted() -> None:
-    urls = ["s3://bucket/a", f"s3://AKIA:{SECRET}@bucket/train.zarr"]
-    message = error_message(data={"train": urls})
-    assert SECRET not in message
-    assert "AKIA" not in message
-    assert "without a password" in message
-
-
-@pytest.mark.parametrize(
-    "url", ["http://host:9000/a@b", "sftp://me@host/a.zarr", "s3://bucket/a:b", "C:/a@b", "a:b@c"]
-)
-def test_url_without_password_is_accepted(url: str) -> None:
-    assert config(data={"train": url}).data.train == url
-
-
-# -- overrides, identity and differences ----------------------------------------------------------
 
 
 def test_overrides_are_validated() -> None:
@@ -572,14 +261,6 @@ def test_changed_setting_is_named(key: str, value: object, message: str) -> None
     assert record_differences(
         run_config.identity(), run_config.with_overrides({key: value}).identity()
     ) == [message]
-
-
-def test_added_or_removed_setting_is_a_difference() -> None:
-    old, new = {"solver": {"a": 1, "b": None}}, {"solver": {"b": None, "c": 2}}
-    assert record_differences(old, new) == [
-        "solver.a: was 1, now not set",
-        "solver.c: was not set, now 2",
-    ]
 
 
 def test_new_setting_keeps_identity_of_older_runs() -> None:

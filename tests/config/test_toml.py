@@ -1,19 +1,25 @@
-"""Test that malicious run files are refused quickly and with little memory."""
+"""Check the text of run files, and that malicious ones are refused quickly with little memory."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.options import parse_transform
 from streamkern.cli.run_options import parse_setting
 from streamkern.config.run_config import load_run_file
-from streamkern.config.toml import parse_toml
+from streamkern.config.toml import parse_toml, run_file_text, toml
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
+from tests.searches import config
 from tests.traced_memory import traced_memory
 
 
@@ -65,3 +71,44 @@ def test_excessive_number_of_copies_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"copies=1000000000000000000 gives \d+ units"):
         AugmentedSource(source, 10**18)
     assert AugmentedSource(source, 10**7).n_rows == 4 * 10**9
+
+
+TEXT = st.text(st.characters(codec="utf-8"))
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b-1"]), st.dictionaries(TEXT, VALUES, max_size=3)))
+def test_toml_roundtrips(tables: dict[str, Any]) -> None:
+    assert tomllib.loads(toml(tables)) == tables
+
+
+def test_run_file_describes_the_settings(tmp_path: Path) -> None:
+    run = config(
+        **{
+            "data.train": ["a.zarr", 's3://b/"c"'], "data.weights": [1, 2.5], "data.copies": 3,
+            "data.transforms": [{"kind": "scale"}, {"kind": "noise", "sigma": 0.1}],
+            "data.storage_options": {"secret": "hush"}, "run.checkpoint_every": "5 min",
+            "run.evaluate_at": [10, 100], "solver.average": False, "solver.ridge": 1e-6,
+        }
+    )  # fmt: skip
+    text = run_file_text(run)
+    assert "hush" not in text
+    assert "storage_options" not in text
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    assert load_run_file(tmp_path / "run.toml") == run.with_overrides({"data.storage_options": {}})
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [("1 GiB", "1 GiB"), ("1.5 GiB", "1536 MiB"), ("2 TiB", "2 TiB"), (2**20 + 1, 2**20 + 1)],
+)
+def test_run_file_memory_is_readable(size: str | int, text: str | int) -> None:
+    run = config(**{"run.memory": size})
+    assert f"memory = {json.dumps(text)}\n" in run_file_text(run)

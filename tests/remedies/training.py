@@ -36,6 +36,7 @@ COVERED = (
     "train/resolve/given_arrays.py", "train/resolve/metric_mode.py",
     "train/model/kernel_model.py", "train/resolve/resolved_run.py",
     "train/model/permutation.py", "train/resolve/precision.py", "train/restart/scaling.py",
+    "train/resolve/find_scaling.py",
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
     "train/loop/prometheus.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",

@@ -32,10 +32,12 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
+    """Return settings that leave kernel and metric open, with 300 centers."""
     return open_settings(run_dir, **{"model.n_centers": 300, "run.evaluate_every": 0} | changes)
 
 
 def source(n: int = N, seed: int = 0) -> ArraySource:
+    """Return a source of rows of a panel."""
     X, y = panel(n, seed)
     return ArraySource(X, y, unit_rows=100)
 

@@ -73,6 +73,7 @@ def saved(run_dir: Path, step: int | None = None) -> tuple[SavedGroup, SavedGrou
 
 
 def weights(checkpoint: SavedGroup) -> Array:
+    """Return the weights that a checkpoint evaluates."""
     return checkpoint.arrays[checkpoint.meta["evaluated"]]
 
 
@@ -121,6 +122,7 @@ def test_continued_run_starts_with_old_function_on_appended_rows(
 
 
 def array_of(X: Array) -> Any:
+    """Return a source of rows that are all of the first class."""
     return sk.ArraySource(X, np.zeros(len(X), np.int64), classes=tuple(NAMES))
 
 

@@ -71,3 +71,11 @@ def test_many_classes_are_abbreviated() -> None:
     (text,) = record_differences(old, new)
     assert text.startswith("data.classes: was ['class 0', 'class 1'")
     assert len(text) < 150
+
+
+def test_added_or_removed_setting_is_a_difference() -> None:
+    old, new = {"solver": {"a": 1, "b": None}}, {"solver": {"b": None, "c": 2}}
+    assert record_differences(old, new) == [
+        "solver.a: was 1, now not set",
+        "solver.c: was not set, now 2",
+    ]

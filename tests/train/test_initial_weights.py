@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URL of a store of training rows."""
     return runs.write_store(tmp_path_factory.mktemp("grids"))
 
 

@@ -25,8 +25,8 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.target_moments import target_scale
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.scaling import target_scale
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.runs import (

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from streamkern.basics.text import utc_now
-from streamkern.train.log_reader import duration, processes_in, read_history
+from streamkern.train.log_reader import processes_in, read_history
 from streamkern.train.loop.guard import WINDOW
 
 
 def record(event: str, step: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a record of the log with the present time."""
     location = {"time": utc_now(), "step": step, "epoch": 0, "samples": 10 * step}
     return location | {"event": event} | fields
 
 
 def run_progress(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a run after these records."""
     return read_history(records).progress
 
 
@@ -40,10 +42,8 @@ def test_run_progress_in_setup_steps_and_after_a_kill() -> None:
     assert (actual["step"], actual["train_mse"], "left_s" in actual) == (10, 0.5, False)
 
 
-# -- curves and processes -------------------------------------------------------------------------
-
-
 def record_at(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
+    """Return a record of the log at a second of one hour."""
     time = f"2026-01-02T03:{second // 60:02d}:{second % 60:02d}.000+00:00"
     location = {"step": samples // 10, "epoch": 0, "samples": samples}
     return {"time": time, **location, "event": event, **fields}
@@ -52,6 +52,7 @@ def record_at(second: int, samples: int, event: str, **fields: Any) -> dict[str,
 def train_record(
     second: int, samples: int, loss: object = 1.0, rate: float = 10.0
 ) -> dict[str, Any]:
+    """Return an event "train" with a loss."""
     flow = {"samples_per_s": rate, "stall_share": 0.1, "peak_bytes": 100 + samples}
     return record_at(second, samples, "train", train_mse=loss, **flow)
 
@@ -154,11 +155,3 @@ def test_non_finite_losses_are_omitted() -> None:
     )
     assert actual.curves["train_mse"] == [(20, 1.0)]
     assert read_history([]).processes == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.44, "0.44 s"), (9.9, "9.9 s"), (9.97, "10 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")],
-)
-def test_duration_is_readable(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -32,14 +32,17 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
+    """Return settings that leave kernel and metric open, with 200 centers."""
     return open_settings(run_dir, **{"model.n_centers": 200} | changes)
 
 
 def source(n: int = N, seed: int = 0, kind: str = "exponential") -> ArraySource:
+    """Return a source of rows with skewed targets."""
     return ArraySource(*skewed_data(kind, n, seed), unit_rows=100)
 
 
 def fit(kind: str = "exponential", n: int = N, **parameters: Any) -> sk.KernelRegressor:
+    """Return a regressor of rows with skewed targets."""
     parameters = {"random_state": 0, "calibrate": False} | parameters
     return sk.KernelRegressor(**parameters).fit(*skewed_data(kind, n))
 
@@ -57,6 +60,7 @@ def error(model: Any, kind: str = "exponential") -> float:
 
 
 def transform_of(model: sk.KernelRegressor) -> dict[str, Any] | None:
+    """Return the facts of the log scale that a model has chosen, or None."""
     actual: dict[str, Any] | None = model.report_.get("target_transform")
     return actual
 

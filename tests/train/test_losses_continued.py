@@ -16,6 +16,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.losses import saved_loss
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from tests.loss_targets import (
     FOR_CLASSES,
     LABELS,
@@ -26,7 +27,14 @@ from tests.loss_targets import (
     loss_settings,
     loss_source,
 )
-from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, lost, settings
+from tests.runs import (
+    CLASSES,
+    array_source,
+    assert_resume_gives_same_bits,
+    finished,
+    lost,
+    settings,
+)
 
 RIDGE = 1e-2
 
@@ -237,3 +245,14 @@ def test_continuing_another_loss_is_refused(tmp_path: Path) -> None:
         finished(
             config(None, "huber"), source=loss_source("log_loss"), continues=tmp_path / "squares"
         )
+
+
+def test_log_loss_starts_from_squares_that_set_calibration_rows_aside(tmp_path: Path) -> None:
+    """Check a parent run with enough rows for `calibrate="auto"`, whose centers the new run finds
+    only if it leaves the same rows out."""
+    source, options = array_source(MIN_CALIBRATED_ROWS, unit_rows=500), {"data.batch_size": 500}
+    squares = finished(settings(tmp_path / "squares", **options), source=source)
+    assert squares.model.calibration is not None
+    options |= {"model.loss": "log_loss", "solver.warm_start": str(tmp_path / "squares")}
+    log_loss = finished(settings(tmp_path / "log-loss", **options), source=source)
+    np.testing.assert_array_equal(log_loss.Z, squares.Z)

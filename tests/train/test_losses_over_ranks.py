@@ -52,6 +52,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def settings(store: str, location: Path, name: str, rows: int, columns: int) -> Any:
+    """Return the settings of a run with a loss on a grid of ranks."""
     grid = runs.grid(rows, columns)
     return runs.settings(store, location, **SMALL | LOSSES[name] | grid | {"data.test": store})
 

@@ -67,6 +67,7 @@ from tests.store_damage import tree
 
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge losses after fewer steps, so that short runs have several windows."""
     shorten_windows(monkeypatch.setattr)
 
 
@@ -516,6 +517,7 @@ KERNEL = {
 
 
 def source_with_changed_row() -> Source:
+    """Return the training rows with one number changed."""
     X, y = arrays()
     X[-1, 0] += 1
     return AugmentedSource(
@@ -604,6 +606,8 @@ def test_foreign_store_may_be_moved(make_zarr: MakeZarr, tmp_path: Path) -> None
 
 
 class CountingSource(ArraySource):
+    """A source that counts how often its rows are read."""
+
     reads = 0
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:

@@ -11,34 +11,22 @@ import pytest
 
 from streamkern import Gaussian, KernelRegressor, Laplace, Polynomial
 from streamkern.backend import devices
-from streamkern.basics.errors import (
-    CheckpointError,
-    ResumeMismatchError,
-    RunError,
-    TrainingInterrupted,
-)
-from streamkern.basics.stop import StopRequest
-from streamkern.cli.run_info import run_overview, run_text
+from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.patch_features import PatchFeatures
-from streamkern.train.loop import rank_coordinator
-from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.run_inputs import NO_INPUTS
 from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes
 from streamkern.train.run_identity import (
-    backend_changes,
     check_same_model,
     check_same_run,
     has_scores,
     recorded_patches,
     run_record,
 )
-from tests.rank_runs import stop_rank0_after
-from tests.rank_threads import on_threads
 from tests.runs import (
     CLASSES,
     Array,
@@ -64,9 +52,6 @@ def directory_with(path: Path, record: dict[str, Any], *, setup: bool = True) ->
     return directory
 
 
-# -- the record -----------------------------------------------------------------------------------
-
-
 def test_run_record_roundtrips_through_json() -> None:
     laplace = get_kernel("laplace", 2.0)
     kernel = {"model.kernel": laplace, "model.bandwidth": "auto"}
@@ -84,7 +69,7 @@ def test_equal_calls_have_equal_records() -> None:
 
 
 def test_paths_are_not_part_of_identity() -> None:
-    """Check also that no setting that a resume may change is part of the identity."""
+    """Check also settings that a resume may change."""
     plain = run_record(opened())["identity"]
     moved = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
@@ -102,6 +87,7 @@ def test_centers_are_identified_by_values(order: str) -> None:
 
 
 def odd(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    """Return rows unchanged; its description is no JSON."""
     return X, Y
 
 
@@ -111,9 +97,6 @@ odd.describe = lambda: {"kind": "odd", "by": {1, 2}}  # type: ignore[attr-define
 def test_description_that_is_not_json_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"\['by'\] is set, not JSON"):
         run_record(opened(array_source(transforms=[odd])))
-
-
-# -- the comparison -------------------------------------------------------------------------------
 
 
 def test_all_differences_are_named(tmp_path: Path) -> None:
@@ -183,6 +166,7 @@ def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:
 
 
 def with_sizes(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
+    """Return the record of a run with other sizes."""
     return record | {"sizes": record["sizes"] | sizes}
 
 
@@ -209,19 +193,6 @@ def test_record_of_another_version_gives_one_sentence(change: Any, tmp_path: Pat
         recorded_run(directory)
 
 
-def test_additional_loaded_libraries_are_ignored() -> None:
-    """Check a run that begins without scikit-learn's OpenMP and is resumed with it."""
-    plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
-    loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
-    assert backend_changes(plain, loaded) == []
-    assert backend_changes(loaded, plain) == []
-    other = plain | {"blas": ["mkl 2025 on 2 threads"]}
-    (change,) = backend_changes(plain, other)
-    assert "openblas 0.3 on 2 threads" in change
-    assert "mkl 2025" in change
-    assert backend_changes(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
-
-
 @pytest.mark.parametrize("compile_threshold", [0.0, float("inf")])
 def test_resumed_run_keeps_its_accelerator(
     compile_threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,59 +204,6 @@ def test_resumed_run_keeps_its_accelerator(
     monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if compile_threshold == 0 else 0.0)
     finished(settings(tmp_path / "run"), source=stream())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
-
-
-# -- the environment -----------------------------------------------------------------------------
-
-
-def train_over_ranks(config: RunConfig) -> None:
-    """Train by the number of ranks in the settings."""
-    prepare_run(config)
-    on_threads(
-        config.run.n_ranks,
-        lambda ranks: train_rank(config, ranks, StopRequest(install=False)),
-    )
-
-
-@pytest.mark.usefixtures("one_blas_thread")
-def test_changed_rank_grid_is_reported_and_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 2)
-    stop_rank0_after(2, monkeypatch)
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(300, 3)).astype(np.float32)
-    store, path = str(tmp_path / "store.zarr"), tmp_path / "run"
-    ingest(X, store, y=np.sin(X[:, 0]), chunk_mb=0.001)
-    options = {
-        "data.train": store, "data.epochs": 9, "run.run_dir": str(path), "run.threads": 1,
-        "run.accelerator": "none", "run.precision": "float64", "model.n_centers": 40,
-        "model.kernel": "laplace", "model.bandwidth": 2.0, "solver.block_size": 20,
-        "solver.name": "block", "data.batch_size": 60, "solver.ridge": 1e-5,
-        "run.checkpoint_every": 1, "run.calibrate": False,
-    }  # fmt: skip
-    grids = [(2, 1), (2, 2), (2, 2)]
-    configs = [
-        RunConfig().with_overrides(options | {"run.ranks": r, "run.center_ranks": c})
-        for r, c in grids
-    ]
-    with pytest.raises(TrainingInterrupted):
-        train_over_ranks(configs[0])
-    message = "center_ranks: was 1, now 2"
-    pattern = f"^resumed with other ranks: {message}; same to rounding"
-    with pytest.warns(UserWarning, match=pattern), pytest.raises(TrainingInterrupted):
-        train_over_ranks(configs[1])
-    with pytest.raises(TrainingInterrupted):
-        train_over_ranks(configs[2])  # the same ranks as before; a warning would be an error
-    records, _ = RunDirectory(path, writable=False).read_log()
-    starts = [record for record in records if record["event"] in ("start", "resume")]
-    assert [(record["ranks"], record["center_ranks"]) for record in starts[-3:]] == grids
-    assert [record["what"] for record in records if record["event"] == "changed"] == [[message]]
-    actual = run_overview(path)
-    assert (actual["ranks"], actual["center_ranks"]) == (2, 2)
-    step = next(record["step"] for record in records if record["event"] == "changed")
-    assert actual["changed"] == [f"at step {step} {message}"]
-    assert f"at step {step} {message}" in run_text(actual)
 
 
 KERNEL_TABLES: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -47,6 +47,7 @@ def test_parts_are_disjoint_even_and_stratified(labels: list[int], n_parts: int,
 
 
 def rows_of(source: Any) -> set[bytes]:
+    """Return the bytes of all rows of a source."""
     return {bytes(row) for u in range(source.n_units) for row in source.read_unit(u, 0, 0).X}
 
 

@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
+from streamkern.basics.plots import png_bytes
+from streamkern.tuning import plot
 from streamkern.tuning.plot import scores_figure
 
 
 def table_row(
-    kernel: str, width: float, ridge: float, error: float, **more: float
+    kernel: str, width: float, ridge: float, error: float, se: float | None = None
 ) -> dict[str, Any]:
     """Return a row of the table of trials."""
-    return {"kernel": kernel, "bandwidth": width, "ridge": ridge, "held_out_mse": error, **more}
+    return {
+        "kernel": kernel, "bandwidth": width, "ridge": ridge, "held_out_mse": error, "se": se,
+    }  # fmt: skip
 
 
 def tick_texts(axis: Any) -> list[str]:
@@ -23,6 +27,7 @@ def tick_texts(axis: Any) -> list[str]:
 
 
 def value_of(label: Any) -> float:
+    """Return the number in a label; NaN if it is empty."""
     return float(label.get_text() or "nan")
 
 
@@ -46,8 +51,10 @@ def test_best_trial_is_titled_and_marked() -> None:
     figure = scores_figure(table, table[1])
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "Best: gaussian, bandwidth 8, ridge 1e-06; error 0.25"
-    (ring,) = (line for line in axes.lines if line.get_label() == "the best")
-    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (8.0, 0.25)
+    lines = {line.get_label(): line for line in axes.lines}
+    ring, marked = lines["the best"], lines["gaussian, ridge 1e-06"]
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (marked.get_xdata()[0], 0.25)
+    assert ring.get_xdata()[0] == pytest.approx(8.0, rel=0.01)  # shifted, see `_LINE_SHIFT`
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert shown == ["laplace, ridge 0", "gaussian, ridge 1e-06", "the best"]
 
@@ -64,7 +71,7 @@ def test_colour_is_kernel_and_dash_is_ridge() -> None:
 
 
 def test_chosen_metric_is_drawn_and_named() -> None:
-    more = {"held_out_balanced_accuracy": 0.75, "se": None}
+    more = {"held_out_balanced_accuracy": 0.75}
     table = [table_row("laplace", width, 0.0, 0.5) | more for width in (2.0, 4.0)]
     (axes,) = scores_figure(table, table[0], "balanced_accuracy").axes
     title = "Best: laplace, bandwidth 2, ridge 0; balanced accuracy 0.75"
@@ -74,3 +81,19 @@ def test_chosen_metric_is_drawn_and_named() -> None:
         "linear",
     )
     assert list(axes.lines[0].get_ydata()) == [0.75, 0.75]
+
+
+def test_plot_accepts_diverged_and_single_trials() -> None:
+    """Check trials that diverged, kernels without a bandwidth, and a single row."""
+    pytest.importorskip("matplotlib")
+    rows: list[dict[str, Any]] = [
+        {"kernel": {"kind": "linear"}, "bandwidth": None, "ridge": 0.0, "held_out_mse": 0.3},
+        {"kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "held_out_mse": 0.5},
+        {"kernel": "laplace", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+        {"kernel": "cauchy", "bandwidth": 4.0, "ridge": 0.0, "held_out_mse": None},
+    ]
+    for row in rows:
+        row |= {"held_out_r2": row["held_out_mse"], "se": None}
+    assert png_bytes(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
+    for table in (rows, rows[:1], rows[1:2], rows[1:]):
+        assert png_bytes(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")

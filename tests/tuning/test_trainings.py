@@ -1,7 +1,8 @@
-"""Trainings of a search with a loss other than squares: judged by the figure of that loss."""
+"""Check the trainings of a search: with other losses than squares, diverging, and stopped."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import streamkern
 import streamkern as sk
+from streamkern.basics.stop import Stopped, StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.train.train import train
+from streamkern.tuning import trainings
+from streamkern.tuning.search import search_settings
 from tests.losses.own_losses import Distance, LogCosh
+from tests.runs import array_source, settings
+from tests.searches import OPEN_SETTINGS, QUICK, config
 
 N = 240
 RNG = np.random.default_rng(2)
@@ -103,3 +112,58 @@ def test_search_refuses_changed_user_loss(tmp_path: Path) -> None:
     assert search(0.5).table == search(0.5).table
     with pytest.raises(sk.ResumeMismatchError, match=r"loss\.values"):
         search(0.4)
+
+
+def test_signal_during_a_trial_is_handled_at_next_step(tmp_path: Path) -> None:
+    """Check the path from the caller's request to the loop of a run that saves nothing."""
+    stop, steps = StopRequest(install=False), list[int]()
+
+    def request_stop(record: dict[str, Any]) -> None:
+        steps.append(record["step"])
+        stop.requested_by = "SIGTERM" if record["step"] == 3 else None
+
+    run = settings(**{"run.evaluate_every": 1})
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        train(
+            run, source=array_source(), test=array_source(9), on_evaluation=request_stop, stop=stop
+        )
+    assert steps == [1, 2, 3]
+
+
+def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a training diverge, because none does here by itself."""
+    real_train = trainings.train
+
+    def train_or_diverge(one: RunConfig, **options: Any) -> Any:
+        """Train, but raise DivergenceError for the bandwidth 3."""
+        if one.model.bandwidth == 3.0:
+            raise streamkern.DivergenceError("made to")
+        return real_train(one, **options)
+
+    monkeypatch.setattr(trainings, "train", train_or_diverge)
+    tuned = search_settings(config(), **QUICK, source=array_source())
+    assert (tuned.table[-1]["bandwidth"], tuned.table[-1]["held_out_mse"]) == (3.0, None)
+    with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
+        search_settings(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
+
+
+def test_non_finite_error_is_divergence_with_bandwidth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Check that the bandwidth is the middle one of the grid."""
+    real = trainings.train
+
+    def overflowing(one: RunConfig, **options: Any) -> Any:
+        result = real(one, **options)
+        if one.model.bandwidth == "median":
+            result.metrics["test_mse"] = math.inf
+        return result
+
+    monkeypatch.setattr(trainings, "train", overflowing)
+    options: dict[str, Any] = {"ridges": [0.0], "refine": 0, "epochs": 1}
+    tuned = search_settings(config(**OPEN_SETTINGS), source=array_source(), **options)
+    assert len(tuned.table) == 6
+    diverged_row = tuned.table[-1]
+    assert (diverged_row["held_out_mse"], diverged_row["as_given"]) == (None, False)
+    widths = sorted(row["bandwidth"] for row in tuned.table if not row["as_given"])
+    assert widths[2] == diverged_row["bandwidth"]

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from streamkern.basics.text import redact
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_summary import RunSummary, summarise_run
-from streamkern.train.log_reader import LOSS, RunHistory, finite_number, read_history
+from streamkern.train.event_texts import finite_number
+from streamkern.train.log_reader import LOSS, RunHistory, read_history
 
 Hide = Callable[[str], str]
 """Function that replaces known secrets in a text."""

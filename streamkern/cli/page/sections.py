@@ -13,7 +13,8 @@ from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_htm
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.kernels.notation import kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
-from streamkern.train.log_reader import RATES, duration, seconds_between
+from streamkern.train.event_texts import duration
+from streamkern.train.log_reader import RATES, seconds_between
 
 
 def run_label(run: RunFacts, k: int) -> Html:

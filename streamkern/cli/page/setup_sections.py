@@ -23,13 +23,8 @@ from streamkern.cli.page.sections import (
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
 from streamkern.stream.target_scale import transform_text
-from streamkern.train.log_reader import (
-    ProcessLog,
-    duration,
-    facts_text,
-    finite_number,
-    seconds_between,
-)
+from streamkern.train.event_texts import duration, facts_text, finite_number
+from streamkern.train.log_reader import ProcessLog, seconds_between
 
 _MAX_BARS = 14
 """Largest number of features or columns in a bar chart."""

@@ -1,1 +1,1 @@
-"""Models in other formats: ONNX, for programs without streamkern."""
+"""Models in other formats: ONNX and C, for programs without streamkern."""

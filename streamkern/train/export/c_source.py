@@ -102,7 +102,6 @@ class CFile:
         onnx = import_optional("onnx", "an export to C", "onnx")
         self.onnx, self.graph, self.name = onnx, model.graph, name
         self.values: dict[str, Value] = {}
-        self.constants: list[str] = []
         self.fields: list[str] = []
         self.statements: list[str] = []
         self.parameters: list[str] = []

@@ -38,7 +38,10 @@ class Graph:
         self._constants: dict[Any, Any] = {}
 
     def add_input(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Traced:
-        """Add an input (n, *shape) and return it. dtype : np.str_ for text"""
+        """Add an input (n, *shape) and return it; raise ConfigError for an empty name.
+
+        dtype : np.str_ for text
+        """
         if not name:
             raise ConfigError(
                 "the table has a column without a name, but inputs of ONNX need names",
@@ -48,7 +51,10 @@ class Graph:
         return Traced(self, name, np.dtype(dtype))
 
     def add_output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
-        """Make a value an output (n, *shape) of the graph."""
+        """Make a value an output (n, *shape) of the graph.
+
+        Raises ConfigError if an input has this name.
+        """
         if name in {graph_input.name for graph_input in self.inputs}:
             raise ConfigError(
                 f"the table has a column {name!r}, which is the name of an output of the export",

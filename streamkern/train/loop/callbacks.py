@@ -15,7 +15,7 @@ from typing import Any, Self
 from streamkern.basics.errors import ConfigError
 from streamkern.train.loop.step_loop import Position, Result
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.planned import setup_decisions
+from streamkern.train.setup.start_event import setup_decisions
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Callback:
         """Handle a record of the log: `event`, `step`, `epoch`, `samples`, and fields of the event.
 
         "train" has `samples_per_s` and, if a window of steps has ended since the last record,
-        `train_mse`. It comes at most once a second, and at least every 30 s of steps. "evaluation"
+        `train_mse`. It comes about once a second if windows are short, otherwise about every 30 s,
+        and before a checkpoint with new losses. With solvers whose last epoch does not measure the
+        finished model, such as "direct", a last record "train" has `train_mse` alone. "evaluation"
         has figures. Records of the setup, before `begin`, are not passed.
         """
 

@@ -46,8 +46,9 @@ class EvaluationSchedule:
     def is_due(self, position: Position, samples_before: int) -> bool:
         """Return whether the last step makes an evaluation due.
 
-        That is, it has ended an epoch or a period of `evaluate_every` steps, or has reached a
-        number of samples in `evaluate_at`.
+        It does if it has reached a number of samples in `evaluate_at`, or ended a period of
+        `evaluate_every` steps. If this setting is "auto", and with early stopping, it also does if
+        it has ended an epoch.
 
         samples_before : number of samples before the last step
         """

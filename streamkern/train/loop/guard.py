@@ -39,16 +39,16 @@ class Guard:
     scaled targets means predicting the mean. A window is bad if its loss is
 
     - not finite,
-    - above twice the loss of predicting zero,
+    - above twice the largest loss of predicting zero so far,
     - above the loss of predicting zero, although the best window had less than half of that, or
     - above ten times the loss of the best window, and above a tenth of the loss of predicting zero.
 
-    Minibatch noise and difficult parts of the data do not cause this. An exponentially growing
-    error soon meets all of these conditions.
+    A finite loss below `NEGLIGIBLE_LOSS` is never bad. Minibatch noise and difficult parts of the
+    data do not meet these conditions. An exponentially growing error soon meets all of them.
 
     The loss of predicting zero is the mean square of the targets. If it changes by a factor of 4,
-    the targets have changed, and a larger loss is no sign of divergence. The comparison then begins
-    again, and only a loss above twice the largest mean square so far is bad.
+    the targets have changed, and a larger loss is no sign of divergence. The comparison with the
+    best window then begins again.
 
     The names of the fields are keys of checkpoints.
 
@@ -127,7 +127,7 @@ class Watch:
     solver, state : solver of the run, and its state, which a back-off changes
     good_weights : (p, c) device array, the weights to which a back-off returns
     guard : judges the windows
-    scale : (c,) scale of the targets
+    scale : (c,) factors that convert errors of the solver to the unit of the user's targets
     report : called with each back-off
     curve : receives every loss
     window : (n, 4) losses of the n steps that were not judged yet, as means over the outputs: the
@@ -174,13 +174,15 @@ class Watch:
         return self._window
 
     def judge(self, *, is_finite: bool = True) -> float:
-        """Return the mean loss of the window, and back off if it is bad.
+        """Return the mean loss of the window, 0 if it has no steps, and back off if it is bad.
 
         The loss is in squared units of the user's targets, averaged over the outputs.
 
         is_finite : False makes the window bad whatever its losses. The window of a solver without
             step sizes is bad only for this reason, or if its mean loss is not finite, since such a
             solver cannot diverge.
+
+        Raises DivergenceError after too many bad windows, see `Guard.judge`.
         """
         window = self.read()
         means = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
@@ -213,7 +215,8 @@ class Watch:
         A window of a few steps is judged only if the run has no more steps, because its mean is
         unreliable, or if a loss or a weight is not finite.
 
-        Raises DivergenceError if the back-off returns to the initial weights.
+        Raises DivergenceError if the back-off returns to the weights with which the solver begins
+        without initial weights.
         """
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
@@ -227,7 +230,7 @@ class Watch:
         loss = self.judge(is_finite=is_finite)
         if self.guard.back_offs == back_offs_before:
             return
-        # The weights are the initial ones again: the run has learned nothing.
+        # With the weights of a solver that has taken no step, the run has learned nothing.
         if self.solver.agree(not bool((self.good_weights != self.solver.init().alpha).any())):
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g})",
@@ -269,7 +272,10 @@ class LossCurve:
         self._unread_steps.append((epoch - self._at_ends, rows))
 
     def read(self, losses: Sequence[float]) -> None:
-        """Record the losses of the oldest steps whose losses are not known yet."""
+        """Record the losses of the oldest steps whose losses are not known yet.
+
+        Steps of an epoch that no entry belongs to, or whose entry is unknown, are left out.
+        """
         for (epoch, rows), loss in zip(self._unread_steps, losses, strict=False):
             if epoch == len(self._entries):
                 self._entries.append([loss * rows, rows])

@@ -21,7 +21,7 @@ from streamkern.train.loop.step_loop import Position
 
 MIN_LOG_INTERVAL_S, MAX_LOG_INTERVAL_S = 1.0, 30.0
 """Seconds between two log records of steps: at the end of a window at least the first number, and
-within a longer window the second."""
+within a longer window the second. A checkpoint also logs the losses before it."""
 PHASE_DESCRIPTIONS: Final = {
     "metric": "looking for a metric",
     "kernel": "looking for the kernel and its bandwidth",

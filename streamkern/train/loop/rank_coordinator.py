@@ -133,7 +133,7 @@ class RankCoordinator:
         return reason or ("rank 0 has ended it" if ends else None), bool(saves)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
-        """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps."""
+        """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps. Collective."""
         if not self._ranks.is_single and step % GATHER_INTERVAL_STEPS == 0:
             timings = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
             self._last_exchange = self._this_exchange

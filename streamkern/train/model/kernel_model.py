@@ -133,7 +133,9 @@ class KernelModel(ShownFacts):
         """Return f(X) on the host, (n, c).
 
         X : (n, *row_shape) stored rows, or flat; sparse rows are made dense one tile at a time
-        std, spread : append standard deviations, or the residual scale of each row: (n, 2 c)
+        std, spread : append standard deviations, or else the residual scale of each row: (n, 2 c)
+
+        Raises ConfigError if the shape of X does not fit, and DataError if f(X) overflows.
         """
         is_sparse_kernel, expected = self.op.kernel.sparse, "the model was trained on"
         check_row_shape("X has", X.shape[1:], expected, self.row_shape, sparse=is_sparse_kernel)
@@ -242,7 +244,7 @@ class KernelModel(ShownFacts):
         """Return the figures of the model on rows with targets, by name.
 
         These are `EvaluationMetrics` and `CalibratedFigures`. Sample weights of `source` count, but
-        class weights of the run do not.
+        class weights of the run do not. Raises ConfigError or DataError if the data does not fit.
         """
         source = self.align_source(source, with_targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
@@ -291,6 +293,7 @@ class KernelModel(ShownFacts):
         """Return f(X) of every row of `source`, (n, c), in the order of its original data.
 
         For a store this is the order of the ingested files; several stores follow each other.
+        Raises ConfigError or DataError if the rows do not fit, or if row numbers are missing.
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, has_value = np.empty((n, width), self.dtype), np.zeros(n, bool)
@@ -352,8 +355,8 @@ class KernelModel(ShownFacts):
         if std:
             output_format = output_format.with_std(self.posterior is not None)
         original = source.original_columns if isinstance(source, FileRows) else None
-        names = self.target_columns
-        names = names if self.loss is None else self.loss.output_names(names)
+        names, loss = self.target_columns, self.loss
+        names = names if loss is None else loss.output_names(names)
         if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
         table = PredictionTable(
@@ -383,7 +386,7 @@ class KernelModel(ShownFacts):
 
     @on_its_backend
     def digest(self) -> str:
-        """Return the SHA-256 of everything that determines predictions, except the device."""
+        """Return the SHA-256 of everything but centers and device that determines predictions."""
         descriptions = [self.op.kernel.describe(), *map(describe_transform, self.fixed_transforms)]
         descriptions += [] if self.encoder is None else [dict(self.encoder)]
         digest = hashlib.sha256(json.dumps([descriptions, self.op.precision], default=str).encode())

@@ -1,4 +1,6 @@
-"""Permutation importance: the loss of accuracy when a column of held-out rows is shuffled.
+"""Permutation importance: the decrease of a model's score when a column is shuffled.
+
+The rows are rows that the model was not trained on.
 
 Breiman (2001). All features that encode one column of a table are shuffled together, which is
 equivalent to shuffling the column itself.

@@ -66,6 +66,9 @@ def wide_sum(float32_sum: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
 def rounding_shows(float32_sum: KernelSum, centers: npt.NDArray[Any]) -> bool:
     """Return whether the rounding errors of float32 are visible in predictions.
 
+    False for other precisions than "exact", for sparse rows and Fourier features, and for fewer
+    than two centers or more than `MAX_FLOAT64_CENTER_BYTES` of them, where nothing is compared.
+
     Sums in float32 and in float64 are compared at up to 128 points between centers, which takes
     128 p kernel values in each precision. NumPy computes them for every backend, because each
     rounds in its own way: the result depends on the model alone, so that a row has the same

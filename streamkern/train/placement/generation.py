@@ -94,7 +94,11 @@ class Generation:
         self._present = {worker.address for worker in workers}
 
     def run(self) -> GenerationEnd:
-        """Run to the end. Raises the error of a rank, unless it is the loss of another rank."""
+        """Run to the end, and return how the generation ended.
+
+        Raises the error of a rank, unless it is the loss of another rank, and ClusterError if the
+        scheduler is gone.
+        """
         cluster = self._cluster
         processes = cluster.processes(self._workers)
         without_reply = [w.address for w in self._workers if not processes.get(w.nanny)]

@@ -90,9 +90,8 @@ def run_ranks(
     name = f"streamkern-{uuid.uuid4().hex[:12]}"
     cluster = RankCluster(client, name, timeout_s, driver_timeout_s)
     driver = _Driver(cluster, -(-min_ranks // multiple) * multiple, stop, on_event)
-    with (
-        stop.defer_signals()
-    ):  # signals only set `stop.requested_by`, which is checked between two waits
+    # Signals only set `stop.requested_by`, which is checked between two waits.
+    with stop.defer_signals():
         if prepare is not None:
             driver.run(Job(prepare, settings, saves=False), 1)
         return driver.run(Job(work, settings, read_progress), ranks, multiple)

@@ -36,7 +36,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     distributed = import_optional("distributed", "a run of several ranks", "ranks")
     _check_main_script(ranks)
     threads_per_worker = str(threads or max(1, available_cpus() // ranks))
-    _start_tracker()
+    _start_resource_tracker()
     with (
         _restored_environment(),
         on_demand("dask").config.set(_KEEP_LOST_WORKERS),
@@ -92,7 +92,7 @@ def _start_cluster(cluster_class: Callable[..., Any], **options: Any) -> Any:
         ) from error
 
 
-def _start_tracker() -> None:
+def _start_resource_tracker() -> None:
     """Start Python's resource tracker without warnings, unless it is already running.
 
     After a SIGKILL of this process, the tracker removes leaked semaphores, and would print a

@@ -128,6 +128,8 @@ class Job:
 def start_tracker(size: int) -> dict[str, Any]:
     """Start the tracker that connects `size` ranks; return the arguments to connect to it.
 
+    A single rank needs no tracker, and gets {}.
+
     It runs in the process of rank 0, and ends with it, that is, with the generation. In the process
     of the driver it would end with the driver, but ranks save the run after that.
     """

@@ -1,8 +1,9 @@
 """Split the rows of a run into training and calibration rows.
 
 With calibrate=True, a tenth of the rows is set aside; with "auto", a fiftieth of the rows of a
-classification that has enough rows; but at most `MAX_CALIBRATION_ROWS`. Calibration rows are not
-trained on, do not score epochs, and are used for no choice of the setup. See `calibrating`.
+classification that has enough rows, or a tenth if few of these rows are distinct; but at most
+`MAX_CALIBRATION_ROWS`. Calibration rows are not trained on, do not score epochs, and are used for
+no choice of the setup. See `calibrating`.
 
 If there are too few rows, "auto" sets none aside, and the calibration uses leave-one-out
 predictions: each row is predicted by all others except copies of itself. If all rows are centers of
@@ -116,6 +117,8 @@ def calibration_split(
     keeps_calibration_rows : whether the run starts from the weights of an earlier run. With
         calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
         same rows have to be chosen as centers.
+
+    Raises ConfigError or DataError if calibrate is True, and the rows cannot be split.
     """
     is_auto, n_rows, why_none = config.run.calibrate == "auto", _n_without_copies(source), reason
     allows_left_out = is_auto and reason is None and source.classes is not None
@@ -124,10 +127,12 @@ def calibration_split(
         reason = _why_too_few(source, n_rows)
     elif reason is None and not config.run.calibrate:
         reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
+
+    def without_rows(reason: str) -> CalibrationSplit:
+        return CalibrationSplit(source, None, reason, allows_leave_one_out=allows_left_out)
+
     if reason is not None:
-        return CalibrationSplit(
-            source, None, why_none or reason, allows_leave_one_out=allows_left_out
-        )
+        return without_rows(why_none or reason)
 
     def split(share: float) -> tuple[BaseSource, BaseSource]:
         share = min(share, MAX_CALIBRATION_ROWS / n_rows)
@@ -144,14 +149,10 @@ def calibration_split(
             reason = f"as {render_message(error.rule)}; {OTHER_ROWS_REMEDY}"
             return CalibrationSplit(source, None, reason)
         reason = 'as calibrate="auto" found too few different rows to set aside'
-        reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
-        return CalibrationSplit(
-            source, None, why_none or reason, allows_leave_one_out=allows_left_out
-        )
+        return without_rows(why_none or f"{reason}; {CALIBRATE_TRUE_REMEDY}")
     if is_auto and _min_rows(config) > _n_without_copies(training):
         reason = 'because the settings need so many rows that calibrate="auto" sets none aside'
-        reason = f"{reason}; lower n_centers and the like"
-        return CalibrationSplit(source, None, reason, allows_leave_one_out=allows_left_out)
+        return without_rows(f"{reason}; lower n_centers and the like")
     if why_none is not None:
         return CalibrationSplit(training, None, why_none, leaves_rows_unused=True)
     return CalibrationSplit(training, calibration)

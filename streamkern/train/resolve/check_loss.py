@@ -12,8 +12,8 @@ from streamkern.losses.base import Loss
 from streamkern.losses.checks import check_user_loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class, make_loss
+from streamkern.train.resolve.target_moments import changes_targets, known_moments
 from streamkern.train.resolve.training_data import Data, check_targets
-from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
 def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool) -> None:

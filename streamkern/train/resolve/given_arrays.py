@@ -33,7 +33,7 @@ def open_centers(
 ) -> Any:
     """Open model.centers: a .npy file, a zarr array, or X of a store, (p, *row_shape).
 
-    A remote .npy file is read at once.
+    A remote .npy file is read at once, and X of a store if its columns have another order.
 
     columns : names of the training columns, in whose order the columns of a store are returned;
         None without names
@@ -43,6 +43,8 @@ def open_centers(
     ------
     StoreNotFoundError, ConfigError, StorageError, MissingDependencyError
         There is no such array, or it cannot be read.
+    DataError
+        The store has other columns or another encoder than the training data.
     """
     url = config.model.centers
     with _with_remedy(url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")):
@@ -112,6 +114,7 @@ def _with_remedy(
 
 
 def _open(config: RunConfig, url: str) -> Any:
+    """Open a .npy file, a zarr array or a zarr group."""
     remote = local_path(url) is None
     options = storage_options_for(config, url) if remote else {}
     if not url.endswith(".npy"):
@@ -159,6 +162,9 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
 
     complete : whether no other rows will follow. If others may, too few rows raise ConfigError,
         because no centers are drawn from later rows.
+
+    Raises ConfigError if the data does not suit the selector or model.centers, and the errors of
+    `open_centers`.
     """
     model, n_rows = config.model, data.base.n_rows
     if model.features == "fourier":

@@ -116,7 +116,8 @@ def kernel_in_metric(
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
 
-    Raises ConfigError if the given metric cannot be used with these rows.
+    Raises ConfigError if a metric cannot be used with these rows or with run.precision, and the
+    errors of `open_centers` if the given one cannot be read.
     """
     # Without a metric.
     kernel = get_kernel(config.model.kernels[0])
@@ -155,8 +156,9 @@ def kernel_in_metric(
 def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin: str) -> bool:
     """Return whether a run searches for categorical features of its kernel.
 
-    It does for the rows of a table if the settings leave kernel and metric open, and if the centers
-    are rows. Means of rows would have values that no row has.
+    It does for the rows of a table with at most `MAX_FULL_METRIC_FEATURES` features if the settings
+    leave kernel, bandwidth and metric open, if distances are computed in float32 or float64, and if
+    the centers are rows. Means of rows would have values that no row has.
 
     origin : origin of the centers, see `centers_from`
     """

@@ -32,7 +32,7 @@ def resolve_precision(
     dtype : dtype of the stored features.
     transforms : all transforms that are applied to a row after it is read.
     backend : backend of the run.
-    kernel : None for a kernel of distances without a metric and categorical features.
+    kernel : None for a kernel of distances without a metric or categorical features.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Resolve a run before it starts: open the data, replace every "auto", and plan the memory.
 
-`streamkern plan` prints the result of `open_run`, and `train` starts with it. Only metadata is
-read, and a sample of the rows if their scaling needs one.
+`streamkern plan` prints the result of `open_run`, and `train` starts with it. Rows are read only as
+by `training_data.open_data`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PLANNED_KERNELS = 16
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run whose data are open and whose sizes are known, before its rows are read.
+    """A run whose data are open and whose sizes are known, before its setup.
 
     config : settings, with the epochs as a number
     inputs : objects in place of settings
@@ -165,7 +165,9 @@ def _open(
     config: RunConfig, inputs: RunInputs, fixed_sizes: Sizes | None, complete: bool,
     scores: bool | None, no_memory: str | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """Open the data, and resolve the run with and, if it needs too much memory, without a metric.
+    """Open the data, and resolve the run.
+
+    If "auto" has chosen to learn a metric, and that needs too much memory, none is learned.
 
     no_memory : why no calibration rows can be set aside, or None
     """
@@ -317,7 +319,10 @@ class _OpenedRun:
         return method, sizes, method.count(problem, sizes), ("as when the run was started", None)
 
     def _kept_bytes(self, problem: ProblemShape, buffers: Buffers, budget_bytes: int) -> int:
-        """Return the bytes of decoded stores that the reader keeps; 0 if a cluster reads rows."""
+        """Return the bytes of decoded stores that the reader keeps, or 0; see `keep_stores`.
+
+        If a cluster reads the rows, none are kept.
+        """
         if self.inputs.client is not None or self.config.data.dask is not None:
             return 0
         if problem.staging > 0:

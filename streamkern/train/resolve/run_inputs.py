@@ -98,17 +98,18 @@ class RunInputs:
         The weights of an earlier run belong to its centers. If that run set calibration rows aside,
         its centers were chosen among the other rows. To get the same centers, this run must set the
         same rows aside. The run directory of solver.warm_start records whether rows were set aside;
-        for `warm_start` this is not known, and True is returned.
+        for `warm_start` this is not known, and True is returned unless its loss is the log loss,
+        for which no rows are set aside.
 
         complete : whether no other rows will follow, as they may in `partial_fit`
         """
         parent_path = config.solver.warm_start
-        if not complete or self.continued_run is not None or not (self.warm_start or parent_path):
+        if not complete or self.continued_run is not None:
             return False
-        if config.model.loss == LogLoss.name:  # a run with the log loss sets no rows aside
-            return self.warm_start is not None and self.warm_start.loss is None
+        if self.warm_start is not None:
+            return not isinstance(self.warm_start.loss, LogLoss)
         if parent_path is None or config.run.calibrate != "auto":
-            return True
+            return parent_path is not None
         options = storage_options_for(config, parent_path)
         with RunDirectory(parent_path, writable=False, storage_options=options) as directory:
             recorded = recorded_run(directory)

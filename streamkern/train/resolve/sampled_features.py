@@ -1,4 +1,4 @@
-"""Features that are added to the rows of a run, as a sample of them determines.
+"""Quantile scores and patch features, which a sample of the rows of a run determines.
 
 `QuantileScores.of_sample` finds the features whose distribution is far from normal. Kernel ridge
 regression with a Laplace kernel then predicts each of some rows from all the others, with and
@@ -50,8 +50,8 @@ from streamkern.stream.sources.patch_features import (
 )
 from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
 from streamkern.stream.sources.transforms import Scale, is_deterministic
+from streamkern.train.resolve.find_scaling import transformed_sample
 from streamkern.train.resolve.skew_targets import is_skew, leaves_kernel_open, leaves_transform_open
-from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
 """Index of the random stream from which the sample is drawn."""
@@ -78,13 +78,14 @@ def with_scores(
 ) -> tuple[Scale | None, str]:
     """Return the scaling and its description, with quantile scores if they are used.
 
-    Reads a sample of the rows.
+    Reads a sample of the rows if the settings ask for scores or leave them open.
 
     scale, scaling_text : scaling and description from `find_scale`; `scale` is None if the rows are
         already scaled, for example by the encoder of a table
     use_scores : whether scores are used if the settings leave it open; None: the rows decide
 
-    Raises ConfigError if data.scale = "quantiles" cannot be used.
+    Raises ConfigError if data.scale = "quantiles" cannot be used, and DataError if it is set and
+    rows of the sample are invalid.
     """
     is_required = config.data.scale == "quantiles"
     if scores_among(source.feed_transforms):

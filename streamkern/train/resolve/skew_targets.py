@@ -31,7 +31,10 @@ def leaves_transform_open(config: RunConfig) -> bool:
 
 
 def leaves_kernel_open(config: RunConfig) -> bool:
-    """Return whether the settings leave kernel, bandwidth and metric to the setup."""
+    """Return whether the setup chooses kernel and bandwidth for any distances in floats.
+
+    It does not if the settings give a metric, or restrict the form of a learned one.
+    """
     model = config.model
     return (
         model.kernel == "auto"
@@ -44,7 +47,8 @@ def leaves_kernel_open(config: RunConfig) -> bool:
 def is_skew(y: HostArray) -> bool:
     """Return whether targets (n,) are not negative, and skewed to the right.
 
-    False for targets with one or two distinct values, which a log scale only shifts and rescales.
+    False for fewer than `MIN_SKEW_ROWS` targets, for targets that are not finite, and for targets
+    with one or two distinct values, which a log scale only shifts and rescales.
     """
     if len(y) < MIN_SKEW_ROWS or not np.isfinite(y).all() or y.min() < 0:
         return False

@@ -1,6 +1,6 @@
 """Open and check the training and test data of a run, and find the scaling of the features.
 
-Only metadata is read, and a sample of the rows if their scaling needs one.
+Only metadata of stored rows is read, and a sample if scaling, scores or patch features need one.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.stream.sources.user import as_source
 from streamkern.train.resolve.calibration_split import calibration_split
+from streamkern.train.resolve.find_scaling import find_scale
 from streamkern.train.resolve.sampled_features import with_patches, with_scores
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.scaling import find_scale
 
 MIN_AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
-"""With data.epochs="auto", a run trains on at least so many samples, but for at most so many
-epochs."""
+"""With data.epochs="auto", at least so many samples are trained on, in at most so many epochs."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Data:
         centers and to evaluated rows
     scale : description of the scaling of the features
     cache : cache of the chunks of remote stores
-    weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
+    weight_factors : see `sample_weights.weight_factors`; None without sample and class weights
     validation_rows : rows set aside for early stopping, which are not trained on, or None
     pixels : whether the automatic scaling took the features for pixels
     calibration_rows : rows set aside for calibration, which are neither training nor validation
@@ -137,8 +136,8 @@ def open_data(
 ) -> Data:  # fmt: skip
     """Open the training data, split off validation and calibration rows, and append the scaling.
 
-    Only metadata is read, and a sample of the rows if the scaling needs statistics that are not
-    stored, or if quantile scores are considered.
+    Rows are read only in a sample: if the scaling needs statistics that are not stored, if quantile
+    scores are considered, or if patches of images are drawn.
 
     source : replaces data.train and data.transforms
     parent : run that this run continues, which determines the scaling and the order of the columns;
@@ -153,9 +152,8 @@ def open_data(
     Raises ConfigError or DataError if the data cannot be used with the settings.
     """
     # The rows, with the transforms that the settings ask for.
-    settings, cache = config.data, None
-    if settings.cache is not None:
-        cache = Cache(settings.cache, settings.cache_size)
+    settings = config.data
+    cache = None if settings.cache is None else Cache(settings.cache, settings.cache_size)
     if source is None:
         source = _stored_source(config, parent, cache)
     elif parent is not None:
@@ -271,11 +269,12 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
 
     It is `MAX_AUTO_EPOCHS` if the training ends by itself: with early stopping, and for solvers
     whose epochs are iterations over the same rows, which also need several epochs for large data.
+    Otherwise it is the number of epochs with `MIN_AUTO_SAMPLES` rows, from 1 to `MAX_AUTO_EPOCHS`.
 
     n_rows : rows of an epoch, with copies
     """
-    model = config.model
-    method = find(config.solver.name, model.features, squares=model.loss == SQUARES)
+    squares = config.model.loss == SQUARES
+    method = find(config.solver.name, config.model.features, squares=squares)
     if method.needs_same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(MIN_AUTO_SAMPLES / n_rows)))
@@ -344,14 +343,17 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
 
 
 def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
-    """Return the storage options if any of `urls` is remote, or if all locations are local."""
+    """Return the storage options for opening `urls`; {} if only other locations may need them.
+
+    If all locations of the run are local, the options are returned, so that an error reports them.
+    """
     locations = (
         *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
         config.solver.warm_start,
     )  # fmt: skip
-    remote = any(location is not None and local_path(location) is None for location in locations)
-    may_need_options = not remote or any(local_path(url) is None for url in urls)
-    return config.data.storage_options if may_need_options else {}
+    all_local = all(location is None or local_path(location) is not None for location in locations)
+    is_remote = any(local_path(url) is None for url in urls)
+    return config.data.storage_options if all_local or is_remote else {}
 
 
 def check_evaluable(source: BaseSource, training_rows: Any, name: str) -> None:

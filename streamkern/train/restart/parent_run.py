@@ -195,7 +195,11 @@ class ParentRun(RunSnapshot):
             )
 
     def _check_loss(self, config: RunConfig) -> None:
-        """Raise ConfigError unless this run has minimised squares, or the loss of the new run."""
+        """Raise ConfigError unless the weights can be the start of the new run's loss.
+
+        Weights of squares can, if that loss has one output for each target and no log link; other
+        weights can only for the same loss with the same parameters.
+        """
         meta = self.setup.meta
         own_name, own_loss = loss_name(meta.get("loss", SQUARES)), saved_loss(meta)
         new_name = loss_name(config.model.loss)

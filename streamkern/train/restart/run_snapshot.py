@@ -53,11 +53,8 @@ def checked_record(recorded: Mapping[str, Any] | None, location: str) -> dict[st
             isinstance(record[name], dict) for name in ("identity", "sizes", "versions")
         )
         # Unknown sizes, and values that pydantic converts, are not equal to the recorded ones.
-        if (
-            are_tables
-            and len(record) == 3
-            and recorded_sizes(record).as_record() == record["sizes"]
-        ):
+        knows_sizes = are_tables and recorded_sizes(record).as_record() == record["sizes"]
+        if knows_sizes and len(record) == 3:
             return record
     raise RunError(
         f"{location} holds a run of another version of streamkern",
@@ -150,10 +147,12 @@ class RunSnapshot:
     ) -> Self | None:  # fmt: skip
         """Return the newest good checkpoint of a run; None if it has no setup or no checkpoint yet.
 
-        The run may be running. Raises RunError if there is no run.
+        The run may be running. Raises RunError if there is no run, and CheckpointError or
+        StorageError if its files cannot be read or verified.
 
         load_centers : whether the centers are loaded; otherwise they stay in the directory
-        load_weights : whether the checkpoint is loaded; otherwise only the setup is
+        load_weights : whether the checkpoint is loaded; otherwise only the setup is, and the run
+            needs no checkpoint
         load_solver : whether the arrays of the solver are loaded, about p^2 numbers
         """
         target = CentersTarget()
@@ -179,7 +178,7 @@ class RunSnapshot:
         cls, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
         load_solver: bool = False,
     ) -> Self:  # fmt: skip
-        """Return what `find` returns; raise RunError if there is no trained run."""
+        """Return what `find` returns; raise RunError if it finds none, or the errors of `find`."""
         run = cls.find(location, storage_options, load_solver=load_solver)
         if run is None:
             description = RunDirectory(

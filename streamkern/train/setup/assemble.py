@@ -321,7 +321,7 @@ def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
 def reassemble(run: ResolvedRun, arrays: dict[str, HostArray], meta: dict[str, Any]) -> Assembled:
     """Return the solver that `start` returned, from its saved arrays and metadata.
 
-    Raises KeyError if an entry of `meta` is missing.
+    Raises KeyError if an entry of `meta` is missing that runs of version 0.1.0 have.
     """
     # Entries that runs of version 0.1.0 lack.
     defaults: dict[str, Any] = {

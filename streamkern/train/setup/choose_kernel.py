@@ -1,4 +1,4 @@
-"""Choose the kernel and the bandwidth with the least leave-one-out error.
+"""Choose the kernel and the bandwidth with about the least leave-one-out error.
 
 The median distance between rows is a length scale of the features, and ignores the targets. The
 leave-one-out errors of a few rows have a closed form (`precondition.noise`), so that a kernel with
@@ -118,7 +118,9 @@ def find_kernel(
     run: ResolvedRun, rows: SampleRows, report: Report, metric: Floats | None = None,
     categorical: CategoricalFeatures = (),
 ) -> FoundKernel:  # fmt: skip
-    """Return the kernel and bandwidth with the least leave-one-out error on the rows.
+    """Return the kernel and bandwidth with about the least leave-one-out error on the rows.
+
+    The module docstring describes which of several equally good kernels is chosen.
 
     rows : sample rows, no two made from one stored row
     metric : scales (d,) or matrix (d, r) of the kernel; None for no metric
@@ -221,6 +223,8 @@ def n_kernel_rows(n: int) -> int:
 
 def nearest_equivalent(errors: Mapping[int, float]) -> int:
     """Return the exponent nearest to 0 whose error is within `KERNEL_ERROR_TOLERANCE` of the least.
+
+    0 if no error is finite.
 
     errors : error of each exponent
     """

@@ -9,14 +9,16 @@ distance, relevant ones dominate it.
 1. Rounds. A round is kernel ridge regression with the Laplace kernel, in which all fitted rows are
    centers. Its bandwidth and ridge are those with the lowest error on held-out rows. Gradients are
    evaluated at rows that are not fitted, because at fitted rows they also contain the noise.
-2. The variant with the lowest held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice
-   the rows.
+2. The variant with the lowest held-out error (M diagonal or full, s = 1/2 or 1) is rerun on up to
+   twice the rows.
 3. Gradient steps (`metric_steps`) start from its best round, in stages with more and more rows,
    until a stage no longer lowers the held-out error of a model of a few rows. The metrics of the
-   best round and of the last step of each stage are the candidates.
-4. Comparison. Models of all the other rows predict the held-out rows: one model in each metric, and
-   one in the kernel that the run would have without a metric. No metric is learned from the targets
-   of the held-out rows; on the rows that it was learned from, a useless metric may look good. The
+   best round and of the last step of each stage are the candidates, if a model of a few rows is
+   better with them than without a metric.
+4. Comparison. Models of the other rows (`n_compared_rows`) predict the held-out rows: one model in
+   each metric, and one in the kernel that the run would have without a metric. The bandwidth, the
+   ridge and the variant are chosen by the held-out rows, but no metric is learned from the targets
+   of these rows; on the rows that it was learned from, a useless metric may look good. The
    compared models have more rows than the models of the rounds, since a metric helps a model of few
    rows more than a model of many rows.
 
@@ -269,11 +271,8 @@ class _MetricSearch:
                 if candidates[-1].model.error >= min_error:
                     break
                 min_error = candidates[-1].model.error
-        return [
-            candidate
-            for candidate in candidates
-            if candidate.model.error < self.model_without_metric.error
-        ]
+        max_error = self.model_without_metric.error
+        return [candidate for candidate in candidates if candidate.model.error < max_error]
 
     def _candidate(self, start: HeldOutModel, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
         """Return the model of a few rows in the metric of a kernel.

@@ -47,13 +47,13 @@ from streamkern.train.resolve.skew_targets import (
     is_skew,
     leaves_transform_open,
 )
-from streamkern.train.resolve.training_data import in_memory
-from streamkern.train.restart.scaling import (
+from streamkern.train.resolve.target_moments import (
     changes_targets,
     known_moments,
     sampled_moments,
     target_moments,
 )
+from streamkern.train.resolve.training_data import in_memory
 from streamkern.train.setup.setup_rows import read_unmerged_rows
 
 MAX_TRANSFORM_ROWS, SECOND_GAIN_ROWS = 1024, 512
@@ -132,7 +132,8 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
 def _max_log_targets(run: ResolvedRun, unit: Floats) -> Floats | None:
     """Return the largest log(1 + |y| / unit) over all rows, (c,).
 
-    None if the rows are not in memory, if other rows may follow, or if an output is always 0.
+    None if the rows are not in memory, if other rows may follow, if a transform may change the
+    targets, or if an output is always 0.
 
     unit : (c,)
     """

@@ -60,7 +60,7 @@ TINY_STANDARD_ERROR = 1e-300
 class HeldOutModel(NamedTuple):
     """A model f = K(., points) alpha, and its errors on the n held-out rows.
 
-    error : mean of `errors`
+    error : mean of `errors`; infinite if no model could be fitted, whose `alpha` has no meaning
     errors : (n,) squared errors, times the sample weights
     log_losses : (n,) log losses of the softmax of slope f, with the slope of least loss, times the
         sample weights; None for values, and until `HeldOutProblem.with_losses` sets them
@@ -202,7 +202,8 @@ class HeldOutProblem:
         """Return the model with the bandwidth and the ridge of least held-out error.
 
         For the Laplace kernel, doubling the bandwidth has about the effect of halving the ridge.
-        The ridge is therefore searched only at the first and at the best bandwidth.
+        The ridge is therefore searched only at the first and at the best bandwidth; for other
+        kernels, at every bandwidth.
 
         kernel_of : returns the kernel whose bandwidth is 2 to this power, in median distances
         bandwidth_log2, ridge_log10 : exponents at which the search begins, see `HeldOutModel`

@@ -28,7 +28,7 @@ from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.restart.scaling import sampled_moments, target_moments
+from streamkern.train.resolve.target_moments import sampled_moments, target_moments
 from streamkern.train.setup.loss_ridge import LossRows, NewtonPath
 
 MIN_CURVATURE = 0.1

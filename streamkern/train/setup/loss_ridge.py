@@ -64,13 +64,13 @@ not determine kappa, and the noise of squares is used."""
 EQUIVALENT_LOSS_RATIO = 1.01
 """The largest kappa is chosen whose held-out loss is at most this multiple of the least."""
 MAX_NEWTON_STEPS = 30
-"""Largest number of steps for one kappa."""
+"""Largest number of Newton steps for one kappa."""
 MAX_STEP_LENGTHS = 6
-"""Largest number of lengths that are tried for a step."""
+"""Largest number of lengths that are tried for a Newton step."""
 CONVERGED_DECREASE = 1e-4
-"""Decrease of the objective in a step, relative to its value, below which the steps end."""
+"""Decrease of the objective in a step, relative to its value, below which Newton steps end."""
 MIN_ROOT = 1e-20
-"""Smallest s of a row; rows with a smaller s do not change the step."""
+"""Smallest s of a row in a Newton step; rows with a smaller s do not change the step."""
 
 
 class LossRows(NamedTuple):
@@ -101,7 +101,10 @@ class LossRows(NamedTuple):
 
 
 def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False) -> Noise:
-    """Return `noise` with the kappa of the least held-out loss as its variance.
+    """Return `noise` with the largest kappa of about the least held-out loss as its variance.
+
+    Returns `noise` unchanged if the rows do not determine kappa, see `MAX_RELATIVE_MINIMUM`, or are
+    too few.
 
     loss : the loss with its parameters
     noise : noise for squares; its other fields are kept

@@ -26,8 +26,8 @@ from streamkern.solver.newton import Newton
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.target_moments import target_scale
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.choose_transform import find_transform
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
 from streamkern.train.setup.loss_ridge import LossRows, loss_noise
@@ -279,7 +279,11 @@ def leave_one_out(
 
 
 def _best_slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> float:
-    """Return the slope with which mean + slope F has the least loss."""
+    """Return the slope from 0 on with which mean + slope F has the least loss.
+
+    For the log loss it is at least 1. It is 1 if F is 0, and changes no output by more than
+    `MAX_OUTPUT_CHANGE` for other losses.
+    """
     if not F.any():
         return 1.0
     if isinstance(loss, LogLoss):  # the slope is finite even if all labels are predicted right

@@ -54,11 +54,12 @@ def best_round(
     problem: HeldOutProblem, larger_problem: HeldOutProblem, without_metric: HeldOutModel,
     gradient_rows: SampleRows, report: Report,
 ) -> tuple[HeldOutModel, dict[str, Any]]:  # fmt: skip
-    """Return the best model of the rounds of all requested variants, and its variant as JSON
-    values.
+    """Return the best model of the rounds of the best variant, and this variant as JSON values.
 
-    The variants are compared by a few rounds, in which the bandwidth of `without_metric`, relative
-    to the median distance, is kept. The best variant is rerun on more rows.
+    The requested variants are compared by a few rounds, in which the bandwidth of `without_metric`,
+    relative to the median distance, is kept. The best variant is rerun on more rows; the best model
+    of these rounds may have no metric. If no variant lowers the error of `without_metric`, this
+    model and {} are returned.
 
     problem, larger_problem : a few rows to fit, and more rows, each with the held-out rows
     without_metric : model of `problem` without a metric

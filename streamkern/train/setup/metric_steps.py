@@ -101,6 +101,7 @@ def metrics_of_steps(
     so far.
 
     Yields nothing if these steps do not exist for the kernel or its metric, see `_initial_root`.
+    Ends before the last stage if a derivative is not finite, or if the metric becomes 0.
 
     model : model without or with a metric, from which the steps start
     rows : rows in random order, to fit and to predict

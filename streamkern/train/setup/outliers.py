@@ -102,7 +102,10 @@ class _Model(NamedTuple):
 def find_outliers(
     run: ResolvedRun, rows: SampleRows, kernel: Kernel | None, metric: Floats | None = None
 ) -> BoundedTargets | None:
-    """Search for outliers in rows, and return how to replace them; None if there are none.
+    """Search for outliers in rows, and return how to replace them.
+
+    None if there are none, if replacing them does not improve the predictions significantly, or if
+    the rows are too few to predict each other.
 
     rows : rows in random order, equal rows not merged
     kernel : kernel of the predictions. If it is None or an explicit feature map, the Laplace kernel

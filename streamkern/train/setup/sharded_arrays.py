@@ -1,7 +1,8 @@
 """Load and save arrays of a setup or a checkpoint whose rows are divided over the ranks.
 
-Each rank loads its shard, part by part, to its device or to the host. To save the arrays, rank 0
-requests one chunk of rows at a time, so that no rank holds an entire array.
+Each rank loads its shard, part by part, to its device or to the host. To save a setup, rank 0
+requests one chunk of rows at a time, so that no rank holds an entire array. The arrays of a
+checkpoint, which are smaller, are gathered in the host memory of rank 0.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ def test_stop_by_callback_survives_the_process(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+    """Return the last state of a run that was not interrupted."""
     path = tmp_path_factory.mktemp("whole") / "run"
     finished(settings(path, **EPOCHS, **{"run.evaluate_every": 3}), source=stream())
     return final(path)

@@ -146,10 +146,12 @@ class StepSizeFactor:
 
 @pytest.fixture
 def step_factor(monkeypatch: pytest.MonkeyPatch) -> StepSizeFactor:
+    """Return the factor of the step sizes, which a test may change."""
     return StepSizeFactor(monkeypatch)
 
 
 def back_offs(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the events "back-off" in the log of a run."""
     return [record for record in read_log(run_dir / "log.jsonl") if record["event"] == "back-off"]
 
 
@@ -249,7 +251,6 @@ def test_diverging_log_link_suggests_newton_solver(
 def test_short_run_is_judged_at_its_end(
     method: str, times: float, tmp_path: Path, step_factor: StepSizeFactor
 ) -> None:
-    """Check also a run that began with weights other than zero."""
     step_factor.times = times
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
         finished(settings(tmp_path, **METHODS[method]), source=stream(method))

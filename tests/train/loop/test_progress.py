@@ -17,6 +17,7 @@ from streamkern.train.loop.step_loop import Position
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a clock that only the test advances; every redraw is due."""
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr("streamkern.train.loop.progress.time.monotonic", lambda: now.s)
     monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
@@ -24,6 +25,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 class Records(RunLog):
+    """A log that keeps its records in memory."""
+
     def __init__(self) -> None:
         super().__init__(None)
         self.all: list[dict[str, Any]] = []

@@ -36,17 +36,20 @@ SETTINGS: dict[str, Any] = {
 
 
 def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
+    """Return the settings of a run with calibration."""
     location = {} if run_dir is None else {"run.run_dir": str(run_dir)}
     return RunConfig().with_overrides(SETTINGS | location | changes)
 
 
 def rows(part: slice, *, classes: bool = True, w: Any = None) -> ArraySource:
+    """Return a part of the rows, with classes or values."""
     if classes:
         return ArraySource(X[part], LABELS[part], classes=("a", "b"), sample_weight=w)
     return ArraySource(X[part], Y[part], sample_weight=w)
 
 
 def arrays(run_dir: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of the newest checkpoint."""
     return {name: np.asarray(a) for name, a in newest(run_dir).arrays.items()}
 
 

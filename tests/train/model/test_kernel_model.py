@@ -111,16 +111,17 @@ def test_load_requires_a_checkpoint(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def shifted(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+def add_one(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    """Transform rows by adding 1 to each feature."""
     return X + X.dtype.type(1), Y
 
 
-shifted.deterministic = True  # type: ignore[attr-defined]
+add_one.deterministic = True  # type: ignore[attr-defined]
 
 
 def test_user_transform_cannot_be_loaded(tmp_path: Path) -> None:
-    finished(settings(tmp_path), source=array_source(transforms=[shifted]))
-    with pytest.raises(ConfigError, match="'shifted' as a transform"):
+    finished(settings(tmp_path), source=array_source(transforms=[add_one]))
+    with pytest.raises(ConfigError, match="'add_one' as a transform"):
         load_model(tmp_path)
 
 

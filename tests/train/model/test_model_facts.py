@@ -27,6 +27,7 @@ FRAME = pd.DataFrame(X, columns=["<b>width</b>", "height"])
 
 
 def settings(folder: Path | str, **model: Any) -> dict[str, Any]:
+    """Return the tables of a run of the store in a folder."""
     return {
         "data": {"train": f"{folder}/s", "epochs": 2, "batch_size": 100},
         "model": {"n_centers": 40, **model},

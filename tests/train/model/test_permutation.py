@@ -28,6 +28,7 @@ QUICK = {"n_centers": 150, "kernel": "gaussian", "bandwidth": 3.0, "ridge": 1e-4
 
 @pytest.fixture(scope="module")
 def model() -> sk.KernelRegressor:
+    """Return a regressor of the first 400 rows."""
     return sk.KernelRegressor(**QUICK).fit(FRAME[:400], Y[:400])
 
 

@@ -34,6 +34,7 @@ def noisy_rows(n: int, grows: float, seed: int) -> tuple[Array, Array, Array]:
 
 
 def fit_model(grows: float, **settings: Any) -> KernelModel:
+    """Return a model of rows whose noise grows with a feature."""
     X, Y, _ = noisy_rows(3000, grows, 0)
     config = RunConfig().with_overrides(QUICK | settings)
     return train(config, source=ArraySource(X, Y)).model

@@ -48,6 +48,7 @@ LEFT_OPEN = "ignore::pytest.PytestUnraisableExceptionWarning"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URL of a store of training rows."""
     return runs.write_store(tmp_path_factory.mktemp("faults"))
 
 
@@ -61,12 +62,14 @@ def expected(store: str, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    """Yield the client of a local cluster of two workers."""
     with local_cluster(2, 1) as client:
         yield client
 
 
 @pytest.fixture
 def client(cluster: Any) -> Any:
+    """Return the client once both workers are there, after a kill in an earlier test."""
     eventually(lambda: len(cluster.scheduler_info(n_workers=-1)["workers"]) == 2)
     return cluster
 
@@ -164,6 +167,7 @@ def test_workers_survive_invalid_settings(
 
 
 def other_store(folder: Path) -> str:
+    """Write a store of other rows, and return its path."""
     ingest(np.ones((99, 4), np.float32), str(folder / "other.zarr"), y=np.arange(99.0))
     return str(folder / "other.zarr")
 

@@ -54,6 +54,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def client(cluster: Any) -> Any:
+    """Return the client once both workers are there, after a kill in an earlier test."""
     eventually(lambda: len(cluster.scheduler_info(n_workers=-1)["workers"]) == 2)
     return cluster
 

@@ -344,6 +344,7 @@ def test_auto_chooses_solver_that_supports_early_stopping() -> None:
 
 
 def bytes_by_name(buffers: Buffers) -> dict[str, int]:
+    """Return the bytes of each buffer by its name."""
     return {buffer_name: size for _, buffer_name, size in buffers.lines}
 
 

@@ -33,6 +33,7 @@ MATRIX = RNG.normal(size=(D, 3))
 
 
 def rows(n: int, seed: int) -> tuple[Array, Array]:
+    """Return rows and targets of a few directions."""
     X = np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
     return X, np.asarray(np.sin(X @ MATRIX[:, 0]) + X[:, 4], np.float32)
 

@@ -31,17 +31,19 @@ D = 5
 
 
 def rows(n: int = MIN_METRIC_ROWS, d: int = D, dtype: Any = np.float32) -> Array:
+    """Return normally distributed rows."""
     return np.random.default_rng(3).normal(size=(n, d)).astype(dtype)
 
 
-def truth(X: Array) -> Array:
+def targets_of(X: Array) -> Array:
+    """Return targets that depend on two features only."""
     return np.asarray(np.sin(3 * X[:, 0]) + X[:, 1] / 2, np.float32)
 
 
 def mode_for(source: Any = None, *, has_initial_weights: bool = False, **overrides: Any) -> str:
     """Return the mode of the metric for a source and settings, whose dots are written `__`."""
     X = rows()
-    source = sk.ArraySource(X, truth(X)) if source is None else source
+    source = sk.ArraySource(X, targets_of(X)) if source is None else source
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = sk.RunConfig().with_overrides(names)
     mode = requested_metric_mode(
@@ -55,7 +57,7 @@ def mode_for(source: Any = None, *, has_initial_weights: bool = False, **overrid
 def test_table_learns_a_metric() -> None:
     assert mode_for() == "learn"
     X = (1000 + 100 * rows()).astype(np.uint16)
-    assert mode_for(sk.ArraySource(X, truth(rows()))) == "learn"
+    assert mode_for(sk.ArraySource(X, targets_of(rows()))) == "learn"
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "matern32", "matern52", "gaussian"])
@@ -95,7 +97,7 @@ def test_other_settings_learn_no_metric(overrides: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_explicit_setting_is_followed(metric: str, expected: str) -> None:
-    few = sk.ArraySource(rows(50), truth(rows(50)))
+    few = sk.ArraySource(rows(50), targets_of(rows(50)))
     bandwidth = "auto" if expected == "given" else 2.0
     assert mode_for(few, model__metric=metric, model__bandwidth=bandwidth) == expected
 
@@ -106,14 +108,17 @@ def source_of(X: Array) -> sk.ArraySource:
 
 
 def class_source(n: int) -> sk.ArraySource:
+    """Return a source of n rows of two classes."""
     return sk.ArraySource(rows(n), np.arange(n) % 2, classes=("a", "b"))
 
 
 def source_with_outputs(c: int) -> sk.ArraySource:
+    """Return a source of rows with c constant targets."""
     return sk.ArraySource(rows(), np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, c)))
 
 
-def pixels() -> Array:
+def digit_pixels() -> Array:
+    """Return the pixels of the digits, twice."""
     return np.tile(load_digits().data, (2, 1)).astype(np.float32)
 
 
@@ -132,7 +137,7 @@ def pixels() -> Array:
         (lambda: source_with_outputs(MAX_METRIC_OUTPUTS + 1), "none"),
         (lambda: source_of(rows(d=16).reshape(-1, 4, 4, 1)), "none"),
         (lambda: source_of(rows(dtype=np.uint8)), "none"),
-        (lambda: source_of(pixels()), "none"),
+        (lambda: source_of(digit_pixels()), "none"),
     ],
     ids=[
         "too few rows", "enough rows", "too few rows of classes", "enough rows of classes",
@@ -147,12 +152,12 @@ def test_rows_determine_whether_a_metric_is_learned(
 
 
 def test_scaled_pixels_learn_a_metric() -> None:
-    assert mode_for(source_of(pixels()), data__scale="feature") == "learn"
+    assert mode_for(source_of(digit_pixels()), data__scale="feature") == "learn"
 
 
 def test_copies_of_a_row_count_once() -> None:
     X = rows(MIN_METRIC_ROWS // 2)
-    base = sk.ArraySource(X, truth(X))
+    base = sk.ArraySource(X, targets_of(X))
     assert mode_for(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
 
 
@@ -165,19 +170,23 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_mode, "MIN_METRIC_ROWS", FEW)
 
 
-def fitted(metric: str = "auto", **parameters: Any) -> sk.KernelRegressor:
+def fit_regressor(metric: str = "auto", **parameters: Any) -> sk.KernelRegressor:
+    """Return a regressor of a few rows."""
     X = rows(FEW)
     settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | parameters
-    return sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
+    return sk.KernelRegressor(metric=metric, **settings).fit(X, targets_of(X))
 
 
 @pytest.mark.usefixtures("low_limits")
 def test_auto_gives_same_bits_as_explicit_mode() -> None:
-    learned, plain = fitted(), fitted(bandwidth=2.0)
+    learned, plain = fit_regressor(), fit_regressor(bandwidth=2.0)
     assert learned.kernel_.metric is not None
     assert plain.kernel_.metric is None
     assert "learned_metric" not in plain.report_
-    for one, other in ((learned, fitted("learn")), (plain, fitted("none", bandwidth=2.0))):
+    for one, other in (
+        (learned, fit_regressor("learn")),
+        (plain, fit_regressor("none", bandwidth=2.0)),
+    ):
         np.testing.assert_array_equal(one.dual_coef_, other.dual_coef_)
         np.testing.assert_array_equal(one.predict(rows(50)), other.predict(rows(50)))
 
@@ -185,7 +194,7 @@ def test_auto_gives_same_bits_as_explicit_mode() -> None:
 def test_insufficient_memory_disables_metric() -> None:
     """Check a memory that suffices for a run with "none"."""
     X = rows(4000, 32)
-    inputs = RunInputs(sk.ArraySource(X, truth(X)))
+    inputs = RunInputs(sk.ArraySource(X, targets_of(X)))
     config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
 
     def opened(metric: str, memory: int) -> Any:
@@ -210,7 +219,7 @@ def test_run_records_auto_and_resumes(tmp_path: Path) -> None:
     """Check that a resume keeps the bits, and that a warm start and a continued run use the metric
     of the run."""
     X = rows(FEW)
-    source, location = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
+    source, location = sk.ArraySource(X, targets_of(X)), str(tmp_path / "run")
     config = sk.RunConfig().with_overrides(
         {
             "model.n_centers": 200, "data.epochs": 1, "solver.name": "block",
@@ -238,18 +247,20 @@ def test_run_records_auto_and_resumes(tmp_path: Path) -> None:
 def test_first_block_determines_metric() -> None:
     X = rows(FEW + 200)
     model = sk.KernelRegressor(n_centers=150, solver="block")
-    model.partial_fit(X[:FEW], truth(X[:FEW]))
+    model.partial_fit(X[:FEW], targets_of(X[:FEW]))
     metric = model.kernel_.metric
     assert metric is not None
-    model.partial_fit(X[FEW:], truth(X[FEW:]))
+    model.partial_fit(X[FEW:], targets_of(X[FEW:]))
     np.testing.assert_array_equal(model.kernel_.metric, metric)
-    few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(X[:300], truth(X[:300]))
-    assert few.partial_fit(X, truth(X)).kernel_.metric is None
+    few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(
+        X[:300], targets_of(X[:300])
+    )
+    assert few.partial_fit(X, targets_of(X)).kernel_.metric is None
 
 
 def test_kernel_keeps_its_metric_over_blocks() -> None:
     X, metric = rows(1500), np.arange(1.0, D + 1)
     model = sk.KernelRegressor(Laplace(3.0, metric=metric), n_centers=150, solver="block")
     for part in (slice(1200), slice(1200, None)):
-        model.partial_fit(X[part], truth(X[part]))
+        model.partial_fit(X[part], targets_of(X[part]))
         np.testing.assert_array_equal(model.kernel_.metric, metric)

@@ -25,8 +25,8 @@ from streamkern.train import rank_work
 from streamkern.train.resolve import sampled_features
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.target_moments import changes_targets
 from streamkern.train.restart.run_snapshot import RunSnapshot
-from streamkern.train.restart.scaling import changes_targets
 from streamkern.train.setup.planned import planned_flops
 from tests.rank_runs import alpha
 from tests.rank_threads import on_threads
@@ -58,15 +58,18 @@ NEW, LABELS = images(80, 1)
 
 
 def source(*transforms: Any) -> sk.AugmentedSource:
+    """Return the training images with transforms."""
     base = sk.ArraySource(X, Y, classes=("upright", "across"), unit_rows=16)
     return sk.AugmentedSource(base, 1, transforms)
 
 
-def held_out() -> sk.ArraySource:
+def unseen_images() -> sk.ArraySource:
+    """Return images that are not trained on."""
     return sk.ArraySource(NEW, LABELS, classes=("upright", "across"))
 
 
 def fail_if_drawn(*arguments: Any) -> Any:
+    """Fail in place of the function that draws patches."""
     raise AssertionError("patches are drawn again")
 
 
@@ -117,10 +120,10 @@ def test_stopped_run_resumes_with_same_bits(
     """Check that a resumed run reads its filters, which another LAPACK would round differently."""
     overrides = {"run.precision": precision, **FILTERS}
     uninterrupted, killed = (settings(tmp_path / name, **overrides) for name in ("whole", "killed"))
-    result = finished(uninterrupted, source=source(sk.RandomFlip()), test=held_out())
-    stopped(killed, 3, source=source(sk.RandomFlip()), test=held_out())
+    result = finished(uninterrupted, source=source(sk.RandomFlip()), test=unseen_images())
+    stopped(killed, 3, source=source(sk.RandomFlip()), test=unseen_images())
     monkeypatch.setattr(PatchFeatures, "of_sample", fail_if_drawn)
-    finished(killed, source=source(sk.RandomFlip()), test=held_out())
+    finished(killed, source=source(sk.RandomFlip()), test=unseen_images())
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
     loaded = sk.load(tmp_path / "whole")
     assert loaded.get_params()["patch_features"] == 6
@@ -131,14 +134,14 @@ def test_stopped_run_resumes_with_same_bits(
 
 
 def test_changed_patch_settings_are_another_run(tmp_path: Path) -> None:
-    stopped(settings(tmp_path / "run", **FILTERS), 3, source=source(), test=held_out())
+    stopped(settings(tmp_path / "run", **FILTERS), 3, source=source(), test=unseen_images())
     for change in ({"model.patch_features": 8}, {"model.patch_size": 4}, {"model.patch_grid": 1}):
         changed = settings(tmp_path / "run", **FILTERS | change)
         with pytest.raises(ResumeMismatchError, match=next(iter(change))):
-            finished(changed, source=source(), test=held_out())
+            finished(changed, source=source(), test=unseen_images())
     plain_settings = settings(tmp_path / "run", **{"data.scale": "auto"})
     with pytest.raises(ResumeMismatchError, match="patch_features"):
-        finished(plain_settings, source=source(), test=held_out())
+        finished(plain_settings, source=source(), test=unseen_images())
 
 
 def test_record_without_patches_is_unchanged(tmp_path: Path) -> None:
@@ -303,6 +306,7 @@ def test_filter_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_refused(match: str, call: Callable[[], Any]) -> None:
+    """Check that a call raises ConfigError with this text."""
     with pytest.raises(ConfigError, match=match):
         call()
 

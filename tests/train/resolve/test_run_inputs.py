@@ -93,11 +93,16 @@ def test_run_keeps_calibration_rows_of_its_initial_weights(runs: Path, calibrate
     for given in (NO_INPUTS, RunInputs(warm_start=parent(location))):
         assert not keeps(given, complete=False, **by_path)
         assert not keeps(replace(given, continued_run=parent(location)), **by_path)
-    # A run with the log loss sets no rows aside, so only a parent with the squared error can have
-    # calibration rows.
+    # The loss of the new run does not matter: the parent run has the squared error.
     log_loss = {"model.loss": "log_loss"}
-    assert not keeps(**by_path, **log_loss)
+    assert keeps(**by_path, **log_loss) is calibrated
     assert keeps(RunInputs(warm_start=parent(location)), **log_loss)
+
+
+def test_parent_run_with_log_loss_has_no_calibration_rows(tmp_path: Path) -> None:
+    finished(settings(tmp_path, **{"model.loss": "log_loss"}), source=array_source(100))
+    inputs = RunInputs(warm_start=parent(tmp_path))
+    assert not inputs.keeps_calibration_rows(settings(), complete=True)
 
 
 def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def error(model: sk.KernelRegressor) -> float:
 
 
 def fit(scale: str, X: np.ndarray, y: np.ndarray) -> sk.KernelRegressor:
+    """Return a regressor with a value of data.scale."""
     return sk.KernelRegressor(scale=scale, **SMALL).fit(X, y)
 
 

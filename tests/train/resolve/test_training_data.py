@@ -43,6 +43,7 @@ from tests.s3_server import S3Server
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
+    """Return the path of a store of training rows."""
     X, y = arrays()
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=0.001)
     return tmp_path / "train.zarr"
@@ -80,6 +81,7 @@ def test_sources_with_varying_rows_are_augmented(make: Any, augmented: bool) -> 
 
 
 def images(**options: Any) -> ArraySource:
+    """Return a source of 40 images of three classes."""
     X = np.random.default_rng(0).integers(0, 255, (40, 3, 3, 1), np.uint8)
     return ArraySource(X, np.arange(40) % 3, classes=CLASSES, unit_rows=10, **options)
 
@@ -180,11 +182,13 @@ def test_budget_is_respected_for_any_n() -> None:
 
 @deterministic
 @host_transform
-def inverted(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+def invert(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    """Transform images by inverting them; marked in two ways that exclude each other."""
     return 255 - X, Y
 
 
 def wide_source() -> Source:
+    """Return a source with twice as many features."""
     X, y = arrays()
     return ArraySource(np.c_[X, X], y, classes=CLASSES)
 
@@ -223,10 +227,10 @@ INVALID: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "no targets": ({}, {"source": ArraySource(arrays()[0])}, "no targets y"),
     "host and deterministic": (
-        {}, {"source": AugmentedSource(images(), 2, [inverted])}, "'inverted' is marked both"
+        {}, {"source": AugmentedSource(images(), 2, [invert])}, "'invert' is marked both"
     ),
     "host and deterministic, below": (
-        {}, {"source": AugmentedSource(images(transforms=[inverted]), 2)}, "leave host_transform"
+        {}, {"source": AugmentedSource(images(transforms=[invert]), 2)}, "leave host_transform"
     ),
     "other test features": ({}, {"test": wide_source()}, r"data.test has rows of shape \(10,\)"),
     "other test classes": (

@@ -49,6 +49,7 @@ def test_every_rank_keeps_its_stripe(
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URL of a store of training rows."""
     return runs.write_store(tmp_path_factory.mktemp("stripes"))
 
 

@@ -29,6 +29,7 @@ def find_center_rows(source: BaseSource, config: RunConfig, centers: Array | Non
 
 
 def source(**options: Any) -> ArraySource:
+    """Return the source of the training rows, with classes named by numbers."""
     X, y = arrays()
     return ArraySource(X, y, classes=[f"{k}" for k in range(C)], unit_rows=16, **options)
 

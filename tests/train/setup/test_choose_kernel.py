@@ -78,6 +78,7 @@ def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
 
 
 def bandwidth_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the events "bandwidth" in the log of a run."""
     return [line for line in read_log(folder / "log.jsonl") if line["event"] == "bandwidth"]
 
 

@@ -38,6 +38,7 @@ ROWS, D = 600, 6
 
 
 def numbers(seed: int, n: int = ROWS, d: int = D) -> Array:
+    """Return normally distributed rows."""
     return np.random.default_rng([seed, 17]).normal(size=(n, d)).astype(np.float32)
 
 
@@ -203,6 +204,7 @@ def test_every_solver_benefits_from_metric(solver: str) -> None:
 
 
 def config(run_dir: Path | None, **changes: Any) -> sk.RunConfig:
+    """Return the settings of a run that learns a metric."""
     tables = sk.RunConfig.from_tables(
         {
             "data": {"epochs": 2, "batch_size": 50, "scale": "none"},
@@ -215,6 +217,7 @@ def config(run_dir: Path | None, **changes: Any) -> sk.RunConfig:
 
 
 def source() -> sk.ArraySource:
+    """Return a source whose targets depend on two features."""
     return sk.ArraySource(numbers(0), two_feature_targets(numbers(0)))
 
 

@@ -28,6 +28,7 @@ N, HELD, D, C = 300, 120, 4, 3
 
 
 def rows(n: int, seed: int, weighted: bool) -> SampleRows:
+    """Return rows of C noisy classes, as centred one-hot targets."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, D))
     Y = np.eye(C)[np.abs(X[:, :C] + rng.normal(size=(n, C)) / 2).argmax(axis=1)]
@@ -36,6 +37,7 @@ def rows(n: int, seed: int, weighted: bool) -> SampleRows:
 
 
 def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array:
+    """Return the Laplace kernel matrix of A and B in float64, with scales as metric."""
     A, B = (np.float64(P if metric is None else P * metric) for P in (A, B))
     return np.asarray(np.exp(-np.linalg.norm(A[:, None] - B, axis=2) / bandwidth))
 

@@ -34,6 +34,7 @@ METRICS = {
 
 
 def sample_rows(n: int, seed: int, weighted: bool) -> SampleRows:
+    """Return rows with two targets, which depend on three features."""
     X = rows(seed, n, D)
     Y = np.stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
     root = np.random.default_rng(seed).uniform(0, 2, n) if weighted else None
@@ -41,6 +42,7 @@ def sample_rows(n: int, seed: int, weighted: bool) -> SampleRows:
 
 
 def squared_distances(A: Array, B: Array) -> Array:
+    """Return the squared distances of all pairs."""
     return np.asarray(((A[:, None] - B) ** 2).sum(axis=2))
 
 
@@ -128,6 +130,7 @@ def metric_of_steps(model: HeldOutModel, rows: SampleRows, kind: str, seed: int)
 
 
 def rows_of_one_direction(weighted: bool = False) -> SampleRows:
+    """Return rows whose target depends on one direction."""
     X = np.random.default_rng(0).normal(size=(500, D)).astype(np.float32)
     Y = np.sin(1.5 * X @ np.array([1.0, -1.0, 0.5, 0.0]))[:, None]
     root = np.where(np.arange(500) % 3, 1.0, 0.0).astype(np.float32) if weighted else None

@@ -21,6 +21,7 @@ SOURCE = ArraySource(X, X[:, 0])
 
 
 def config(solver: str, features: str = "kernel", **settings: object) -> RunConfig:
+    """Return the settings of a run with a solver and features."""
     feature_settings = {"n_features": 60} if features == "fourier" else {}
     # In-place solvers have all rows as centers, so they take no number of centers.
     in_place = solver in ("sgd", "eigenpro1", "eigenpro2") and features == "kernel"

@@ -33,6 +33,7 @@ class SlowSource(ArraySource):
 
 @pytest.fixture
 def run() -> Iterator[ResolvedRun]:
+    """Yield a resolved run whose source is slow."""
     source = SlowSource(X, X[:, 0], unit_rows=UNIT_ROWS)
     config = RunConfig.from_tables(
         {

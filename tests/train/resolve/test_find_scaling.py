@@ -1,4 +1,4 @@
-"""Test the scaling of the features: its numbers, its place among transforms, and its record."""
+"""Check the scaling of the features: its numbers, its place among transforms, and its record."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
 from streamkern.stream.sources.user import GeneratorSource
+from streamkern.train.resolve.find_scaling import find_scale
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import open_data
-from streamkern.train.restart.scaling import find_scale
 from streamkern.train.saved_model import load_model
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.holdout import draw_sample
@@ -41,6 +41,7 @@ Y = np.sin(X[:, :1]) + (X[:, 1:2] - 5) / 20
 
 
 def regressor(**more: Any) -> sk.KernelRegressor:
+    """Return a regressor with the Laplace kernel."""
     return sk.KernelRegressor(
         kernel="laplace", n_centers=80, bandwidth=2.0, epochs=3, threads=1, **more
     )
