@@ -22,7 +22,9 @@ def as_centers(array: Any) -> npt.NDArray[Any]:
     Raises
     ------
     DataError
-        The centers are not numbers, not finite or masked, have no rows, or are a single row (d,).
+        The centers are not numbers or are masked, have no rows, or are a single row (d,).
+    NonFiniteError
+        A row has NaN or infinity.
     """
     if is_sparse(array):
         rows = PackedRows.of_matrix(array)

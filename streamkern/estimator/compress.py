@@ -111,7 +111,7 @@ def compress_model(
     model: _Model, kernel_model: KernelModel, rows: Any, n_centers: int | None,
     tolerance: float | None,
 ) -> _Model:  # fmt: skip
-    """Return the smaller estimator; see `compress` for parameters and errors.
+    """Return the smaller estimator; see `compress` for the parameters, and for its errors.
 
     kernel_model : the kernel model of `model`
     rows : source of the rows X

@@ -365,6 +365,8 @@ def resolve_test(test: Any, y: Any) -> tuple[Any, Any]:
     """Return rows and targets of the argument `test` of `fit`.
 
     y : targets of the training data; if it is the name of a column, that column of `test` is used
+
+    Raises ConfigError for a tuple of another length than 2.
     """
     if not isinstance(test, tuple):
         # A store of streamkern has its targets under any name of the column.

@@ -124,6 +124,11 @@ class PredictionMixin(ModelOpeningMixin):
         Returns
         -------
         self : the estimator; clones and copies of it have the same setting.
+
+        Raises
+        ------
+        ConfigError
+            `predict` is another value, or `transform` is set.
         """
         if transform not in (None, "default"):
             raise ConfigError(

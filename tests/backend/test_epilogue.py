@@ -1,4 +1,4 @@
-"""The kernel that turns products into kernel values: run on the host, and compiled for GPUs."""
+"""Check the CUDA kernel that turns products into kernel values, on the host and on GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the conversion of NumPy scalars into Python numbers."""
+"""Check conversions of NumPy values, checks of whole numbers, and digests of JSON."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Check that the glossary explains all facts of `info`, and that its page is up to date."""
+
 from __future__ import annotations
 
 from pathlib import Path

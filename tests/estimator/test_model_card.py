@@ -1,4 +1,4 @@
-"""Saved models as repositories of Hugging Face's Hub: their cards, and copies as its cache has."""
+"""Check the cards of saved models, and models in the cache of the Hugging Face Hub."""
 
 from __future__ import annotations
 

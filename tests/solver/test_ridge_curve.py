@@ -1,4 +1,4 @@
-"""Errors of ridges from one factor against float64 algebra."""
+"""Compare the errors of ridges from one factor with float64 algebra."""
 
 from __future__ import annotations
 
