@@ -382,34 +382,44 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
 # -- refusals -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def refused_files(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with files that predictions beside the input cannot use."""
+    monkeypatch.chdir(tmp_path)
+    frame().to_csv("a.csv", index=False)
+    frame().drop(columns="note").to_csv("b.csv", index=False)
+    frame()[list(NAMES)].to_csv("bare.csv", index=False, header=False)
+    np.save("a.npy", X)
+    table = table_of_all_types()
+    pq.write_table(table, "a.parquet")
+    index = table.schema.get_field_index("maybe")
+    whole_numbers = table.schema.field(index).with_type(pa.int64())
+    pq.write_table(table.cast(table.schema.set(index, whole_numbers)), "b.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("a.npy o.csv", "a.npy has no named columns, but --with-input"),
+        ("STORE o.csv", "price.zarr has no named columns"),
+        ("a.csv o.npy", "o.npy cannot hold the columns of the input (--with-input)"),
+        ("a.csv o.zarr", "o.zarr cannot hold the columns"),
+        ("a.csv b.csv o.csv", "predict each file in a separate call"),
+        ("a.csv a.parquet o.csv", "have different formats"),
+        ("bare.csv o.csv", "bare.csv has no header line"),
+        ("a.parquet b.parquet o.parquet", "column 'maybe' is int64 in"),
+        ("a.parquet o.csv", "column 'lists' of"),
+        ("a.csv a.csv", "is input and output at the same time"),
+        ("b.csv o.csv --x age", "lacks"),
+    ],
+)
 def test_unsupported_input_is_refused_in_one_sentence(
-    place: Path, run: Run, tmp_path: Path
+    words: str, message: str, place: Path, refused_files: Path, run: Run
 ) -> None:
-    frame().to_csv(tmp_path / "a.csv", index=False)
-    frame().drop(columns="note").to_csv(tmp_path / "b.csv", index=False)
-    frame()[list(NAMES)].to_csv(tmp_path / "bare.csv", index=False, header=False)
-    np.save(tmp_path / "a.npy", X)
-    pq.write_table(table_of_all_types(), tmp_path / "a.parquet")
-    schema = table_of_all_types().schema
-    k = schema.get_field_index("maybe")
-    other_schema = table_of_all_types().cast(schema.set(k, schema.field(k).with_type(pa.int64())))
-    pq.write_table(other_schema, tmp_path / "b.parquet")
-    files_before = tree(tmp_path)
-    for arguments, message in (
-        (["a.npy", "o.csv"], "a.npy has no named columns, but --with-input"),
-        ([place / "price.zarr", "o.csv"], "price.zarr has no named columns"),
-        (["a.csv", "o.npy"], "o.npy cannot hold the columns of the input (--with-input)"),
-        (["a.csv", "o.zarr"], "o.zarr cannot hold the columns"),
-        (["a.csv", "b.csv", "o.csv"], "predict each file in a separate call"),
-        (["a.csv", "a.parquet", "o.csv"], "have different formats"),
-        (["bare.csv", "o.csv"], "bare.csv has no header line"),
-        (["a.parquet", "b.parquet", "o.parquet"], "column 'maybe' is int64 in"),
-        (["a.parquet", "o.csv"], "column 'lists' of"),
-        (["a.csv", "a.csv"], "is input and output at the same time"),
-        (["b.csv", "o.csv", "--x", "age"], "lacks"),
-    ):
-        paths = [w if str(w).startswith("--") or w == "age" else tmp_path / w for w in arguments]
-        code, err = run("predict", place / "price", *paths, "--with-input")
-        assert (code, err.count("\n")) == (2, 1), err
-        assert message in err
-        assert tree(tmp_path) == files_before
+    files_before = tree(refused_files)
+    arguments = words.replace("STORE", str(place / "price.zarr")).split()
+    code, err = run("predict", place / "price", *arguments, "--with-input")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert message in err
+    assert tree(refused_files) == files_before
