@@ -71,6 +71,9 @@ ELSEWHERE = {
 
 # Files of tests that cover several modules of their room, and their subjects.
 OF_SEVERAL_MODULES = {
+    "cli.error_messages": "one sentence for each command that fails, whatever the command",
+    "cli.interrupted_runs": "runs that are continued, through all commands that open them",
+    "cli.remote_data": "every command on object stores and on a cluster",
     "cli.shown_losses": "the loss in plan, info, report and tune",
     "estimator.loss_scores": "scores of models with a loss other than squares",
     "estimator.own_loss": "a user-defined loss, from the setting to a loaded model",

@@ -118,7 +118,8 @@ class CupyBackend(DeviceAlgebra, Backend):
         """Make this backend's device and stream the current ones of CuPy for a `with` block.
 
         CuPy launches work on the thread's current stream, and work on different streams is not
-        ordered. All work of this backend must therefore be in such a block, and no other work.
+        ordered. All work of this backend must therefore be in such a block, and no other work. If
+        the memory of the device is full, the block raises DeviceMemoryError.
         """
         # Not `with self.stream`, which at its end restores the stream of an enclosing `with`, and
         # not a stream that the caller has set by `use`.

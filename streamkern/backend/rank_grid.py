@@ -142,7 +142,8 @@ class CenterPartition:
     def part(self, a: Array, b: int | None = None) -> Array:
         """Return this rank's rows of an array of all centers, or of block b, as a copy.
 
-        An array that has only this rank's rows is returned as it is.
+        An array that has only this rank's rows is returned as it is. Raises ValueError for an
+        array with another number of rows.
         """
         n_all, n_own = (
             (self.p, self.n) if b is None else (length(self.blocks[b]), length(self.in_block[b]))

@@ -1,4 +1,4 @@
-"""Every error streamkern raises on purpose, in one tree.
+"""The errors that streamkern raises on purpose, in one tree.
 
     StreamkernError
     ├── ConfigError            (ValueError)         a setting is wrong; nothing was started
@@ -22,6 +22,9 @@
     ├── BackendError           (RuntimeError)       the requested device cannot be used
     │   └── DeviceMemoryError  (also MemoryError)   the memory of the device is full
     └── MissingDependencyError (ImportError)        an optional package is not installed
+
+A call of a subpackage, such as `streamkern.train()`, raises a `SubpackageCallError`, which is a
+ConfigError. An unknown keyword argument is a TypeError, as in Python.
 
 A message names the setting, its value, the rule that it breaks and the remedy, in one sentence;
 each is an attribute of the error, see `StreamkernError`. The attribute `exit_code` is the exit code

@@ -46,7 +46,8 @@ class ProgressLine:
     fails, nothing is drawn any more, and the work continues. In a notebook the line is a single
     output that is updated, and a program that runs the notebook saves only its last text.
 
-    PERIODS_S : seconds between two drawings, by kind of the stream
+    PERIODS_S : seconds between two drawings, by kind of the stream; in a pipe at least so many, and
+        a tenth of the time since the start
     SHORT_WORK_S : seconds of work below which the setting "auto" draws nothing
     has_shown : whether `show` was called
     """

@@ -67,8 +67,8 @@ class Balanced(CenterSelector):
                 has_too_few = (n_seen < limit)[labels]
                 rows, labels = rows[has_too_few], labels[has_too_few]
             n_seen += np.bincount(labels, minlength=c)
-            ranks = np.full(len(rows), max(0, i + 1 - SAMPLE_UNITS))
-            pool = pool.with_rows(ranks, _keys(seed, rows), rows, labels)
+            turns = np.full(len(rows), max(0, i + 1 - SAMPLE_UNITS))
+            pool = pool.with_rows(turns, _keys(seed, rows), rows, labels)
             if len(pool.rows) > 5 * n:
                 pool = pool.smallest(quotas(n_seen, n, favoured) + 1)
             quota = quotas(n_seen if class_counts is None else class_counts, n, favoured)
@@ -87,14 +87,14 @@ def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
     favoured : (c,) classes, in the order in which they receive one of the remaining rows.
     """
     ascending = np.sort(counts)
-    # The smallest classes contribute all of their rows, and each of the others `level` rows.
+    # The smallest classes contribute all of their rows, and each of the others `share` rows.
     n_in_smaller = np.concatenate(([0], np.cumsum(ascending)[:-1]))
-    levels = np.maximum(p - n_in_smaller, 0) // np.arange(len(counts), 0, -1)
-    is_larger = ascending > levels
-    level = int(levels[np.argmax(is_larger)]) if is_larger.any() else ascending[-1]
-    numbers = np.minimum(counts, level)
+    shares = np.maximum(p - n_in_smaller, 0) // np.arange(len(counts), 0, -1)
+    is_larger = ascending > shares
+    share = int(shares[np.argmax(is_larger)]) if is_larger.any() else ascending[-1]
+    numbers = np.minimum(counts, share)
     remainder = max(0, min(p, int(counts.sum())) - int(numbers.sum()))
-    numbers[favoured[counts[favoured] > level][:remainder]] += 1
+    numbers[favoured[counts[favoured] > share][:remainder]] += 1
     return numbers
 
 
@@ -107,19 +107,25 @@ def _class_counts(source: BaseSource) -> Ints | None:
         return None if counts is None else np.array(counts, np.int64)
     if not isinstance(source, MixtureSource) or source.weights is not None:
         return None
-    parts = [rows for part in source.parts if (rows := _class_counts(part)) is not None]
-    return np.sum(parts, axis=0) if len(parts) == len(source.parts) else None
+    total = np.zeros(source.n_outputs, np.int64)
+    for part in source.parts:
+        part_counts = _class_counts(part)
+        if part_counts is None:
+            return None
+        total += part_counts
+    return total
 
 
 class _Pool(NamedTuple):
     """Rows that may be chosen. Each field is (k,).
 
-    ranks : order in which rows are chosen; 0 for the first `SAMPLE_UNITS` units.
-    keys : random order of rows with the same rank.
+    turns : rows with a smaller turn are chosen first; 0 for the first `SAMPLE_UNITS` units, then
+        1, 2, ... for each further unit.
+    keys : random order of rows with the same turn.
     rows, labels : row numbers and classes.
     """
 
-    ranks: Ints
+    turns: Ints
     keys: Ints
     rows: Ints
     labels: Ints
@@ -134,7 +140,7 @@ class _Pool(NamedTuple):
 
     def smallest(self, limit: Ints) -> _Pool:
         """Return the first limit[k] rows of each class k, sorted by class."""
-        order = np.lexsort((self.rows, self.keys, self.ranks, self.labels))
+        order = np.lexsort((self.rows, self.keys, self.turns, self.labels))
         labels = self.labels[order]
         position = np.arange(len(order)) - np.searchsorted(labels, labels)
         return _Pool(*(field[order[position < limit[labels]]] for field in self))

@@ -20,7 +20,7 @@ KMEANS_STAGE = 22
 KMEANS_ROWS = 50
 """Number of rows per center. More of them hardly reduce the distances from rows to centers."""
 MIN_KMEANS_ROWS = 1 << 16
-"""Smallest number of rows, also for few centers."""
+"""Smallest number of rows, also for few centers, unless `KMEANS_PASSES` passes have fewer."""
 KMEANS_PASSES = 10
 """Largest number of passes over the rows."""
 KMEANS_BATCH = 2048

@@ -1,4 +1,4 @@
-"""Centers that are random rows, all rows, or given by the user; and their median distance."""
+"""Centers that are random rows or all rows; their storage order, and their median distance."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Ints
-from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
-from streamkern.ingest.numeric import is_sparse
-from streamkern.store.row_block import RowBlock, concatenate_blocks, without_mask
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.store.sample_weights import weigh_rows
-from streamkern.store.sparse_rows import (
-    PackedRows,
-    is_packed,
-    packed_distances,
-    stays_sparse,
-    widen_rows,
-)
-from streamkern.stream.sources.alignment import SPARSITY_REMEDY, check_row_shape
+from streamkern.store.sparse_rows import packed_distances
 from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.sampling import SAMPLE_UNITS, choose_rows, read_rows, row_origins
 
@@ -106,62 +97,6 @@ def _one_of_each_origin(source: BaseSource, rows: Ints) -> Ints:
 def all_rows(source: BaseSource, seed: int) -> RowBlock:
     """Return all rows of `source`, in its order."""
     return concatenate_blocks(list(read_units(source, range(source.n_units), seed, 0)))
-
-
-def as_centers(array: Any) -> npt.NDArray[Any]:
-    """Return centers given by the user as an array (p, ...) of finite numbers.
-
-    Sparse rows become packed rows or dense ones, see `stays_sparse`.
-
-    Raises
-    ------
-    DataError
-        The centers are not numbers, not finite, or have no rows.
-    """
-    if is_sparse(array):
-        rows = PackedRows.of_matrix(array)
-        is_long = stays_sparse(rows.n_features, rows.shape[2])
-        X = rows[:] if is_long else np.asarray(array.toarray())
-    else:
-        X = np.asarray(without_mask(array, "centers"))
-    if X.dtype.kind not in "fiu":
-        raise DataError(
-            f"centers have dtype {X.dtype}, not a numeric one", "convert them to a floating type"
-        )
-    if X.ndim < 2 or len(X) == 0:
-        raise DataError(
-            f"centers have shape {X.shape}", "give at least one row, as an array (p, d)"
-        )
-    if not np.isfinite(X).all():
-        row = int(np.argwhere(~np.isfinite(X).reshape(len(X), -1).all(axis=1))[0, 0])
-        raise NonFiniteError(f"centers contain NaN or infinity in row {row}", "remove that row")
-    return X
-
-
-def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
-    """Raise DataError unless centers (p, ...) have rows of the shape of the data's rows."""
-    if is_packed(shape[1:]) and len(row_shape) == 1:
-        raise DataError(
-            "centers are sparse rows, but the rows of the data are dense", SPARSITY_REMEDY
-        )
-    subject, is_sparse_data = "the data has rows of shape", is_packed(row_shape)
-    check_row_shape("centers have", shape[1:], subject, row_shape, sparse=is_sparse_data)
-
-
-def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> RowBlock:
-    """Return centers given by the user as a block of rows of row_shape, after checks.
-
-    The block's targets are zeros, which are not used.
-    """
-    X = as_centers(array)
-    check_center_features(X.shape, row_shape)
-    if is_packed(row_shape):
-        X = widen_rows(X, row_shape)
-    if X.dtype.kind == "i" or X.dtype.itemsize > 8:
-        X = X.astype(np.float64)
-    rows = np.arange(len(X), dtype=np.int64)
-    y = np.zeros((len(X), n_outputs), np.float32)
-    return RowBlock(X.reshape(len(X), *row_shape), y, None, rows)
 
 
 def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:

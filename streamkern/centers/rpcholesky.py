@@ -115,6 +115,11 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
 
     The cost is N p (p + 2 d) FLOPs. The memory is N p numbers for the factor F (p, N), and
     4 N `PIVOT_BLOCK` numbers for a round.
+
+    Raises
+    ------
+    ConfigError
+        The kernel values k(x, x) are all 0, or not finite.
     """
     backend, xp, n = op.backend, op.backend.xp, len(X)
     rng = np.random.default_rng([seed, PIVOT_STAGE])
@@ -150,7 +155,7 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
 
 
 def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
-    """Return k(x, x) of every row, (N,) float64, on the host."""
+    """Return k(x, x) of every row, (N,) float64, on the host; ConfigError unless the sum is > 0."""
     parts = []
     for start in range(0, len(X), DIAGONAL_ROWS):
         points = op.points(X[start : start + DIAGONAL_ROWS], right=True)

@@ -36,6 +36,7 @@ from streamkern.cli.options import (
     add_options,
     column_list,
     file_form_options,
+    name_list,
     number_or_text,
     options_for,
     parse_numbers,
@@ -46,7 +47,6 @@ from streamkern.cli.options import (
 from streamkern.config.data import DataConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.append import append as append_rows
-from streamkern.ingest.columns import as_list
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
@@ -158,11 +158,11 @@ def ingest_command(
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs, out, **reading,
             targets=targets, chunk_mb=chunk_mb, overwrite=overwrite, progress=line.show,
-            compress=compress, encode=encode, categorical=_parse_names(categorical),
-            numeric=_parse_names(numeric), drop=_parse_names(drop), dates=_parse_dates(dates),
-            na_values=na_values,
-            like=like, scratch=scratch, storage_options=options_for(options, out),
-            input_options=options_for(options, *inputs),
+            compress=compress, encode=encode,
+            categorical=name_list(categorical, "--categorical"),
+            numeric=name_list(numeric, "--numeric"), drop=name_list(drop, "--drop"),
+            dates=_parse_dates(dates), na_values=na_values, like=like, scratch=scratch,
+            storage_options=options_for(options, out), input_options=options_for(options, *inputs),
         )  # fmt: skip
     _show_store(out, options, written=line.has_shown)
 
@@ -214,11 +214,6 @@ def _storage_options(out: str, texts: list[str] | None, pattern_option: str) -> 
         f"{pattern_option} in quotes, as in {pattern_option} 'part-*.npy', because the shell "
         "otherwise replaces it by its files",
     )
-
-
-def _parse_names(columns: str | None) -> list[str] | None:
-    """Return column names as in the first line of a CSV; numbers are names, not positions."""
-    return None if columns is None else [str(k) for k in as_list(column_list(columns))]
 
 
 def _parse_dates(texts: list[str] | None) -> dict[str, str | None] | None:

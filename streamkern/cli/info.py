@@ -163,8 +163,8 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
 
 
 def _show_run(
-    location: str, options: Mapping[str, Any] | None, *, verify: bool, explain: bool, as_json:
-    bool, columns: Mapping[str, Any] | None = None,
+    location: str, options: Mapping[str, Any] | None, *, verify: bool, explain: bool,
+    as_json: bool, columns: Mapping[str, Any] | None,
 ) -> None:  # fmt: skip
     """Print the overview of a run; if it is damaged, only the verification, and raise an error.
 

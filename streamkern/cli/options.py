@@ -232,7 +232,7 @@ _TEXT_OPTIONS = ("key", "secret", "token", "password", "username")
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return {"anon": True} from ["anon=true"].
 
-    Messages do not show the text, which may be secret.
+    Raises ConfigError for other text, without showing it in the message, as it may be secret.
     """
     options = {}
     for number, text in enumerate(texts or (), start=1):
@@ -268,7 +268,10 @@ def options_for(
 
 
 def parse_transform(text: str) -> dict[str, Any]:
-    """Return {"kind": "noise", "sigma": 0.5} from '{kind = "noise", sigma = 0.5}'."""
+    """Return {"kind": "noise", "sigma": 0.5} from '{kind = "noise", sigma = 0.5}'.
+
+    Raises ConfigError for text that is no table.
+    """
     table = toml_or_text(text)
     if not isinstance(table, dict):
         raise ConfigError(
@@ -279,7 +282,7 @@ def parse_transform(text: str) -> dict[str, Any]:
 
 
 def parse_numbers(text: str, option: str) -> list[float]:
-    """Return [3.0, 1.0] from "3,1"."""
+    """Return [3.0, 1.0] from "3,1"; raise ConfigError for other text. option : for the message"""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -289,7 +292,10 @@ def parse_numbers(text: str, option: str) -> list[float]:
 
 
 def name_list(text: str | None, option: str) -> list[str] | None:
-    """Return names as in the first line of a CSV; None without a text."""
+    """Return names as in the first line of a CSV; None without a text.
+
+    Raises ConfigError if the text is empty, or has several lines. option : for the message
+    """
     if text is None:
         return None
     try:

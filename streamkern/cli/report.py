@@ -74,8 +74,12 @@ def write_report(
     ConfigError
         `out` is a folder or a file of another program, or cannot be written, or its folder does not
         exist.
-    RunError
-        A directory holds no run.
+    RunError, CheckpointError, StorageError
+        A directory holds no run, or its files cannot be read.
+    DataError
+        The rows of `importances` cannot be used.
+    MissingDependencyError
+        Matplotlib is not installed.
     """
     options, out = dict(storage_options or {}), Path(out)
     run_dirs = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs

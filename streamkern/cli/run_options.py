@@ -185,7 +185,10 @@ def _refuse_data(run_file: str) -> None:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Return ("solver.level", 100) for "solver.level=100"; a value that is not TOML is text."""
+    """Return ("solver.level", 100) for "solver.level=100"; a value that is not TOML is text.
+
+    Raises ConfigError without an equals sign.
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -79,10 +79,11 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
             read in pieces; paths of files; or a store or source, which includes the targets.
         y : (n,) or (n, c) values; for a classifier (n,) labels, numbers or words, or (n, L), at
             least two columns of 0 or 1, one for each of the labels that a row may have; or the
-            name of a column of X; None if X includes the targets.
-        sample_weight : (n,) finite numbers, 0 or above, for arrays; a store includes its weights.
-            They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
-        test : held-out data evaluated during training: (X, y), or anything that X may be.
+            name of a column of X, or a list of names for several targets; None if X includes the
+            targets.
+        sample_weight : (n,) finite numbers, 0 or above, or the name of a column of X; a store
+            includes its weights. They are divided by their mean, so that `ridge` keeps its scale.
+        test : test rows, which are evaluated during training: (X, y), or anything that X may be.
         client : a `distributed.Client`, whose workers run the `ranks`, or read the rows if there is
             one rank; it stays open, and is not stored in the estimator.
 
@@ -90,6 +91,11 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
         -------
         self : the fitted estimator. With `run_dir`, the same call resumes an interrupted fit, and
             returns the result of a finished one.
+
+        Raises
+        ------
+        StreamkernError
+            The class of the error says what is wrong, see "Raises" of the estimator.
         """
         self._fitted_ = self._snapshot()._fit_model(self, X, y, sample_weight, test, client)
         return self
@@ -308,7 +314,7 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
         return rows, Schema(rows.shape[1:], encoder.columns, encoder.json())
 
     def _previous_fit(self) -> FittedModel | None:
-        """Return the fit that `warm_start=True` starts from, or None before the first."""
+        """Return the fit that `warm_start=True` starts from; None without it, or before a fit."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
         if self.solver in SOLVER_OPTIONS and "warm_start" not in solver_options(self.solver):
@@ -348,7 +354,7 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
     def _build_transforms(self) -> list[Any]:
         """Return the parameter `transforms` as functions and transform objects."""
         transforms = checked_list("transforms", self.transforms)
-        return [from_config([t])[0] if isinstance(t, Mapping) else t for t in transforms]
+        return list(from_config(transforms))
 
     def _bind_transforms(self, source: BaseSource) -> list[Any]:
         """Return the transforms; a scaling among them uses the statistics of this source."""

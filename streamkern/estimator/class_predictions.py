@@ -1,4 +1,7 @@
-"""Predictions of a classifier: labels, values, decision functions, probabilities and sets."""
+"""Predictions of a classifier: labels, values, decision functions, probabilities and sets.
+
+Also their accuracy, if a row has several labels.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from streamkern.estimator.predicting import PredictionMixin, on_snapshot
 from streamkern.predict.calibration import check_level
 from streamkern.predict.prediction_table import require_calibration
 from streamkern.predict.probabilities import Probabilities, Softmax
+from streamkern.stream.sources.base import BaseSource
+from streamkern.train.model.kernel_model import KernelModel
 
 
 class _WithProbabilities:
@@ -107,9 +112,9 @@ class ClassPredictionMixin(PredictionMixin):
     ) -> Any:
         """Return probabilities of the classes.
 
-        They are fitted to rows that `calibrate` sets aside; that parameter documents which fits
-        have them. The most probable class may differ from the result of `predict`, see
-        docs/howto/probabilities.md.
+        They are fitted to rows that `calibrate` sets aside, or are those of the log loss; that
+        parameter documents which fits have them. The most probable class may differ from the result
+        of `predict`, see docs/howto/probabilities.md.
 
         Parameters
         ----------
@@ -123,10 +128,11 @@ class ClassPredictionMixin(PredictionMixin):
         ------
         AttributeError
             The estimator has no probabilities.
+        ConfigError, DataError
+            As in `predict`.
         """
         if out is not None:
-            options = {"overwrite": overwrite, "order": order, "values": True}
-            return self._write(X, out, proba=True, **options)
+            return self._write(X, out, proba=True, overwrite=overwrite, order=order, values=True)
         return self._predict(X, "_probabilities")
 
     @_WithProbabilities
@@ -152,7 +158,8 @@ class ClassPredictionMixin(PredictionMixin):
     def predict_values(self, X: Any) -> Any:
         """Return f(X), (n, c), which is about 1 for the class or labels of a row, and 0 for others.
 
-        The columns are in the order of `classes_`. Lazy if `predict` is.
+        With the log loss, it is the logits: their softmax are the probabilities of the loss. The
+        columns are in the order of `classes_`. Lazy if `predict` is.
         """
         return self._predict(X, "_sorted_values")
 
@@ -172,6 +179,15 @@ class ClassPredictionMixin(PredictionMixin):
             return (F > LABEL_THRESHOLD).astype(trained.indicator)
         labels: npt.NDArray[Any] = trained.classes[trained.sort_outputs(F).argmax(axis=1)]
         return labels
+
+    @staticmethod
+    def _subset_accuracy(model: KernelModel, source: BaseSource) -> float:
+        """Return the share of a source's rows for which all labels are predicted correctly."""
+        n_correct = 0
+        with model.backend.active():
+            for _, F, Y in model.stream(source):
+                n_correct += int(((F > LABEL_THRESHOLD) == (Y > LABEL_THRESHOLD)).all(axis=1).sum())
+        return n_correct / source.n_rows
 
     def _sorted_values(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return F (n, c) with the columns in the order of `classes_`."""

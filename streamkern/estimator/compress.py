@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -44,7 +44,7 @@ DEFAULT_TOLERANCE = 0.05
 MAX_KEPT_CENTERS = 4000
 """Largest number of centers that are kept for a tolerance."""
 MIN_KEPT_CENTERS = 8
-"""Smallest of the halved numbers of centers that are tried first."""
+"""Smallest of the halved numbers of centers that are tried first; memory must suffice for it."""
 HOLD_OUT_EVERY = 4
 """Every fourth row is held out."""
 PENALTIES = tuple(10.0**k for k in range(-13, -2, 2))
@@ -84,13 +84,17 @@ def compress(
 
     Raises
     ------
+    NotFittedError
+        `model` is not fitted.
     ConfigError
         `model` is not an estimator of streamkern, or has no centers; `n_centers` and `tolerance`
-        are both given, or one is out of range; or no number of centers is within the tolerance.
+        are both given, or one is out of range; no number of centers is within the tolerance; or
+        rows have another shape than in training.
     MemoryBudgetError
-        `memory` is too small for the number of centers.
+        `memory` is too small for `n_centers`, or for 8 centers.
     DataError
-        There are too few rows, or all have the same outputs.
+        There are too few rows, all have the same outputs, or they lack features of the training
+        rows.
     """
     if not isinstance(model, PredictionMixin):
         raise ConfigError(
@@ -107,7 +111,7 @@ def compress_model(
     model: _Model, kernel_model: KernelModel, rows: Any, n_centers: int | None,
     tolerance: float | None,
 ) -> _Model:  # fmt: skip
-    """Return the smaller estimator; see `compress` for parameters and errors.
+    """Return the smaller estimator; see `compress` for the parameters, and for its errors.
 
     kernel_model : the kernel model of `model`
     rows : source of the rows X
@@ -285,14 +289,15 @@ def _sum_equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> 
     q, c = len(centers), model.n_outputs
     fit_sums, held_out_sums = CenterSums(q, c), CenterSums(q, c)
     outputs = ColumnMoments(c)
-    for X in _transformed_tiles(model, rows):
-        points = op.points(X, left=True)
-        F = np.asarray(to_host(op.product(points, model.Z, model.weights)), np.float64)
-        k = np.asarray(to_host(op.matrix(points, Z)), np.float64)
-        outputs.add(F)
-        is_held_out = np.arange(len(F)) % HOLD_OUT_EVERY == 0
-        fit_sums.add(k[~is_held_out], F[~is_held_out])
-        held_out_sums.add(k[is_held_out], F[is_held_out])
+    for block in model.align_source(rows).blocks():
+        for tile in model._tiles(len(block.row_ids)):
+            points = op.points(model.transformed_rows(block.take(tile)), left=True)
+            F = np.asarray(to_host(op.product(points, model.Z, model.weights)), np.float64)
+            k = np.asarray(to_host(op.matrix(points, Z)), np.float64)
+            outputs.add(F)
+            is_held_out = np.arange(len(F)) % HOLD_OUT_EVERY == 0
+            fit_sums.add(k[~is_held_out], F[~is_held_out])
+            held_out_sums.add(k[is_held_out], F[is_held_out])
     n = fit_sums.n + held_out_sums.n
     output_std = math.sqrt(outputs.variance().mean()) if n else 0.0
     n_required = 2 * HOLD_OUT_EVERY
@@ -305,13 +310,6 @@ def _sum_equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> 
             "give more rows, like those that will be predicted",
         )
     return CenterEquations(fit_sums, held_out_sums, output_std)
-
-
-def _transformed_tiles(model: KernelModel, rows: Any) -> Iterator[Any]:
-    """Yield tiles of the rows on the device, (m, d), transformed and scaled as in training."""
-    for block in model.align_source(rows).blocks():
-        for tile in model._tiles(len(block.row_ids)):
-            yield model.transformed_rows(block.take(tile))
 
 
 def _select_size(

@@ -25,7 +25,6 @@ from streamkern.estimator.labels import (
     checked_lazy_indicator,
     indicator_labels,
     is_indicator,
-    subset_accuracy,
     target_shape,
 )
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
@@ -115,8 +114,8 @@ True
         Returns
         -------
         y : float64, (n,) if y was (n,) or a store has one target, else (n, c); None with `out`.
-            (n, q) for several quantiles, in increasing order. A Dask array or data frame gives a
-            lazy result. See `set_output` for the container.
+            (n, q) for several quantiles, in increasing order or in the order of `quantiles`. A Dask
+            array or data frame gives a lazy result. See `set_output` for the container.
         intervals : with `interval`, as (y, intervals): (n, 2) lower and upper ends, or (n, c, 2).
         std : with `return_std`, as (y, std): standard deviations in the shape of y.
 
@@ -323,7 +322,7 @@ True
             )
         with remove_temporary_stores(), self._model() as model:
             source, _ = self._open_data(data.X, data.y, expected=self._state.schema)
-            return subset_accuracy(model, source)
+            return self._subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
         """Return whether y has a column of 0 or 1 for each label.

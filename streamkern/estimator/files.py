@@ -48,7 +48,7 @@ from streamkern.stream.sources.user import is_source
 
 
 def is_files(X: Any) -> bool:
-    """Return whether X is the path of a file or a folder of files, or a pattern, not of a store."""
+    """Return whether X is a path, a list of paths or a pattern of files, and not of a store."""
     if not are_paths(X) or is_icechunk(X):
         return False
     urls = expand_paths(list(X) if isinstance(X, tuple) else X)
@@ -108,7 +108,10 @@ def resolve_data(
     Raises
     ------
     ConfigError
-        Targets or weights are given beside a store or source that has its own.
+        Targets or weights are given beside a store or source that has its own, or the names are not
+        those of the store's targets and weights.
+    DataError
+        X has no column or array of a name.
     """
     if (y is not None or sample_weight is not None) and _has_targets(X):
         raise own_targets_error("sample_weight" if y is None else "y")
@@ -362,6 +365,8 @@ def resolve_test(test: Any, y: Any) -> tuple[Any, Any]:
     """Return rows and targets of the argument `test` of `fit`.
 
     y : targets of the training data; if it is the name of a column, that column of `test` is used
+
+    Raises ConfigError for a tuple of another length than 2.
     """
     if not isinstance(test, tuple):
         # A store of streamkern has its targets under any name of the column.

@@ -137,9 +137,10 @@ def order_columns(names: Sequence[str] | None, expected: Sequence[str] | None) -
 
 
 def check_features(estimator: Any, X: Any) -> None:
-    """Raise DataError if lazy X has another number of features or row shape than in training.
+    """Raise an error if lazy X has another number of features or row shape than in training.
 
-    If the number is unknown, NaN in Dask, it is checked when the blocks are computed.
+    It is a DataError for the number, and a ConfigError for the shape. If the number is unknown, NaN
+    in Dask, it is checked when the blocks are computed.
     """
     n_features = math.prod(X.shape[1:])
     if math.isnan(n_features):

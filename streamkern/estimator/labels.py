@@ -28,7 +28,6 @@ from streamkern.store.class_labels import KnownClasses, labels_from_names
 from streamkern.store.packing import refuse_packed
 from streamkern.stream.sources.alignment import ReorderedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.model.kernel_model import KernelModel
 
 LABEL_THRESHOLD = 0.5
 """Output above which a row has a label."""
@@ -154,8 +153,8 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
     Raises
     ------
     DataError
-        A label is missing or of another kind; the message names its row. Or the length of y is not
-        `n_rows`.
+        A label is missing, empty, of another kind, or has characters that files cannot store; the
+        message names its row. Or y has several columns, fractions, or a length other than `n_rows`.
     """
     if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
         # NumPy would convert all of them to text, including numbers and None.
@@ -382,12 +381,3 @@ def _as_zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         )
     values: npt.NDArray[np.float64] = y.astype(np.float64)
     return values
-
-
-def subset_accuracy(model: KernelModel, source: BaseSource) -> float:
-    """Return the share of a source's rows for which all labels are predicted correctly."""
-    n_correct = 0
-    with model.backend.active():
-        for _, F, Y in model.stream(source):
-            n_correct += int(((F > LABEL_THRESHOLD) == (Y > LABEL_THRESHOLD)).all(axis=1).sum())
-    return n_correct / source.n_rows

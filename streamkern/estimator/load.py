@@ -55,7 +55,8 @@ def load(
     RunError, CheckpointError, StorageError
         There is no run, or it has no intact checkpoint.
     ConfigError
-        The run was trained with a function or a kernel of the user, which are not stored on disk.
+        The run was trained with a function or a kernel of the user, which are not stored on disk;
+        or `place` is no path.
 
     Examples
     --------
@@ -158,8 +159,12 @@ def evaluate(
 
     Raises
     ------
+    NotFittedError
+        `model` is an estimator that is not fitted.
+    RunError, CheckpointError, StorageError
+        There is no run at `model`, or it has no intact checkpoint.
     ConfigError, DataError
-        The rows do not match the training rows, or have no targets.
+        The rows do not match the training rows, or have no targets; or as in `load`.
 
     Examples
     --------

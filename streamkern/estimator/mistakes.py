@@ -87,7 +87,7 @@ def _unknown_keyword_text(method: str, owner: Any, keyword: str, names: list[str
 
 
 def suggest_keywords(cls: C) -> C:
-    """Decorate a class so that its constructor suggests a parameter for a wrong keyword."""
+    """Decorate a class so that its TypeError for a wrong keyword suggests a parameter."""
     init: Any = cls.__init__  # type: ignore[misc]  # on the class, not on an object
     names = list(inspect.signature(init).parameters)[1:]
 

@@ -19,7 +19,7 @@ from streamkern.filesystem.urls import local_path
 
 _HELD_OUT_ROWS = {
     "test_": "test rows",
-    "validation_": "rows held out of the training data, which stopped the training",
+    "validation_": "validation rows, which were set aside for early stopping",
 }
 """Prefix of figures in `report_` -> the rows on which they were measured."""
 _MAX_NAMES = 20

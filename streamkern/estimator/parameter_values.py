@@ -28,12 +28,10 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.train.run_identity import array_identity
 
-# The default `repr` of an object ends in its address, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
+"""Address of an object in its default `repr`, which differs between processes."""
 _LONGEST_LABEL = 80
-"""Characters of a parameter's value in a message."""
+"""Largest number of characters of a parameter's value in a message."""
 
 
 @dataclass(frozen=True, eq=False)

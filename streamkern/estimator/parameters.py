@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.warning import use_vocabulary, warn
-from streamkern.centers.random_rows import as_centers
+from streamkern.centers.given_centers import as_centers
 from streamkern.config.names import PARAMETER_SETTINGS, parameter_vocabulary
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.labels import Labels
@@ -165,7 +165,8 @@ class Parameters:
         """Set parameters by name, as in scikit-learn.
 
         Raises ConfigError for parameters of a kernel or a loss (kernel__bandwidth), which cannot be
-        set, and for common names of parameters in other libraries.
+        set, and for common names of parameters in other libraries; ValueError, as scikit-learn, for
+        other unknown names.
         """
         for name in params:
             owner, _, inner = name.partition("__")

@@ -124,6 +124,11 @@ class PredictionMixin(ModelOpeningMixin):
         Returns
         -------
         self : the estimator; clones and copies of it have the same setting.
+
+        Raises
+        ------
+        ConfigError
+            `predict` is another value, or `transform` is set.
         """
         if transform not in (None, "default"):
             raise ConfigError(
@@ -350,7 +355,8 @@ class PredictionMixin(ModelOpeningMixin):
         """Return checked rows in memory, with the row shape of the training data.
 
         Flattened images get that shape. A data frame is encoded by the encoder of the training.
-        Sparse rows stay sparse.
+        Sparse rows stay sparse. Raises ConfigError for rows of another shape, and DataError for
+        rows with other features.
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:

@@ -54,9 +54,9 @@ def tune(
 
     Parameters
     ----------
-    X, y, sample_weight : data as for `fit`: arrays, also sparse, a DataFrame, a store, its URL, a
-        source. Or, as X alone, settings: a `RunConfig`, or the path of a run file, which ends in
-        .toml.
+    X, y, sample_weight : data as for `fit`: arrays, also sparse, a DataFrame, paths of files, a
+        store, its URL, a source. Or, as X alone, settings: a `RunConfig`, or the path of a run
+        file, which ends in .toml.
     estimator : estimator whose settings are tuned; it is not changed. Default: a `KernelClassifier`
         if the targets are labels (whole numbers or words), else a `KernelRegressor`.
     metric : metric that ranks the candidates, by its name in scikit-learn: "accuracy",

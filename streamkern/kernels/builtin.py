@@ -286,7 +286,8 @@ def get_kernel(
     Raises
     ------
     ConfigError
-        A name or a parameter is unknown, or has an invalid value.
+        A name or a parameter is unknown, or has an invalid value; a user-defined class is not
+        defined, or has changed; or a table has a metric, and `metric` is None.
     """
     if isinstance(kernel, Kernel):
         if not kernel.is_open:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,22 @@ FREQUENCY_STAGE = 31
 Draws = npt.NDArray[np.float64]
 
 
-def _student(nu: float) -> Callable[[Any, np.random.Generator, int], Draws]:
-    """Return a function that draws s such that s g is multivariate Student's t.
-
-    nu : degrees of freedom.
-    """
-    return lambda kernel, rng, n: np.sqrt(nu / rng.chisquare(nu, n))
+def _draw_ones(_kernel: Kernel, _rng: np.random.Generator, n: int) -> Draws:
+    """Return s = 1."""
+    return np.ones(n)
 
 
-def _stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
+def _draw_student(nu: float, _kernel: Kernel, rng: np.random.Generator, n: int) -> Draws:
+    """Draw s such that s g is multivariate Student's t with nu degrees of freedom."""
+    return np.sqrt(nu / rng.chisquare(nu, n))
+
+
+def _draw_exponential(_kernel: Kernel, rng: np.random.Generator, n: int) -> Draws:
+    """Draw s = sqrt(2 t) for exponential t: 1 / (1 + r^2) = int exp(-t) exp(-t r^2) dt."""
+    return np.sqrt(2 * rng.exponential(size=n))
+
+
+def _draw_stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
     """Draw s = sqrt(2 A) for positive stable A of index a = gamma / 2 (Kanter 1975).
 
     E exp(-t A) = exp(-t^a), so exp(-|x|^gamma) = E exp(-A |x|^2), and exp(-A |x|^2) is the Fourier
@@ -65,14 +73,13 @@ def _stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
 
 
 _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = {
-    Gaussian: lambda kernel, rng, n: np.ones(n),
+    Gaussian: _draw_ones,
     # The Matern kernel of smoothness nu has Student's t with 2 nu degrees; Laplace is nu = 1/2.
-    Laplace: _student(1),
-    Matern32: _student(3),
-    Matern52: _student(5),
-    # 1 / (1 + r^2) = int exp(-t) exp(-t r^2) dt
-    Cauchy: lambda kernel, rng, n: np.sqrt(2 * rng.exponential(size=n)),
-    Dispersal: _stable,
+    Laplace: partial(_draw_student, 1),
+    Matern32: partial(_draw_student, 3),
+    Matern52: partial(_draw_student, 5),
+    Cauchy: _draw_exponential,
+    Dispersal: _draw_stable,
 }
 """Kernel -> function (kernel, rng, n) that draws n scales s."""
 
@@ -105,7 +112,8 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
     Raises
     ------
     ConfigError
-        n_features is odd, or the frequencies of the kernel cannot be drawn.
+        n_features is odd or 0, the frequencies of the kernel cannot be drawn, or its metric is not
+        for d features.
     """
     check_has_frequencies(kernel)
     if n_features < 2 or n_features % 2:
@@ -115,10 +123,7 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
             "add or subtract 1",
         )
     rng = np.random.default_rng([seed, FREQUENCY_STAGE])
-    n = n_features // 2
-    width = d
-    if kernel.metric is not None:
-        width = kernel.features(d)
+    n, width = n_features // 2, kernel.features(d)
     if type(kernel) is LaplaceL1:
         omega = rng.standard_cauchy((n, width))
     else:

@@ -26,7 +26,7 @@ def import_kernel_classes(value: object) -> object:
     Raises
     ------
     ConfigError
-        If a module has no such class.
+        A module cannot be imported, or has no such class.
     """
 
     def import_class(name: str) -> str:
@@ -43,7 +43,7 @@ def checked_kernel_record(described: object) -> object:
     Raises
     ------
     ConfigError
-        If this process has not defined a user-defined class of the kernel.
+        This process has not defined a user-defined class of the kernel.
     """
     return _map_class_names(_check_defined, described)
 

@@ -1,4 +1,4 @@
-"""Rows prepared for products with kernel matrices, and the memory that they take."""
+"""Rows prepared for products with kernel matrices: their form, precision and memory."""
 
 from __future__ import annotations
 

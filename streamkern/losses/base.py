@@ -31,7 +31,7 @@ class Loss:
 
     A subclass defines `gradient` and `values`, and overrides other members as needed. Its
     parameters are attributes with the names of the constructor's arguments. A parameter that
-    `fitted` estimates from the data is None before. To write your own::
+    is estimated from the data, as by `fitted`, is None before. To write your own::
 
         class LogCosh(streamkern.Loss):
             def gradient(self, xp, errors, Y):
@@ -127,7 +127,7 @@ class Loss:
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return dl/dz (m, c), which may overwrite the errors (m, c).
 
-        Y is None for an identity link.
+        With an identity link the result must not depend on Y otherwise, and Y may be None.
         """
         raise NotImplementedError
 

@@ -246,11 +246,11 @@ class _LossCheck:
                 f"curvature is {curvature!r}",
                 "return a finite number above 0, or one for each output",
             )
-        # Lines from the errors a to points b: other errors, and errors at some distances from a.
+        # Lines from the errors a to points b: other errors, and points in random directions from a.
         a = self.errors
         size = np.abs(a) + self.spread / MAX_ERROR_RATIO
         second_points = [self.rng.permutation(a), np.roll(a, 1, axis=0)]
-        second_points += [a + h * size * self._directions() for h in (STEP, 0.1, 1.0)]
+        second_points += [a + h * size * self.rng.uniform(-1, 1, a.shape) for h in (STEP, 0.1, 1.0)]
         gradient_a = self._gradient(a)
         for b in second_points:
             gradient_b = self._gradient(b)
@@ -274,10 +274,6 @@ class _LossCheck:
                     f"{slopes[row]:.4g} between errors of {_text(a[row])} and {_text(b[row])}",
                     "return the largest second derivative as curvature",
                 )
-
-    def _directions(self) -> _Floats:
-        """Return a random direction for each error, (n, c)."""
-        return self.rng.uniform(-1, 1, self.errors.shape)
 
     def _check_values(self) -> None:
         """Check that slopes of the values are between the gradients at the ends of a line.

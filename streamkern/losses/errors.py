@@ -1,4 +1,4 @@
-"""Losses of the error e = z - y: Huber's loss, quantiles, expectiles, and the squared hinge."""
+"""Losses of the error e = z - y: absolute error, Huber, quantiles, expectiles, squared hinge."""
 
 from __future__ import annotations
 

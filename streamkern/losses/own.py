@@ -31,12 +31,13 @@ def is_own(loss: object) -> bool:
 
 
 def given_loss(value: object) -> object:
-    """Return the `Loss` of a setting, importing its module; or the name of a built-in loss.
+    """Return the `Loss` that a setting names, importing its module; any other value unchanged.
 
     Raises
     ------
     ConfigError
-        There is no such class, or its constructor does not accept the parameters.
+        There is no such class, its constructor does not accept the parameters, a table does not
+        name a class, or the value is an object of a built-in loss.
     """
     if isinstance(value, Mapping):
         kind = value.get("kind")
@@ -46,9 +47,9 @@ def given_loss(value: object) -> object:
                 'give kind = "module:Class" and its parameters, or only the name of a loss',
             )
         parameters = {k: v for k, v in value.items() if k not in RESERVED}
-        return _instance(_class_of(kind), parameters)
+        return _instance(_find_class(kind), parameters)
     if isinstance(value, str) and ":" in value:
-        return _instance(_class_of(value), {})
+        return _instance(_find_class(value), {})
     if isinstance(value, type) and issubclass(value, Loss):
         value = _instance(value, {})
     if isinstance(value, Loss) and not is_own(value):
@@ -59,7 +60,7 @@ def given_loss(value: object) -> object:
     return value
 
 
-def _class_of(reference: str) -> type[Loss]:
+def _find_class(reference: str) -> type[Loss]:
     """Return the class "module:Class", importing the module unless the class is defined."""
     return defined_class(reference) or import_user_class(reference, Loss, "model.loss")
 
@@ -125,7 +126,7 @@ def recorded_class(record: Mapping[str, Any], n_outputs: int) -> type[Loss]:
         This process has not defined the class, or the class has changed.
     """
     name = record["kind"]
-    loss_class = _defined_class(name)
+    loss_class = _require_class(name)
     loss = _instance(loss_class, {k: v for k, v in record.items() if k not in RESERVED})
     if not np.allclose(_sample_values(loss, n_outputs), record["values"], rtol=1e-4, atol=1e-6):
         raise ConfigError(
@@ -142,16 +143,17 @@ def loss_of_run(described: str | Mapping[str, Any]) -> object:
     Raises
     ------
     ConfigError
-        The class is user-defined, and this process has not defined it.
+        The class is user-defined, and this process has not defined it, or its constructor does not
+        accept the recorded parameters.
     """
     name = loss_name(described)
     if ":" not in name:
         return described
-    _defined_class(name)
+    _require_class(name)
     return given_loss(described)
 
 
-def _defined_class(name: str) -> type[Loss]:
+def _require_class(name: str) -> type[Loss]:
     """Return the class of a recorded loss. Raises ConfigError if it is not defined."""
     loss_class = defined_class(name)
     if loss_class is None:

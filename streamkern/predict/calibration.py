@@ -161,7 +161,7 @@ class Calibration:
 
     intervals : scores for intervals of values, or for sets of classes
     probabilities : for classes; otherwise None
-    residual_scale : for values; None in models of older versions
+    residual_scale : for values; None for quantiles, and in models of older versions
     normalised : scores divided by the residual scale, of rows to which the scale was not fitted
     shifts : (c,) constants added to the outputs of a model of quantiles, whose `intervals` hold
         y - f; None for other models
@@ -231,7 +231,7 @@ class Calibration:
     ) -> Calibration:
         """Return the calibration with normalised intervals added.
 
-        residuals : (k, c) absolute residuals of rows to which `scale` was not fitted
+        residuals : (k, c) `interval_scores` of rows to which `scale` was not fitted
         sigma : (k, c) residual scale of these rows
         w : (k,) weights, or None
         """

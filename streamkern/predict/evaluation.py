@@ -4,8 +4,10 @@
               log loss, f(x) are the probabilities and y the one-hot targets
     r2        1 - sum (f(x) - y)^2 / sum (y - mean)^2, unweighted mean over the outputs (regression)
     accuracy  share of the rows for which the output of their class is the largest (classification)
+    the mean loss, under the name `Loss.figure`, for a model of a loss other than the squared error
 
-A calibrated model also has these:
+A calibrated model also has some of these; coverage and width of several quantiles need no
+calibration:
 
     log_loss  mean of -log p of the class of a row
     brier     mean of sum_k (p_k - [class k])^2, half of it for two classes
@@ -91,9 +93,10 @@ class EvaluationMetrics:
             self._targets.add(to_host(Y), w)
 
     def result(self) -> dict[str, float]:
-        """Return mse, r2 or accuracy, and the mean loss under the name that the loss defines.
+        """Return mse, r2 or accuracy, the mean loss, and for several quantiles coverage and width.
 
-        The loss of values is also averaged over outputs. Raises DataError if all weights are 0.
+        The loss has the name that it defines; for values it is averaged over outputs, too. Raises
+        DataError if all weights are 0.
         """
         if not self._weight > 0:
             raise DataError(

@@ -97,7 +97,7 @@ class FileRows:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the names, sizes and dates of the files."""
+        """Digest of the identity of the input, such as the names, sizes and times of files."""
         return "name:" + json_digest(self._reader.identity)
 
     def blocks(self) -> Iterator[RowBlock]:

@@ -23,7 +23,7 @@ from streamkern.filesystem.scratch import Scratch
 
 BUFFER_SLAB_BYTES = 64 << 20  # bytes of a bucket; sorting needs twice as many
 PENDING_BYTES = 16 << 20  # bytes that are collected before they are written to the buckets
-SAVE_EVERY_S = 30.0
+SAVE_EVERY_S = 30.0  # seconds between two saves while rows are added
 
 
 class PredictionBuffer:
@@ -35,7 +35,7 @@ class PredictionBuffer:
     identity : JSON that determines the predictions; predictions of another identity are deleted
     dtype, width : dtype and number of the values of a row
     numbered : whether row numbers are stored too; otherwise they equal the positions
-    chunk_rows : rows of a chunk of the output; a slab has a multiple of them
+    chunk_rows : rows of a chunk of the output; a slab, the rows of a bucket, has a multiple of them
 
     Attributes
     ----------
@@ -98,8 +98,8 @@ class PredictionBuffer:
     def slabs(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
         """Yield (first position, row numbers (k,), values (k, width)) of all positions, in order.
 
-        Raises DataError unless every position from 0 on was added once, and the errors of
-        `Scratch.read`.
+        Without row numbers, the positions take their place. Raises DataError unless every position
+        from 0 on was added once, and the errors of `Scratch.read`.
         """
         for start in range(0, self.n_rows, self._slab_rows):
             records = self._records(start)

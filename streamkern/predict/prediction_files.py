@@ -55,11 +55,10 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
     """Write `values` (n, c) into an empty group.
 
     Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
-    numbered. Unwritten parts have fill values: NaN, a label of no class, and row 2**64 - 1.
+    numbered. Unwritten parts have fill values: NaN, the result of `_fill_label`, row 2**64 - 1.
     """
-    n = table.n_rows
-    c = table.width
-    chunk_rows = min(table.chunk_rows, table.n_rows)
+    n, c = table.n_rows, table.width
+    chunk_rows = min(table.chunk_rows, n)
 
     def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
         return group.create_array(
@@ -135,7 +134,7 @@ def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
         for _, rows, values in slabs:
             for start in range(0, len(values), step):
                 columns = table.columns(rows, values, slice(start, start + step))
-                cells = [_cell_texts(*k) for k in zip(columns, header, strict=True)]
+                cells = list(map(_cell_texts, columns, header))
                 if table.escapes_formulas:
                     cells = [[*map(escape_formula, column)] for column in cells]
                 has_returns = any("\r" in "".join(column) for column in cells)
@@ -174,8 +173,8 @@ def write_parquet(path: Path, table: PredictionTable, slabs: Slabs) -> None:
         pending, pending_bytes = [], 0
         for _, rows, values in slabs:
             columns = [
-                arrow.array(np.ascontiguousarray(k)) if isinstance(k, np.ndarray) else k
-                for k in table.columns(rows, values)
+                arrow.array(np.ascontiguousarray(a)) if isinstance(a, np.ndarray) else a
+                for a in table.columns(rows, values)
             ]
             pending.append(arrow.table(columns, schema=schema))
             pending_bytes += pending[-1].nbytes
@@ -257,7 +256,8 @@ class PredictionFile:
         assert path is not None
         self._path, self._ending = path.resolve(), ending
         self._overwrite = overwrite
-        # A temporary file by its name, the same in every call.
+        # The name marks a temporary file, and is the same in every call, so that a call finds the
+        # file of a killed one.
         self._temporary = folder / f".answers{ending}.{0:032x}.streamkern"
 
     def n_finished_rows(self, buffer: PredictionBuffer) -> int | None:

@@ -276,7 +276,11 @@ class OutputFormat:
         )
 
     def __call__(self, F: NDArray[Any]) -> NDArray[Any]:
-        """Return the output for values (k, c), or (k, 2 c) with residual scales if `normalised`."""
+        """Return the output for values (k, c).
+
+        With `normalised`, F is (k, 2 c), values and residual scales. With `std`, it is (k, 2 c),
+        values and standard deviations, and returned unchanged.
+        """
         if self.probabilities is not None:
             return self.probabilities(F)
         if self.ends is not None:

@@ -64,6 +64,17 @@ def write_predictions(
 
     table : description of the predictions; its `n_rows` is 0 if the number is unknown
     order, values, overwrite, storage_options, progress : see `KernelModel.predict_to`
+
+    Raises
+    ------
+    ConfigError
+        The output cannot hold such predictions, or exists and may not be replaced.
+    DataError
+        The row numbers of the data are damaged, or the input has changed in the meantime.
+    MissingDependencyError
+        A package for the format of the output is not installed.
+    StorageError
+        The output cannot be written.
     """
     ending = _checked_ending(url, order)
     _check_table(table, url, ending)

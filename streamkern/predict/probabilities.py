@@ -2,8 +2,8 @@
 
     temperature   p = softmax(f / T)
     vector        p = softmax(a f + b), with an a and b for each class
-    isotonic      for each class a monotone function of f, fitted to the indicator of the class;
-                  these divided by their sum
+    isotonic      for each class a monotone function of f, fitted to the indicator of the class; p
+                  are the values of these functions, divided by their sum
 
 The first two minimise the weighted log loss of the rows and of one additional row that belongs
 equally to all classes. Without it, T would become 0 if all rows were classified correctly, and all
@@ -23,8 +23,9 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.optional import on_demand
 
 CALIBRATION_FOLDS = 5
+"""Number of folds of the cross-validation that chooses a method."""
 MIN_ROWS_TO_CHOOSE = 500
-"""Smallest number of rows for choosing among the methods."""
+"""Smallest number of rows for the method vector, and so for a choice among methods."""
 MIN_ROWS_OF_ISOTONIC = 1000
 """Smallest number of rows for the method isotonic, which overfits with fewer."""
 MAX_VECTOR_CLASSES = 100
@@ -88,8 +89,8 @@ class Isotonic:
         """Return probabilities (n, c) of values (n, c)."""
         p: Floats = np.empty(F.shape)
         for k in range(F.shape[1]):
-            part = slice(self.ends[k], self.ends[k + 1])
-            p[:, k] = np.interp(F[:, k], self.knots[part], self.values[part])
+            of_class = slice(self.ends[k], self.ends[k + 1])
+            p[:, k] = np.interp(F[:, k], self.knots[of_class], self.values[of_class])
         p /= p.sum(axis=1, keepdims=True)
         return p
 
@@ -112,7 +113,11 @@ def probabilities_from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Probabi
 def fit_probabilities(
     F: npt.NDArray[Any], labels: npt.NDArray[np.int64], w: Floats | None = None
 ) -> Probabilities:
-    """Fit the first method that no later one beats significantly in cross-validated log loss.
+    """Fit the method with the lowest log loss, the simpler one unless the gain is significant.
+
+    The methods are tried in the order of the module docstring, as far as there are enough rows for
+    them. Each replaces the best one before it if its cross-validated log loss is significantly
+    lower.
 
     F : (m, c) values
     labels : (m,) classes of the rows

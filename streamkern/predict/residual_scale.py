@@ -1,15 +1,15 @@
 """Scale of a model's residuals as a function of x, for intervals of varying width.
 
-For rows with features x_i and residuals r_i = |y_i - f(x_i)|, g is the kernel ridge regression of
-log r_i minus its mean, and sigma(x) = exp g(x), which has no unit. The intervals f(x) +- s sigma(x)
-have the requested coverage for any sigma, if s is the quantile of r_i / sigma(x_i) over rows that
-were used neither in training nor for g (normalised conformal prediction: Papadopoulos, Gammerman
-and Vovk 2008).
+For rows with features x_i and residuals r_i = |y_i - f(x_i)| (for targets on a log scale, the
+distance of the logarithms), g is the kernel ridge regression of log r_i minus its mean, and
+sigma(x) = exp g(x), which has no unit. The intervals f(x) +- s sigma(x) have the requested coverage
+for any sigma, if s is the quantile of r_i / sigma(x_i) over rows that were used neither in training
+nor for g (normalised conformal prediction: Papadopoulos, Gammerman and Vovk 2008).
 
 The ridge and the kernel are chosen by the leave-one-out squared error, which one eigensystem gives
 for all ridges. Then g is multiplied by the factor in [0, 1] that minimises this error. The factor
 is set to 0, so that all intervals have the same width, unless the error is smaller than without g
-by two standard errors. g is clipped to its range over these rows.
+by two standard errors. g is clipped to the range of its leave-one-out values at these rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from streamkern.basics.array_types import Floats
 SCALE_RIDGES = 10.0 ** np.arange(-2, 3.5, 0.5)
 """Ridges that are tried, relative to the mean k(x, x)."""
 SCALE_FLOOR = 0.01
-"""Fraction of the median of r that is added to all r, since r can be near 0 by chance."""
+"""Fraction of the median of r that is added to all r, since r can be near 0 by chance. If 1/1000 of
+the mean is larger than the median, it replaces the median."""
 RESIDUAL_SCALE_GAIN_SE = 2.0
 """Number of standard errors by which g must be better than 0."""
 MIN_ROWS_OF_SCALE = 20

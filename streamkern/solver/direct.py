@@ -275,7 +275,10 @@ class Direct(Method[DirectSizes]):
         return Setup({}, meta)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
-        """Return the solver, with empty sums."""
+        """Return the solver, with empty sums.
+
+        Raises ConfigError for a posterior if the noise, and so the ridge, was estimated as 0.
+        """
         ridge, problem = number_or_none(work.options.ridge), work.problem
         if ridge == 0 and work.options.posterior:  # `check_posterior` refused a setting of 0
             raise ConfigError(

@@ -111,6 +111,8 @@ def low_rank_sizes(
 
     n_nystrom, level : default rows of the setup sample, and default of the damped directions; level
         None: one for every `ROWS_PER_DIRECTION` rows.
+
+    Raises ConfigError if the sample has fewer than two rows, or as many damped directions as rows.
     """
     s, h = sample_sizes(
         problem.n_rows, number_or_none(options.n_nystrom) or n_nystrom, DEFAULT_PROBE

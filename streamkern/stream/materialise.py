@@ -46,7 +46,7 @@ from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.sampling import values_of_rows
 from streamkern.stream.sources.stores import stores_in
-from streamkern.stream.sources.transforms import from_config
+from streamkern.stream.sources.transforms import Transform, from_config
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
 
@@ -56,7 +56,7 @@ def augment_store(
     out: str | os.PathLike[str],
     *,
     copies: int = 1,
-    transforms: Sequence[Mapping[str, Any]] = (),
+    transforms: Sequence[Mapping[str, Any] | Transform] = (),
     weights: Sequence[float] | None = None,
     x: str = "X",
     y: str = "y",
@@ -72,7 +72,7 @@ def augment_store(
     inputs : one URL or several
     out : URL of the new store
     copies : number of replicas of each row
-    transforms : tables as in a run file, such as ``{"kind": "noise", "sigma": 0.5}``
+    transforms : transforms, or tables as in a run file, such as ``{"kind": "noise", "sigma": 0.5}``
     weights : shares of the inputs in the rows, see `MixtureSource`
     x, y : names of the arrays
     sample_weight : name of the sample weights in stores that streamkern did not write

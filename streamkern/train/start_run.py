@@ -16,7 +16,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import ProgressSetting
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
-from streamkern.centers.random_rows import check_center_features
+from streamkern.centers.given_centers import check_center_features
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory

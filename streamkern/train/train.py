@@ -18,7 +18,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import ProgressLine
 from streamkern.basics.stop import StopRequest, handle_stop
 from streamkern.basics.text import time_text
-from streamkern.centers.random_rows import as_centers
+from streamkern.centers.given_centers import as_centers
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, snapshot_url
 from streamkern.kernels.builtin import Kernel, is_built_in

@@ -476,11 +476,11 @@ def test_probe_detects_missing_cuda_library(
 def test_probe_detects_wrong_products(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     true_gemm = numpy_cublas.gemmEx
 
-    def doubled(*args: Any) -> None:
+    def multiply_twofold(*args: Any) -> None:
         true_gemm(*args)
         numpy_cublas._matrix(args[14], np.float32, args[3], args[4], args[16])[...] *= 2
 
-    monkeypatch.setattr(numpy_cublas, "gemmEx", doubled)
+    monkeypatch.setattr(numpy_cublas, "gemmEx", multiply_twofold)
     with pytest.raises(BackendError, match="CUDA device 0 computes wrong numbers"):
         get_backend("gpu")
 
@@ -489,16 +489,15 @@ def test_probe_detects_wrong_products(cupy: Any, monkeypatch: pytest.MonkeyPatch
 def test_probe_detects_rounded_operands(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that products whose operands have 10 bits, as with TF32, are refused."""
     plain = RowMajor.gemm
-    usable = gpu_problem() is None
+    assert gpu_problem() is None
 
-    def rounding(self: RowMajor, A: Any, B: Any, out: Any, **options: Any) -> None:
+    def multiply_rounded(self: RowMajor, A: Any, B: Any, out: Any, **options: Any) -> None:
         if A.dtype == np.float32:
             for operand in (A, B):
                 operand.view(np.uint32)[...] &= 0xFFFFE000
         plain(self, A, B, out, **options)
 
-    monkeypatch.setattr(RowMajor, "gemm", rounding)
-    assert usable
+    monkeypatch.setattr(RowMajor, "gemm", multiply_rounded)
     with pytest.raises(BackendError, match=r"rounds the operands of products in float32 \(TF32\)"):
         get_backend("gpu")
     monkeypatch.setattr("streamkern.backend.devices._USABLE", {})
@@ -507,10 +506,10 @@ def test_probe_detects_rounded_operands(cupy: Any, monkeypatch: pytest.MonkeyPat
 
 @needs_compiler
 def test_unwritable_cupy_cache_is_named(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(backend: Any) -> None:
+    def refuse_to_write(backend: Any) -> None:
         raise PermissionError(13, "Permission denied", "/home/none/.cupy")
 
-    monkeypatch.setattr("streamkern.backend.devices.probe", refused)
+    monkeypatch.setattr("streamkern.backend.devices.probe", refuse_to_write)
     message = str(gpu_problem())
     assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in message
 
@@ -698,13 +697,13 @@ def test_mirror_needs_few_kernel_launches(cupy: Any, monkeypatch: pytest.MonkeyP
     """Check that there is one launch for each pair of large blocks."""
     launches, assign = [0], fake_cupy.Array.__setitem__
 
-    def counted(self: Any, key: Any, value: Any) -> None:
+    def count_and_assign(self: Any, key: Any, value: Any) -> None:
         launches[0] += 1
         assign(self, key, value)
 
     with get_backend("gpu") as backend, backend.active():
         C = backend.asarray(np.tril(rows(0, 2500, 2500)).astype(np.float32))
-        monkeypatch.setattr(fake_cupy.Array, "__setitem__", counted)
+        monkeypatch.setattr(fake_cupy.Array, "__setitem__", count_and_assign)
         backend.mirror_lower(C)
         host = backend.to_host(C)
     assert launches[0] == 3
@@ -805,12 +804,12 @@ def test_setup_and_checkpoints_transfer_in_parts(
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1024, PART))
     asnumpy, set_array = cupy.asnumpy, fake_cupy.Array.set
 
-    def seen(a: Any) -> Array:
+    def record_and_copy(a: Any) -> Array:
         nonlocal largest
         largest = max(largest, a.nbytes)
         return np.asarray(asnumpy(a))
 
-    def sent(self: Any, host: Array, stream: Any = None) -> None:
+    def record_and_set(self: Any, host: Array, stream: Any = None) -> None:
         nonlocal largest
         largest = max(largest, host.nbytes)
         set_array(self, host, stream)
@@ -819,8 +818,8 @@ def test_setup_and_checkpoints_transfer_in_parts(
     plain = finished(settings(**options), source=stream())
     weights = plain.model.backend.to_host(plain.model.weights)
     config = settings(tmp_path, **options)
-    cupy.asnumpy = seen
-    monkeypatch.setattr(fake_cupy.Array, "set", sent)
+    cupy.asnumpy = record_and_copy
+    monkeypatch.setattr(fake_cupy.Array, "set", record_and_set)
     stopped(config, 5, source=stream())
     result = finished(config, source=stream())
     with load_model(tmp_path, device="gpu").backend:

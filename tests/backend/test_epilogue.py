@@ -1,4 +1,4 @@
-"""The kernel that turns products into kernel values: run on the host, and compiled for GPUs."""
+"""Check the CUDA kernel that turns products into kernel values, on the host and on GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def on_device(a: Any) -> Any:
     return np.asarray(a).view(fake_cupy.Array)
 
 
-def launched(name: str, tile: np.ndarray, *norms: Any, scale: float = 1.0) -> None:
+def launch_epilogue(name: str, tile: np.ndarray, *norms: Any, scale: float = 1.0) -> None:
     """Replace the products in a tile by the values of a kernel, by one launch on the host."""
     rows, cols = (on_device(np.asarray(a, tile.dtype)) for a in norms)
     epilogues = Epilogues(fake_cupy.modules()["cupy"])
@@ -45,7 +45,7 @@ def launched(name: str, tile: np.ndarray, *norms: Any, scale: float = 1.0) -> No
 def epilogue(name: str, dtype: Any, products: Any, *norms: Any, scale: float = 1.0) -> np.ndarray:
     """Return the values of a kernel for products (r, t) and norms (r,), (t,)."""
     tile = np.array(products, dtype)
-    launched(name, tile, *norms, scale=scale)
+    launch_epilogue(name, tile, *norms, scale=scale)
     return tile
 
 
@@ -120,7 +120,7 @@ def test_every_layout_has_the_same_bits(dtype: Any, width: int, offset: int, col
     matrix[...] = 7
     tile = matrix[:, offset : offset + columns]
     tile[...] = products
-    launched("laplace", tile, rows, cols)
+    launch_epilogue("laplace", tile, rows, cols)
     np.testing.assert_array_equal(tile, expected)
     matrix[:, offset : offset + columns] = 7
     assert np.all(matrix == 7)
@@ -155,7 +155,7 @@ def test_offsets_beyond_32_bits_are_computed(odd: int) -> None:
         entries = np.frombuffer(memory, np.float32)
         tile = np.lib.stride_tricks.as_strided(entries, (4, 8), (4 * width, 4))
         tile[...] = products
-        launched("laplace", tile, rows, cols)
+        launch_epilogue("laplace", tile, rows, cols)
         value = tile.copy()
         del tile, entries
     np.testing.assert_array_equal(value, epilogue("laplace", np.float32, products, rows, cols))

@@ -1,4 +1,4 @@
-"""Products with a float16 matrix, on the CPU and on the stand-in for CuPy."""
+"""Check products with a float16 matrix, on the CPU and on the stand-in for CuPy."""
 
 from __future__ import annotations
 

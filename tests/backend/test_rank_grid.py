@@ -1,5 +1,4 @@
-"""Check the position of ranks in a grid, and the part of each rank in the rows of a batch and in
-the blocks of centers."""
+"""Check the position of ranks in a grid, and their parts of batches and center blocks."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ FORKS = multiprocessing.get_context("forkserver")  # whose server has imported e
 FORKS.set_forkserver_preload([__name__, "xgboost.collective"])
 
 
-def summed(ranks: Communicator) -> list[Any]:
+def sum_over_ranks(ranks: Communicator) -> list[Any]:
     """Return sums over the ranks in both precisions, also of views, and a message of rank 0."""
     backend = Backend(threads=1)
     rng = np.random.default_rng(ranks.rank)
@@ -85,7 +85,7 @@ def test_broadcast_of_long_bytes_is_split(monkeypatch: pytest.MonkeyPatch) -> No
     assert texts == [(message, b"")] * 3
 
 
-def summed_elsewhere(ranks: Communicator) -> str:
+def broadcast_in_another_thread(ranks: Communicator) -> str:
     """Return why a thread that has not joined cannot sum: its library would think it alone."""
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(ranks.broadcast_scalars, [1.0]).exception()
@@ -133,19 +133,19 @@ def run_in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_allreduce_of_threads_adds_up(size: int) -> None:
-    check_sums(on_threads(size, summed))
+    check_sums(on_threads(size, sum_over_ranks))
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("size", [2, 3])
 def test_allreduce_of_processes_adds_up(size: int) -> None:
-    check_sums(run_in_processes(size, summed))
+    check_sums(run_in_processes(size, sum_over_ranks))
 
 
 def test_allreduce_refuses_thread_that_has_not_joined() -> None:
     """Check the error; the library would sum over this thread alone."""
-    message = run_in_processes(2, summed_elsewhere)
+    message = run_in_processes(2, broadcast_in_another_thread)
     assert all(text.startswith("RuntimeError: only the thread that joined") for text in message)
 
 

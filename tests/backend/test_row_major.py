@@ -1,5 +1,4 @@
-"""Compare the arguments for cuBLAS with the intended products, by a column-major library made of
-NumPy."""
+"""Compare arguments for cuBLAS with the intended products, by a column-major stand-in."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Check that scratch arrays do not overlap, and that their memory is reused."""
+
 from __future__ import annotations
 
 import threading

@@ -40,7 +40,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def without_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProgressLine, "PERIODS_S", NO_PERIODS)
 
 

@@ -1,3 +1,5 @@
+"""Check random numbers: the cipher, their distributions, and that they depend on rows alone."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -172,7 +172,7 @@ def test_stop_in_setup_leaves_restartable_run(
     """Check that a stop at any product of the setup leaves nothing that hinders the next start."""
     real, n_calls_left = Backend.run, 0
 
-    def signalled(self: Backend, fn: Any, items: Any) -> None:
+    def raise_signal_and_run(self: Backend, fn: Any, items: Any) -> None:
         nonlocal n_calls_left
         n_calls_left -= 1
         if n_calls_left == 0:
@@ -183,7 +183,7 @@ def test_stop_in_setup_leaves_restartable_run(
     config = settings(tmp_path / "run")
     for stop_at in (1, 2, 5, 9):
         n_calls_left = stop_at
-        monkeypatch.setattr(Backend, "run", signalled)
+        monkeypatch.setattr(Backend, "run", raise_signal_and_run)
         with pytest.raises(TrainingInterrupted, match="before the next step; run the same") as at:
             train(config, source=array_source())
         monkeypatch.setattr(Backend, "run", real)
@@ -206,12 +206,12 @@ def test_stop_in_setup_leaves_restartable_run(
 def test_finished_run_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, requested = RunDirectory.__exit__, list[int]()
 
-    def signalled(self: RunDirectory, *exc: Any) -> None:
+    def raise_signal_and_exit(self: RunDirectory, *exc: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         requested.append(signal.SIGTERM)
         real(self, *exc)
 
-    monkeypatch.setattr(RunDirectory, "__exit__", signalled)
+    monkeypatch.setattr(RunDirectory, "__exit__", raise_signal_and_exit)
     stopped = finished(settings(tmp_path / "a"), source=array_source())
     assert requested
     monkeypatch.undo()

@@ -1,3 +1,5 @@
+"""Check the text of sizes, times and tables, and that URLs lose their secrets."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Check the conversion of NumPy scalars, sizes and times into numbers."""
+"""Check conversions of NumPy values, sizes and times, whole numbers, and digests of JSON."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Check that the glossary explains all facts of `info`, and that its page is up to date."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -30,7 +32,7 @@ SHOWN = (
 )  # fmt: skip
 
 
-def unexplained(plain: str, with_meanings: str) -> list[str]:
+def lines_without_meaning(plain: str, with_meanings: str) -> list[str]:
     """Return the lines of facts that have no meaning in the glossary."""
     lines = with_meanings.splitlines()
     next_lines = dict(zip(lines, [*lines[1:], ""], strict=True))
@@ -67,7 +69,7 @@ def test_every_fact_of_a_run_has_a_meaning(method: str, tmp_path: Path) -> None:
     finished(config, source=stream(method), test=array_source(20, 5))
     overview = run_overview(tmp_path / "run") | {"verified": verify_run(tmp_path / "run")}
     plain = run_text(overview)
-    assert not unexplained(plain, run_text(overview, explain=True))
+    assert not lines_without_meaning(plain, run_text(overview, explain=True))
     assert "checkpoints/" in plain
     assert "test_accuracy" in plain
 
@@ -84,7 +86,7 @@ def test_every_fact_of_a_learned_metric_has_a_meaning(tmp_path: Path) -> None:
     overview = run_overview(tmp_path / "run")
     plain = run_text(overview)
     assert {"learned_metric", "metric_shares", "direction 1"} <= set(map(str.strip, _names(plain)))
-    assert not unexplained(plain, run_text(overview, explain=True))
+    assert not lines_without_meaning(plain, run_text(overview, explain=True))
 
 
 def _names(text: str) -> list[str]:
@@ -97,14 +99,16 @@ def test_every_fact_of_a_store_has_a_meaning(classes: bool, tmp_path: Path) -> N
     ingest(np.eye(40, 3), tmp_path / "s", y=y, sample_weight=np.ones(40))
     description = describe_store(open_store(tmp_path / "s")) | {"verified": True}
     description["warnings"] = [*description["warnings"], "one more"]
-    assert not unexplained(store_text(description), store_text(description, explain=True))
+    assert not lines_without_meaning(store_text(description), store_text(description, explain=True))
 
 
 def test_every_fact_of_an_unfinished_store_has_a_meaning() -> None:
     descriptions = {
         "unfinished": True, "url": "s", "n_rows": 9, "n_chunks": 3, "chunks_written": 1,
     }  # fmt: skip
-    assert not unexplained(store_text(descriptions), store_text(descriptions, explain=True))
+    assert not lines_without_meaning(
+        store_text(descriptions), store_text(descriptions, explain=True)
+    )
 
 
 def test_meanings_are_single_phrases_and_unknown_facts_have_none() -> None:

@@ -337,7 +337,7 @@ def test_report_with_long_run_name_fits_a_narrow_window(
 
 @needs_chromium
 @pytest.mark.slow
-def test_calibration_and_time_line_labels_are_legible(
+def test_calibration_and_timeline_labels_are_legible(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
     """Check that at both widths labels are at least as large as in the other charts."""

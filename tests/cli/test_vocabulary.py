@@ -1,5 +1,4 @@
-"""The same mistake made in Python, in a run file and on the command line: each is answered in its
-own words."""
+"""Check that a mistake is named as in Python, in a run file, or on the command line."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_unavailable_intervals_are_refused(
 
 
 @pytest.fixture(scope="module")
-def saved(
+def model_folder(
     classifier: KernelClassifier,
     regressor: KernelRegressor,
     tmp_path_factory: pytest.TempPathFactory,
@@ -237,10 +237,10 @@ def read_probabilities(path: Path) -> np.ndarray:
 
 
 def test_predict_command_writes_probabilities(
-    classifier: KernelClassifier, saved: Path, tmp_path: Path
+    classifier: KernelClassifier, model_folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "p.csv"
-    words = ["predict", str(saved / "c"), str(saved / "c.zarr"), str(out), "--proba"]
+    words = ["predict", str(model_folder / "c"), str(model_folder / "c.zarr"), str(out), "--proba"]
     assert main.run_command(words) == 0
     np.testing.assert_allclose(read_probabilities(out), classifier.predict_proba(X[NEW]), atol=1e-5)
 
@@ -257,31 +257,45 @@ def test_predict_proba_writes_probabilities(classifier: KernelClassifier, tmp_pa
 
 
 def test_predict_command_writes_intervals(
-    regressor: KernelRegressor, saved: Path, tmp_path: Path
+    regressor: KernelRegressor, model_folder: Path, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "r.npy")
-    words = ["predict", str(saved / "r"), str(saved / "r.zarr"), out, "--interval", "0.8"]
+    words = [
+        "predict",
+        str(model_folder / "r"),
+        str(model_folder / "r.zarr"),
+        out,
+        "--interval",
+        "0.8",
+    ]
     assert main.run_command(words) == 0
     values, ends = regressor.predict(X[NEW], interval=0.8)
     np.testing.assert_allclose(np.load(out), np.column_stack((values, ends)), atol=1e-5)
 
 
 def test_evaluate_command_prints_metrics_of_calibration(
-    saved: Path, capfd: pytest.CaptureFixture[str]
+    model_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run_command(["evaluate", str(saved / "c"), str(saved / "c.zarr"), "--json"]) == 0
+    assert (
+        main.run_command(
+            ["evaluate", str(model_folder / "c"), str(model_folder / "c.zarr"), "--json"]
+        )
+        == 0
+    )
     metrics = capfd.readouterr().out
     for name in ("log_loss", "brier", "ece", "coverage", "set_size"):
         assert f'"{name}"' in metrics
-    assert main.run_command(["evaluate", str(saved / "r"), str(saved / "r.zarr")]) == 0
+    assert (
+        main.run_command(["evaluate", str(model_folder / "r"), str(model_folder / "r.zarr")]) == 0
+    )
     assert "width" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
     "options", [["--proba"], ["--interval", "1.5"]], ids=["no classes", "level above 1"]
 )
-def test_predict_command_of_regression_refuses(options: list[str], saved: Path) -> None:
-    words = ["predict", str(saved / "r"), str(saved / "r.zarr"), "x.csv", *options]
+def test_predict_command_of_regression_refuses(options: list[str], model_folder: Path) -> None:
+    words = ["predict", str(model_folder / "r"), str(model_folder / "r.zarr"), "x.csv", *options]
     assert main.run_command(words) == 2
 
 

@@ -31,7 +31,7 @@ def test_every_precompiling_fit_launches_kernels(
     launched = set[str]()
     for kind in (fake_cupy.ElementwiseKernel, fake_cupy.RawKernel):
 
-        def written(
+        def launch_and_write_file(
             kernel: Any, *args: object, launch: Any = kind.__call__, **options: object
         ) -> None:
             launched.add(kernel.name)
@@ -39,7 +39,7 @@ def test_every_precompiling_fit_launches_kernels(
             (tmp_path / "cache" / kernel.name).touch()
             launch(kernel, *args, **options)
 
-        monkeypatch.setattr(kind, "__call__", written)
+        monkeypatch.setattr(kind, "__call__", launch_and_write_file)
     assert run_command(["warmup", "--jobs", "1", "--json"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
@@ -67,11 +67,11 @@ def test_compile_kernels_without_gpu_is_refused(jobs: int, monkeypatch: pytest.M
         compile_kernels("gpu:7", jobs)
 
 
-def _killed(name: str, device: str) -> None:
+def _exit_at_once(name: str, device: str) -> None:
     os._exit(3)
 
 
 def test_killed_compiler_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_fit_and_predict", _killed)
+    monkeypatch.setattr(module, "_fit_and_predict", _exit_at_once)
     with pytest.raises(BackendError, match=r"a process that compiled .* was killed.*lower jobs"):
         compile_kernels("gpu", 2)

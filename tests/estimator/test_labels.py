@@ -255,7 +255,7 @@ def test_many_classes_are_accepted_if_labels_are_plain(rows: np.ndarray, y: np.n
     assert len(KernelClassifier(**SETTINGS).fit(rows, y).classes_) == len(set(y.tolist()))
 
 
-def converted_as_proposed(y: Any, error: DataError) -> Any:
+def convert_as_proposed(y: Any, error: DataError) -> Any:
     """Return y converted by the remedy of an error.
 
     The message holds Python code that users may copy: "give y=list(map(str, y)), for example".
@@ -272,7 +272,7 @@ def test_remedy_for_labels_works(name: str) -> None:
     y, model = UNSUPPORTED_LABELS[name][0], KernelClassifier(**SETTINGS)
     with pytest.raises(DataError) as caught:
         model.fit(X, y)
-    converted = converted_as_proposed(y, caught.value)
+    converted = convert_as_proposed(y, caught.value)
     assert model.fit(X, converted).score(X, converted) > 0.5
 
 

@@ -1,4 +1,4 @@
-"""Scores of models with a loss other than squares: R2 or accuracy, and scikit-learn's scorers."""
+"""Check scores of models with other losses: R2 or accuracy, and scorers of scikit-learn."""
 
 from __future__ import annotations
 

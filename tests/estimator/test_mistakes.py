@@ -116,14 +116,14 @@ def test_usage_error_has_short_traceback_and_failure_full_one(
     assert caught.value.__cause__ is None
 
     @hide_traceback
-    def failing() -> None:
+    def call_inner() -> None:
         def inner() -> None:
             raise DivergenceError("too far")
 
         inner()
 
     with pytest.raises(DivergenceError) as failure:
-        failing()
+        call_inner()
     assert traceback.extract_tb(failure.value.__traceback__)[-1].name == "inner"
 
 

@@ -1,4 +1,4 @@
-"""Saved models as repositories of Hugging Face's Hub: their cards, and copies as its cache has."""
+"""Check the cards of saved models, and models in the cache of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_model_card_names_rows_that_stopped_the_training(tmp_path: Path) -> None
     model.save(tmp_path / "model", card=True)
     front, _ = front_matter(tmp_path / "model")
     (result,) = front["model-index"][0]["results"]
-    assert result["dataset"]["name"] == (
-        "rows held out of the training data, which stopped the training"
-    )
+    assert result["dataset"]["name"] == ("validation rows, which were set aside for early stopping")
 
 
 def test_model_card_of_quantiles_shows_pinball_loss(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A user-defined loss, from the estimator and from a run file to a loaded model."""
+"""Check a user-defined loss, from the estimator and from a run file to a loaded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters as grid searches and scripts give them: NumPy's numbers, and paths."""
+"""Check values of parameters: NumPy numbers, paths, and changes between partial_fit calls."""
 
 from __future__ import annotations
 

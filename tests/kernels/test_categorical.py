@@ -46,7 +46,7 @@ def table(n: int, seed: int) -> Array:
     return X
 
 
-def squared(kernel: Kernel, A: Array, B: Array) -> Array:
+def squared_distances(kernel: Kernel, A: Array, B: Array) -> Array:
     """Return the squared distances (n, m) by their definition, in float64."""
     A, B = A.astype(np.float64), B.astype(np.float64)
     metric = np.ones(D) if kernel.metric is None else kernel.metric
@@ -59,7 +59,7 @@ def squared(kernel: Kernel, A: Array, B: Array) -> Array:
 
 def dense(kernel: Kernel, A: Array, B: Array) -> Array:
     """Return the kernel's values, by its profile in float64."""
-    return np.asarray(kernel.profile(squared(kernel, A, B) / kernel.bandwidth**2, np))
+    return np.asarray(kernel.profile(squared_distances(kernel, A, B) / kernel.bandwidth**2, np))
 
 
 @pytest.fixture
@@ -82,7 +82,9 @@ def test_categorical_kernel_equals_definition(
     kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(CATEGORICAL)
     A, B, W = table(N, 0), table(M, 1), rows(2, M, 3)
     truth = dense(kernel, A, B)
-    assert (squared(kernel, A, B) != squared(kernel.with_categorical(()), A, B)).any()
+    assert (
+        squared_distances(kernel, A, B) != squared_distances(kernel.with_categorical(()), A, B)
+    ).any()
     for backend in backends:
         op = KernelOperator(kernel, backend, precision, SHIFT)
         left, right = op.points(A.astype(op.dtype), left=True), op.points(B.astype(op.dtype),
@@ -139,7 +141,7 @@ def test_categorical_gradients_equal_finite_differences(
 
     def f(by: Array) -> Array:
         steps = sum(weight * (X[:, None, j] != Z[:, j]) for j, weight in kernel.categorical)
-        sq = squared(kernel.with_categorical(()), X + by, Z) + steps
+        sq = squared_distances(kernel.with_categorical(()), X + by, Z) + steps
         return np.asarray(kernel.profile(sq / kernel.bandwidth**2, np) @ alpha)
 
     g = np.stack([(f(h * e) - f(-h * e)) / (2 * h) for e in np.eye(D)], axis=1)

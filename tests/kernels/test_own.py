@@ -1,4 +1,4 @@
-"""User-defined kernels by "module:Class", in a setting and in a record."""
+"""Check user-defined kernels by "module:Class", in a setting and in a record."""
 
 from __future__ import annotations
 

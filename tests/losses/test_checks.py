@@ -42,10 +42,10 @@ def test_losses_with_rounding_errors_pass_check(width: float) -> None:
         check_user_loss(LogCosh(width), 1, spread)
 
 
-def changed(base: type[Loss] = Squares, **members: Any) -> Loss:
+def loss_with(base: type[Loss] = Squares, **members: Any) -> Loss:
     """Return a loss of a class with other members."""
-    changed_loss: Loss = type("Wrong", (base,), members)()
-    return changed_loss
+    loss: Loss = type("Wrong", (base,), members)()
+    return loss
 
 
 def raise_error(self: Any, *arguments: Any) -> Any:
@@ -58,105 +58,108 @@ def with_attribute(name: str, value: Any) -> Loss:
     def init(self: Any) -> None:
         setattr(self, name, value)
 
-    return changed(__init__=init)
+    return loss_with(__init__=init)
 
 
 INVALID: dict[str, tuple[Loss, str]] = {
-    "no gradient": (changed(Loss, values=Squares.values), "its class has no gradient"),
-    "no values": (changed(Loss, gradient=Squares.gradient), "its class has no values"),
-    "classes": (changed(for_classes=True), "must be its predictions, which are values"),
-    "link": (changed(predict=lambda self, xp, z: xp.exp(z)), "must be its predictions"),
-    "figure": (changed(figure="mse"), "figure 'mse' must be an identifier that no other"),
-    "raises": (changed(gradient=raise_error), "gradient raises ZeroDivisionError: of mine"),
+    "no gradient": (loss_with(Loss, values=Squares.values), "its class has no gradient"),
+    "no values": (loss_with(Loss, gradient=Squares.gradient), "its class has no values"),
+    "classes": (loss_with(for_classes=True), "must be its predictions, which are values"),
+    "link": (loss_with(predict=lambda self, xp, z: xp.exp(z)), "must be its predictions"),
+    "figure": (loss_with(figure="mse"), "figure 'mse' must be an identifier that no other"),
+    "raises": (loss_with(gradient=raise_error), "gradient raises ZeroDivisionError: of mine"),
     "needs Y": (
-        changed(gradient=lambda self, xp, errors, Y: errors / Y),
+        loss_with(gradient=lambda self, xp, errors, Y: errors / Y),
         "gradient raises TypeError",
     ),
-    "fitted": (changed(fitted=lambda self, errors, scale: None), "fitted must return a loss"),
+    "fitted": (loss_with(fitted=lambda self, errors, scale: None), "fitted must return a loss"),
     "shape": (
-        changed(gradient=lambda self, xp, errors, Y: errors.sum(axis=1)),
+        loss_with(gradient=lambda self, xp, errors, Y: errors.sum(axis=1)),
         r"gradient returns shape \(\d+,\) and dtype float64 for errors of shape \(\d+, 2\)",
     ),
     "dtype": (
-        changed(gradient=lambda self, xp, errors, Y: np.float64(1) * errors),
+        loss_with(gradient=lambda self, xp, errors, Y: np.float64(1) * errors),
         r"dtype float64 for errors of shape \(\d+, 2\) and dtype float32",
     ),
     "overflow": (
-        changed(gradient=lambda self, xp, errors, Y: xp.sinh(errors) / xp.cosh(errors)),
+        loss_with(gradient=lambda self, xp, errors, Y: xp.sinh(errors) / xp.cosh(errors)),
         r"gradient is not finite at an error of 7\d\d in float64",
     ),
     "overflow of values": (
-        changed(LogCosh, values=lambda self, xp, F, Y:
+        loss_with(LogCosh, values=lambda self, xp, F, Y:
                 xp.log(xp.cosh(F.astype(np.float64) - Y)).sum(axis=1)),
         r"values is not finite at an error of 7\d\d",
     ),
     "float32": (
-        changed(gradient=lambda self, xp, errors, Y: (errors + 1e6) - 1e6),
+        loss_with(gradient=lambda self, xp, errors, Y: (errors + 1e6) - 1e6),
         "gradient differs between float32 and float64",
     ),
-    "sign": (changed(gradient=lambda self, xp, errors, Y: -errors), "it has no minimum"),
+    "sign": (loss_with(gradient=lambda self, xp, errors, Y: -errors), "it has no minimum"),
     "linear": (
-        changed(gradient=lambda self, xp, errors, Y: xp.ones_like(errors)),
+        loss_with(gradient=lambda self, xp, errors, Y: xp.ones_like(errors)),
         "it has no minimum, as gradient is 1 at an error of -1e.03 and 1 at 1e.03",
     ),
     "not convex": (
-        changed(gradient=lambda self, xp, errors, Y: errors / (1 + errors * errors)),
+        loss_with(gradient=lambda self, xp, errors, Y: errors / (1 + errors * errors)),
         "it is not convex, as gradient falls from an error of",
     ),
     "curvature": (
-        changed(gradient=lambda self, xp, errors, Y: 1.01 * errors),
+        loss_with(gradient=lambda self, xp, errors, Y: 1.01 * errors),
         r"curvature=1 is not a bound, as gradient has the slope 1\.01",
     ),
     "steep at zero": (
-        changed(gradient=lambda self, xp, errors, Y: xp.clip(500 * errors, -0.5, 0.5)),
+        loss_with(gradient=lambda self, xp, errors, Y: xp.clip(500 * errors, -0.5, 0.5)),
         "curvature=1 is not a bound",
     ),
     "curvatures of rows": (
-        changed(curvatures=lambda self, xp, errors, Y: xp.ones(len(errors), errors.dtype)),
+        loss_with(curvatures=lambda self, xp, errors, Y: xp.ones(len(errors), errors.dtype)),
         r"curvatures returns shape \(\d+,\)",
     ),
     "curvatures above 1": (
-        changed(curvatures=lambda self, xp, errors, Y: 50 * xp.ones_like(errors)),
+        loss_with(curvatures=lambda self, xp, errors, Y: 50 * xp.ones_like(errors)),
         "curvatures are between 50 and 50",
     ),
     "curvatures of NaN": (
-        changed(curvatures=lambda self, xp, errors, Y: xp.nan * errors), "curvatures are between",
+        loss_with(curvatures=lambda self, xp, errors, Y: xp.nan * errors), "curvatures are between",
     ),
     "curvatures in place": (
-        changed(curvatures=lambda self, xp, errors, Y: xp.divide(errors, errors, out=errors)),
+        loss_with(curvatures=lambda self, xp, errors, Y: xp.divide(errors, errors, out=errors)),
         "or changes the errors",
     ),
-    "curvature of 0": (changed(curvature=0.0), "curvature is 0.0; return a finite number above 0"),
-    "curvature of text": (changed(curvature="one"), "curvature is 'one'; return a finite number"),
+    "curvature of 0": (
+        loss_with(curvature=0.0),
+        "curvature is 0.0; return a finite number above 0",
+    ),
+    "curvature of text": (loss_with(curvature="one"), "curvature is 'one'; return a finite number"),
     "values of rows and outputs": (
-        changed(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64) / 2),
+        loss_with(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64) / 2),
         r"values returns shape \(\d+, 2\)",
     ),
     "values of float32": (
-        changed(values=lambda self, xp, F, Y: np.square(F - Y).sum(axis=1) / 2),
+        loss_with(values=lambda self, xp, F, Y: np.square(F - Y).sum(axis=1) / 2),
         "and dtype float32 for",
     ),
     "values in place": (
-        changed(values=lambda self, xp, F, Y: np.square(np.subtract(F, Y, out=F),
+        loss_with(values=lambda self, xp, F, Y: np.square(np.subtract(F, Y, out=F),
                                                        dtype=np.float64).sum(axis=1) / 2),
         "values changes its arguments",
     ),
     "another loss": (
-        changed(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64).sum(axis=1)),
+        loss_with(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64).sum(axis=1)),
         "where differences of values give",
     ),
     "values that jump": (
-        changed(values=lambda self, xp, F, Y:
+        loss_with(values=lambda self, xp, F, Y:
                 (np.abs(F.astype(np.float64) - Y) > 1).sum(axis=1).astype(np.float64)),
         "where differences of values give",
     ),
     "values without the end": (
-        changed(values=lambda self, xp, F, Y: np.minimum(
+        loss_with(values=lambda self, xp, F, Y: np.minimum(
             np.square(F - Y, dtype=np.float64) / 2, 5e3).sum(axis=1)),
         "where differences of values give 0",
     ),
     "values of the target": (
-        changed(values=lambda self, xp, F, Y:
+        loss_with(values=lambda self, xp, F, Y:
                 np.square((F - Y) * (1 + 0.1 * Y * Y), dtype=np.float64).sum(axis=1) / 2),
         "where differences of values give",
     ),

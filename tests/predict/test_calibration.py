@@ -1,4 +1,4 @@
-"""Intervals and sets hold the truth as often as requested, for rows in any order."""
+"""Check that intervals and sets contain the truth as often as requested."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ SCORES = arrays.arrays(np.float64, st.integers(3, 30), elements=st.floats(0, 10)
 
 @given(SCORES, st.floats(0.05, 0.95))
 def test_intervals_cover_each_row_by_the_others(scores: np.ndarray, level: float) -> None:
-    """Check that the average over the choice of the new row is the probability, if all choices are
-    equally likely."""
+    """Check the share of rows in the intervals of all other rows, for each choice of one row."""
     n = len(scores)
-    if n / 1.0 * (1 - level) < 1:  # n - 1 rows cannot tell
+    if n * (1 - level) < 1:  # n - 1 rows are too few
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
             Intervals.from_scores(scores[1:, None], None).score_quantile(min(level + 1 / n, 0.999))
         return
@@ -35,42 +34,41 @@ def test_intervals_cover_each_row_by_the_others(scores: np.ndarray, level: float
 
 @given(SCORES)
 def test_weights_act_as_counts(scores: np.ndarray) -> None:
-    """Compare rows that occur twice with half as many rows of weight 2; the new row counts once in
-    both."""
+    """Compare rows of weight 0 with left out rows, and rows of weight 2 with repeated rows."""
     w = np.where(np.arange(len(scores)) % 2, 0.0, 1.0)
-    odd = Intervals.from_scores(scores[:, None], w)
-    np.testing.assert_array_equal(odd.scores, Intervals.from_scores(scores[::2, None], None).scores)
-    assert odd.weights is None
+    every_second = Intervals.from_scores(scores[:, None], w)
+    expected = Intervals.from_scores(scores[::2, None], None)
+    np.testing.assert_array_equal(every_second.scores, expected.scores)
+    assert every_second.weights is None
     w = np.arange(len(scores)) % 2 + 1.0
-    of_both = Intervals.from_scores(scores[:, None], w)
-    often = np.sort(np.repeat(scores, w.astype(int)))
-    assert (
-        abs(np.searchsorted(often, of_both.score_quantile(0.5)[0]) - len(often) / 2)
-        <= 2 + (often == of_both.score_quantile(0.5)[0]).sum()
+    weighted = Intervals.from_scores(scores[:, None], w)
+    median, repeated = weighted.score_quantile(0.5), np.sort(np.repeat(scores, w.astype(int)))
+    # The new row counts once or twice, and equal scores are at several positions.
+    tolerance = 2 + (repeated == median).sum()
+    assert abs(np.searchsorted(repeated, median[0]) - len(repeated) / 2) <= tolerance
+    np.testing.assert_array_equal(
+        Intervals.from_arrays(weighted.arrays()).score_quantile(0.5), median
     )
-    restored = Intervals.from_arrays(of_both.arrays())
-    np.testing.assert_array_equal(restored.score_quantile(0.5), of_both.score_quantile(0.5))
 
 
 @given(SCORES, st.integers(0, 2**31), st.floats(0.05, 0.95))
 def test_score_quantile_allows_for_a_row_of_largest_weight(
     scores: np.ndarray, seed: int, level: float
 ) -> None:
-    """Check that the radius is the weighted quantile with such a row at infinity, or does not
-    exist."""
+    """Compare with the weighted quantile of the scores and of such a row with an infinite score."""
     w = np.random.default_rng(seed).pareto(0.7, len(scores)) + 0.1
     order = np.argsort(scores, kind="stable")
     share = np.append(w[order], w.max()).cumsum() / (w.sum() + w.max())
-    location = int(np.searchsorted(share, level))
+    position = int(np.searchsorted(share, level))
     if min(abs(share - level)) < 1e-6:
         return
-    if location == len(scores):
+    if position == len(scores):  # the infinite score
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
             Intervals.from_scores(scores[:, None], w).score_quantile(level)
     else:
         assert (
             Intervals.from_scores(scores[:, None], w).score_quantile(level)[0]
-            == scores[order][location]
+            == scores[order][position]
         )
 
 
@@ -81,7 +79,7 @@ def test_prediction_sets_contain_likeliest_class_and_truth() -> None:
     scores = 1 - p[np.arange(2000), labels[:2000]][:, None]
     sets = Intervals.from_scores(scores, None).prediction_sets(p[2000:], 0.9)
     coverage = sets[np.arange(38_000), labels[2000:]].mean()
-    assert 0.88 < coverage < 0.95  # more than asked, as no set is empty
+    assert 0.88 < coverage < 0.95  # more than requested, because no set is empty
     assert sets[np.arange(38_000), p[2000:].argmax(axis=1)].all()
     np.testing.assert_array_equal(
         Intervals.from_scores(np.array([[1.0, 2.0]] * 9), None).score_quantile(0.9), [1, 2]
@@ -114,10 +112,10 @@ def test_values_of_one_origin_count_once_in_intervals() -> None:
     np.testing.assert_array_equal(
         calibration.intervals.score_quantile(0.9), residuals[27]
     )  # ceil(31 * 0.9) - 1
-    few = origins[origins < 6]
-    of_few = Calibration.fit_to_values(F[few], Y[few], None, few)
+    six = origins[origins < 6]
+    of_six_origins = Calibration.fit_to_values(F[six], Y[six], None, six)
     with pytest.raises(ConfigError, match="more than 6 calibration rows"):
-        of_few.intervals.score_quantile(0.9)
+        of_six_origins.intervals.score_quantile(0.9)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -148,8 +146,10 @@ def test_rows_of_one_origin_count_once(weighted: bool) -> None:
 
 @given(SCORES, st.sampled_from([0.1, 0.3, 0.5, 0.8, 0.9]))
 def test_shifted_quantiles_cover_their_share_of_rows(scores: np.ndarray, q: float) -> None:
-    """Check each row by the others: at least q are below an upper quantile, and at most q below a
-    lower one."""
+    """Check that at least q of the rows are below an upper quantile, and at most q below a lower.
+
+    Each row is compared with the quantile that the other rows shift.
+    """
     n = len(scores)
     if n * min(q, 1 - q) < 1 - 1e-9:
         with pytest.warns(UserWarning, match="is not calibrated"):

@@ -1,4 +1,4 @@
-"""One meaning per figure (U5): on which data, in which units, and right beside scikit-learn."""
+"""Compare metrics with scikit-learn, and with each other in all places that show them."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_metrics_of_test_data_agree_in_every_output(tmp_path: Path) -> None:
     F = model.predict(test[0])
     expected = {"test_mse": mean_squared_error(test[1], F), "test_r2": r2_score(test[1], F)}
     logged = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
-    for location in (model.report_, model.history_[-1], logged[-1]):
-        assert {k: location[k] for k in expected} == pytest.approx(expected, rel=1e-5)
+    for figures in (model.report_, model.history_[-1], logged[-1]):
+        assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     shown = run_overview(tmp_path / "run")
     assert shown["metrics"] == pytest.approx(expected, rel=1e-5)
     assert "test_r2" in run_text(shown)
@@ -112,20 +112,23 @@ def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> Non
     figures = CalibratedFigures(calibration)
     for part in (slice(300, 450), slice(450, 600)):
         figures.add(F[part], np.eye(c)[labels[part]], w[part] if weighted else None)
-    metrics, z, v = figures.result(), labels[300:], w[300:] if weighted else np.ones(300)
+    metrics, labels = figures.result(), labels[300:]
+    w = w[300:] if weighted else np.ones(300)
     p = calibration.probabilities(F[300:])
-    assert metrics["log_loss"] == pytest.approx(log_loss(z, p, sample_weight=v, labels=range(c)))
-    squares = ((p - np.eye(c)[z]) ** 2).sum(axis=1)
-    expected = float(np.average(squares, weights=v))
+    assert metrics["log_loss"] == pytest.approx(
+        log_loss(labels, p, sample_weight=w, labels=range(c))
+    )
+    squares = ((p - np.eye(c)[labels]) ** 2).sum(axis=1)
+    expected = float(np.average(squares, weights=w))
     if c == 2:
-        expected = brier_score_loss(z, p[:, 1], sample_weight=v)
+        expected = brier_score_loss(labels, p[:, 1], sample_weight=w)
     assert metrics["brier"] == pytest.approx(expected)
-    sure, is_correct = p.max(axis=1), p.argmax(axis=1) == z
-    bins = [(sure >= k / 15) & (sure < (k + 1) / 15 + (k == 14)) for k in range(15)]
-    ece = sum(abs((v * (sure - is_correct))[in_bin].sum()) for in_bin in bins) / v.sum()
+    largest, is_correct = p.max(axis=1), p.argmax(axis=1) == labels
+    bins = [(largest >= k / 15) & (largest < (k + 1) / 15 + (k == 14)) for k in range(15)]
+    ece = sum(abs((w * (largest - is_correct))[in_bin].sum()) for in_bin in bins) / w.sum()
     assert metrics["ece"] == pytest.approx(ece)
     sets = calibration.intervals.prediction_sets(F[300:], 0.9)
-    assert metrics["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=v))
+    assert metrics["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=w))
     assert 0.8 < metrics["coverage"] <= 1
 
 
@@ -138,6 +141,6 @@ def test_calibrated_value_figures_equal_reference() -> None:
     metrics = figures.result()
     assert metrics["coverage"] == pytest.approx(0.9, abs=0.02)
     assert metrics["width"] == pytest.approx(2 * 1.645 * 2, rel=0.05)  # of normal noise
-    few = CalibratedFigures(Calibration.fit_to_values(F[:5], Y[:5], None))
-    few.add(F, Y, None)
-    assert few.result() == {}  # five rows tell nothing of 90 %
+    of_five_rows = CalibratedFigures(Calibration.fit_to_values(F[:5], Y[:5], None))
+    of_five_rows.add(F, Y, None)
+    assert of_five_rows.result() == {}  # five rows are too few for intervals of 90 %

@@ -1,4 +1,4 @@
-"""Raw files predicted and evaluated as they are: in file order, as if they had been ingested."""
+"""Check that raw files are predicted and evaluated in file order, as if they were ingested."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ from tests.runs import Array, Run
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a CSV by name."""
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
     return {k: list(v) for k, v in zip(header, zip(*rows, strict=True), strict=True)}
@@ -69,10 +70,10 @@ def test_missing_folders_of_an_output_are_created(place: Path, run: Run, tmp_pat
 # -- every format ---------------------------------------------------------------------------------
 
 
-def _idx(path: Path, a: Array, code: int) -> Path:
+def write_idx(path: Path, a: Array, code: int) -> None:
+    """Write an array as an IDX file. code : type of its entries in the format"""
     head = struct.pack(">BBBB", 0, 0, code, a.ndim) + struct.pack(f">{a.ndim}I", *a.shape)
     path.write_bytes(head + a.astype(a.dtype.newbyteorder(">")).tobytes())
-    return path
 
 
 def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
@@ -89,7 +90,7 @@ def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
     parts = []
     for k, rows in enumerate((slice(0, 100), slice(100, 101), slice(101, N))):
         parts.append(write_csv(folder / f"p{k}.csv", features(rows) | {"digit": DIGITS[rows]}))
-    _idx(folder / "x.idx", X, 0x0D)
+    write_idx(folder / "x.idx", X, 0x0D)
     group = zarr.create_group(str(folder / "foreign.zarr"))
     group.create_array("X", data=X, chunks=(50, D))
     return {
@@ -110,10 +111,9 @@ def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
 def test_raw_files_are_predicted_in_order(
     kind: str, place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """Compare with the store that was ingested from the files, and check that labels are the
-    same."""
-    files, more = raw_inputs(tmp_path)[kind]
-    extra_options = more if kind in ("csv", "parquet", "several csv") else []
+    """Compare with the store that was ingested from the files, and compare the labels."""
+    files, target_options = raw_inputs(tmp_path)[kind]
+    extra_options = target_options if kind in ("csv", "parquet", "several csv") else []
     code, out, err = run("predict", place / "digit", *files, tmp_path / "p.csv", *extra_options)
     assert (code, err) == (0, "")
     assert f"{N} rows predicted into" in out
@@ -124,7 +124,7 @@ def test_raw_files_are_predicted_in_order(
     np.testing.assert_allclose(values, model_values["digit"], atol=CLOSE)
     assert table["label"] == (3 + 2 * model_values["digit"].argmax(axis=1)).astype(str).tolist()
     if kind != "foreign":  # it has no targets
-        code, out, err = run("evaluate", place / "digit", *files, *more, "--json")
+        code, out, err = run("evaluate", place / "digit", *files, *target_options, "--json")
         assert (code, err) == (0, "")
         output = json.loads(out)
         assert output["rows"] == N
@@ -144,7 +144,7 @@ def test_predictions_of_store_follow_order_of_its_files(
     files = [tmp_path / "x0.npy", tmp_path / "x1.npy"]
     targets = [tmp_path / "y0.npy", tmp_path / "y1.npy"]
     ingest(files, tmp_path / "both.zarr", y=targets, chunk_mb=500 / 2**20)
-    labels_of_both = streamed_labels(tmp_path / "both.zarr")
+    labels_of_both = stored_labels(tmp_path / "both.zarr")
     assert (labels_of_both != DIGITS).any()  # it is shuffled
     for k, stores in enumerate(([place / "digit.zarr"], [tmp_path / "0.zarr", tmp_path / "1.zarr"],
                                 [tmp_path / "both.zarr"])):  # fmt: skip
@@ -161,7 +161,8 @@ def test_predictions_of_store_follow_order_of_its_files(
     np.testing.assert_allclose(group["values"][...], model_values["digit"][rows], atol=CLOSE)
 
 
-def streamed_labels(url: Path) -> Array:
+def stored_labels(url: Path) -> Array:
+    """Return the labels of a store, in the order in which it is read."""
     group = zarr.open_group(str(url), mode="r")
     attributes: Any = group.attrs["streamkern"]
     return np.array(attributes["classes"], np.int64)[group["y"][...]]
@@ -217,14 +218,14 @@ def test_missing_and_extra_columns_are_refused_by_name(
     extra = write_csv(tmp_path / "extra.csv", features() | {"shoe": X[:, 0], "city": CITY})
     lacking = write_csv(tmp_path / "lacking.csv", features(names=("age", "height", "weight")))
     ingest(extra, tmp_path / "extra.zarr", y="city")
-    for data, named in (
+    for data, message in (
         (extra, "'shoe'"),
         (tmp_path / "extra.zarr", "'shoe'"),
         (lacking, "'speed'"),
     ):
         code, _, err = run("predict", place / "city", data, tmp_path / "p.csv")
         assert code == 2
-        assert named in err
+        assert message in err
         assert not (tmp_path / "p.csv").exists()
     code, _, err = run("predict", place / "city", extra, tmp_path / "p.csv", "--x", ",".join(NAMES))
     assert (code, err) == (0, "")
@@ -233,8 +234,7 @@ def test_missing_and_extra_columns_are_refused_by_name(
 def test_stores_are_matched_by_column_names(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """Check that columns and targets are matched by the names in the table from which the store was
-    made."""
+    """Check columns and targets against the names in the table from which a store was made."""
     extra = write_csv(tmp_path / "extra.csv", {"shoe": X[:, 0]} | features() | {"price": PRICE})
     ingest(extra, tmp_path / "extra.zarr", y="price", chunk_mb=500 / 2**20)
     accepted: list[tuple[Path, list[object]]] = [
@@ -266,23 +266,25 @@ def test_stores_are_matched_by_column_names(
 
 
 def test_choice_of_columns_is_part_of_data_identity(place: Path) -> None:
-    """Check a model without names, for which columns count by position: unfinished predictions of
-    others are not used."""
+    """Check that unfinished predictions are not resumed with other columns.
+
+    The model has no names, so columns count by their positions.
+    """
     model, choices = (
         model_of(place / "digit"),
         (["age", "height"], ["height", "age"], ["age", "speed"]),
     )
     with ExitStack() as files:
-        prints = {
+        fingerprints = {
             open_rows([str(place / "price.zarr")], files, model, targets=False, x=x).fingerprint
             for x in (None, *choices)
         }
-    assert len(prints) == 4
+    assert len(fingerprints) == 4
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         (["--x", "age,shoe"], "'shoe'"),
         (["--x", "age,height"], "lacks 'speed', 'weight'"),
@@ -297,12 +299,12 @@ def test_choice_of_columns_is_part_of_data_identity(place: Path) -> None:
     ],
 )
 def test_options_without_meaning_for_a_store_are_refused(
-    arguments: list[str], named: str, command: str, place: Path, run: Run, tmp_path: Path
+    arguments: list[str], message: str, command: str, place: Path, run: Run, tmp_path: Path
 ) -> None:
     out = [tmp_path / "p.csv"] if command == "predict" else []
     code, _, err = run(command, place / "price", place / "price.zarr", *out, *arguments)
     assert code == 2
-    assert named in err
+    assert message in err
     assert "bug" not in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -468,7 +470,7 @@ def test_stores_and_files_together_are_refused(place: Path, run: Run, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def encoded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run on a table with text, dates and missing values, and new rows of this kind."""
     path = tmp_path_factory.mktemp("encoded")
     tables.write_csv(tables.troubled(600), path / "train.csv")
@@ -486,40 +488,44 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_predictions(path: Path) -> Array:
+    """Return the last column of a CSV as numbers."""
     with path.open() as file:
         return np.array([float(row[-1]) for row in list(csv.reader(file))[1:]])
 
 
 @pytest.mark.slow
 def test_encoded_table_is_predicted_in_every_format(
-    encoded: Path, run: Run, tmp_path: Path
+    encoded_run: Path, run: Run, tmp_path: Path
 ) -> None:
-    new = encoded / "new.csv"
+    new = encoded_run / "new.csv"
     store = tmp_path / "new.zarr"
-    assert run("ingest", new, store, "--like", encoded / "train.zarr")[0] == 0
-    for inputs in (new, encoded / "new.parquet", store):
+    assert run("ingest", new, store, "--like", encoded_run / "train.zarr")[0] == 0
+    for inputs in (new, encoded_run / "new.parquet", store):
         out = tmp_path / f"{inputs.suffix[1:]}.csv"
-        assert run("predict", encoded / "run", inputs, out)[0] == 0
-    answers = read_predictions(tmp_path / "csv.csv")
-    np.testing.assert_array_equal(read_predictions(tmp_path / "parquet.csv"), answers)
-    np.testing.assert_allclose(read_predictions(tmp_path / "zarr.csv"), answers, atol=CLOSE)
+        assert run("predict", encoded_run / "run", inputs, out)[0] == 0
+    predictions = read_predictions(tmp_path / "csv.csv")
+    np.testing.assert_array_equal(read_predictions(tmp_path / "parquet.csv"), predictions)
+    np.testing.assert_allclose(read_predictions(tmp_path / "zarr.csv"), predictions, atol=CLOSE)
     truth = tables.troubled(200, 1)[tables.TARGET].to_numpy()
-    assert np.mean((answers - truth) ** 2) < 0.3 * truth.var()
-    _, out, _ = run("evaluate", encoded / "run", new, "--json")
-    np.testing.assert_allclose(json.loads(out)["mse"], np.mean((answers - truth) ** 2), rtol=1e-4)
+    assert np.mean((predictions - truth) ** 2) < 0.3 * truth.var()
+    _, out, _ = run("evaluate", encoded_run / "run", new, "--json")
+    np.testing.assert_allclose(
+        json.loads(out)["mse"], np.mean((predictions - truth) ** 2), rtol=1e-4
+    )
 
 
-def test_unknown_words_are_reported(encoded: Path, run: Run, tmp_path: Path) -> None:
+def test_unknown_words_are_reported(encoded_run: Path, run: Run, tmp_path: Path) -> None:
     rows = tables.troubled(90, 1)
     rows["City"] = [None, "Atlantis", "Rome"] * 30  # half of the words: as many as may be new
     rows["shop"] = rows["shop"].str.upper()
     tables.write_csv(rows, tmp_path / "new.csv")
-    code, _, err = run("evaluate", encoded / "run", tmp_path / "new.csv")
+    code, _, err = run("evaluate", encoded_run / "run", tmp_path / "new.csv")
     assert code == 0
     assert "has words in 90 rows, of which 90 did not occur in training" in err
     assert err.count("did not occur in training") == 1
     assert (
-        "did not occur in training" not in run("evaluate", encoded / "run", encoded / "new.csv")[2]
+        "did not occur in training"
+        not in run("evaluate", encoded_run / "run", encoded_run / "new.csv")[2]
     )
 
 
@@ -536,16 +542,16 @@ def test_word_column_without_values_is_reported() -> None:
         model.fit(some_lack, rows.x).predict(rows.assign(w=None))
 
 
-def test_info_and_report_describe_encoding(encoded: Path, run: Run, tmp_path: Path) -> None:
-    for name_ in ("train.zarr", "run"):
-        _, out, _ = run("info", encoded / name_)
+def test_info_and_report_describe_encoding(encoded_run: Path, run: Run, tmp_path: Path) -> None:
+    for name in ("train.zarr", "run"):
+        _, out, _ = run("info", encoded_run / name)
         assert "target means" in out
-    assert run("report", encoded / "run", "--out", tmp_path / "page.html")[0] == 0
+    assert run("report", encoded_run / "run", "--out", tmp_path / "page.html")[0] == 0
     assert "shop (target means: 80 words" in (tmp_path / "page.html").read_text()
 
 
 def test_data_other_than_the_encoded_table_are_refused(
-    encoded: Path, run: Run, tmp_path: Path
+    encoded_run: Path, run: Run, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "rows.npz", X=np.ones((3, 8)))
     ingest(tables.troubled(300, 2), tmp_path / "other.zarr", y=tables.TARGET, drop=tables.ID)
@@ -555,18 +561,18 @@ def test_data_other_than_the_encoded_table_are_refused(
         (tmp_path / "other.zarr", "the data is a table that was encoded in another way"),
         (tmp_path / "plain.zarr", "the data holds plain numbers, but the features of"),
     ):
-        code, _, err = run("predict", encoded / "run", inputs, tmp_path / "out.csv")
+        code, _, err = run("predict", encoded_run / "run", inputs, tmp_path / "out.csv")
         assert code == 2
         assert message in err
         assert not (tmp_path / "out.csv").exists()
-    train = ["train", "--train", encoded / "train.zarr", "--run-dir", tmp_path / "run"]
+    train = ["train", "--train", encoded_run / "train.zarr", "--run-dir", tmp_path / "run"]
     code, _, err = run(*train, "--set", f"data.test={tmp_path / 'other.zarr'}")
     assert (code, "is a table that was encoded in another way" in err) == (2, True)
     code, _, err = run(*train, "--set", f"model.centers={tmp_path / 'other.zarr'}")
     assert (code, "is a table that was encoded in another way" in err) == (2, True)
-    warm = ["--set", f"solver.warm_start={encoded / 'run'}"]
+    warm = ["--set", f"solver.warm_start={encoded_run / 'run'}"]
     code, _, err = run(*train[:2], tmp_path / "other.zarr", *train[3:], *warm)
     assert (code, "the data of this run is a table that was encoded in" in err) == (2, True)
-    mixed = f'data.train=["{encoded / "train.zarr"}", "{tmp_path / "other.zarr"}"]'
+    mixed = f'data.train=["{encoded_run / "train.zarr"}", "{tmp_path / "other.zarr"}"]'
     code, _, err = run("train", "--run-dir", tmp_path / "run", "--set", mixed)
     assert (code, "source 2 of the mixture is a table that was encoded in" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""Predictions in every format: in the order of the data, whole or not there, and only over ours."""
+"""Check prediction files: order of rows, formats, resumed calls, and files that are kept."""
 
 from __future__ import annotations
 
@@ -73,14 +73,15 @@ def regression_result() -> Result:
 
 @pytest.fixture
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    _small_slabs(monkeypatch.setattr)
+    set_small_slabs(monkeypatch.setattr)
 
 
-def buffer_of(scratch: Scratch) -> PredictionBuffer:
+def open_buffer(scratch: Scratch) -> PredictionBuffer:
+    """Return the buffer of predictions with one value for each row."""
     return PredictionBuffer(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
 
 
-def _small_slabs(set_attribute: Any) -> None:
+def set_small_slabs(set_attribute: Any) -> None:
     """Set small tiles, slabs and chunks, whose borders fall on different test rows."""
     set_attribute(model_module, "EVALUATED_ROWS", 10)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * C * 4)
@@ -89,15 +90,15 @@ def _small_slabs(set_attribute: Any) -> None:
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
-def shuffled(seed: int = 3) -> tuple[Shuffled, Array]:
+def shuffled_test_rows(seed: int = 3) -> tuple[Shuffled, Array]:
     """Return the test rows in another order, and their numbers."""
     X, _ = arrays(N_TEST, 5)
     numbers = np.random.default_rng(seed).permutation(N_TEST)
     return Shuffled(X[numbers], numbers), numbers
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the columns of a table by name, with values (n, c) under "values"."""
+def read_table(path: Path) -> dict[str, Any]:
+    """Return the row numbers, the labels and the values (n, c) of a CSV or Parquet file."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
@@ -120,7 +121,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_predictions_of_shuffled_rows_have_source_order_or_numbers(
     model: KernelModel, truth: Array, suffix: str, tmp_path: Path
 ) -> None:
-    source, numbers = shuffled()
+    source, numbers = shuffled_test_rows()
     for order in ("source", "store") if suffix != ".npy" else ("source",):
         expected, rows = (
             (truth, np.arange(N_TEST)) if order == "source" else (truth[numbers], numbers)
@@ -140,7 +141,7 @@ def test_predictions_of_shuffled_rows_have_source_order_or_numbers(
             if order == "store":
                 np.testing.assert_array_equal(group["row"][...], rows)
         else:
-            table = read(path)
+            table = read_table(path)
             values = table["values"]
             assert table["label"] == labels
             np.testing.assert_array_equal(table["row"], rows)
@@ -150,7 +151,7 @@ def test_predictions_of_shuffled_rows_have_source_order_or_numbers(
 
 
 def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> None:
-    source, numbers = shuffled()
+    source, numbers = shuffled_test_rows()
     for damage in (numbers[6], 1 << 40):
         source.numbers[5] = damage
         for predict in (model.predict, lambda rows: model.predict_to(rows, tmp_path / "out.csv")):
@@ -168,22 +169,21 @@ def test_predictions_are_sorted_in_bounded_memory(
     n, step = 1_000_000, 20_000
     order = np.random.default_rng(0).permutation(n)
     with traced_memory() as traced, Scratch(tmp_path / "s") as scratch:
-        spool = PredictionBuffer(
+        buffer = PredictionBuffer(
             scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000
         )
         for start in range(0, n, step):
             rows = order[start : start + step]
-            spool.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
-        spool.save("computed")
-        location = 0
-        for first, rows, values in spool.slabs():
-            assert first == location == rows[0]
+            buffer.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
+        buffer.save("computed")
+        n_read = 0
+        for first, rows, values in buffer.slabs():
+            assert first == n_read == rows[0]
             assert (np.diff(rows) == 1).all()
             np.testing.assert_array_equal(values[:, 3], rows)
-            location += len(rows)
-    peak = traced.peak
-    assert location == n
-    assert peak < 12 << 20
+            n_read += len(rows)
+    assert n_read == n
+    assert traced.peak < 12 << 20  # 1 MB pending, and a slab with copies to sort it
 
 
 # -- formats --------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_regression_predictions_have_no_labels(regression_result: Result, tmp_pa
     assert set(group.keys()) == {"values"}
     regression_result.model.predict_to(array_source(N_TEST, 5), tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith("row,value_0,value_1\n0,")
-    written = np.float64(read(tmp_path / "out.csv")["values"])
+    written = np.float64(read_table(tmp_path / "out.csv")["values"])
     np.testing.assert_array_equal(written, group["values"][:])
 
 
@@ -297,10 +297,8 @@ def test_predictions_are_overwritten_only_on_request(
     assert model.predict_to(array_source(30, 6), url, overwrite=True) == 30
     assert os.listdir(tmp_path) == [url.name]
     model.predict_to(array_source(30, 6), new := tmp_path / f"new{suffix}")
-    wholes = [
-        location.read_bytes() if location.is_file() else tree(location) for location in (url, new)
-    ]  # fmt: skip
-    assert wholes[0] == wholes[1]
+    contents = [path.read_bytes() if path.is_file() else tree(path) for path in (url, new)]
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npy"])
@@ -360,12 +358,12 @@ def test_output_created_during_prediction_is_not_replaced(
     model.predict_to(array_source(20, 6), other)
     expected = tree(tmp_path)
 
-    def comes(*_: object) -> None:
+    def create_output(*_: object) -> None:
         if other.exists():
             other.rename(url)
 
     with pytest.raises(ConfigError, match="already exists"):
-        model.predict_to(array_source(N_TEST, 5), url, progress=comes)
+        model.predict_to(array_source(N_TEST, 5), url, progress=create_output)
     url.rename(other)
     assert scratch_folder(url, ending=".predict").exists()
     monkeypatch.setattr("streamkern.predict.predictions._compute_missing", None)
@@ -429,14 +427,14 @@ def test_predictions_that_cannot_be_written_are_kept(
             model.predict_to(array_source(20, 5), url)
     assert os.listdir(tmp_path) == []
 
-    def broken(*arguments: object) -> None:
+    def raise_missing(*arguments: object) -> None:
         raise MissingDependencyError("gone by now")
 
     with monkeypatch.context() as patch:
-        patch.setitem(prediction_files.FILE_WRITERS, ".parquet", broken)
+        patch.setitem(prediction_files.FILE_WRITERS, ".parquet", raise_missing)
         with pytest.raises(MissingDependencyError, match="gone by now"):
             model.predict_to(array_source(20, 5), url)
-    monkeypatch.setattr("streamkern.predict.predictions._compute_missing", broken)
+    monkeypatch.setattr("streamkern.predict.predictions._compute_missing", raise_missing)
     assert model.predict_to(array_source(20, 5), url) == 20
     assert os.listdir(tmp_path) == ["p.parquet"]
 
@@ -446,9 +444,9 @@ def test_predictions_that_cannot_be_written_are_kept(
 )
 def test_lost_predictions_are_read_as_missing(classes: list[str], dtype: Any) -> None:
     labels = output_labels(classes, dtype)
-    answers = PredictionTable(6, np.dtype(np.float32), 2, labels, None, numbered=True)
+    table = PredictionTable(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
-    prediction_files.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
+    prediction_files.write_zarr(group, table, [(0, np.arange(3), np.ones((3, 2), np.float32))])
     assert group["labels"][:3].tolist() == [labels[0]] * 3
     assert not set(group["labels"][3:].tolist()) & set(labels.tolist())
     assert group["row"][...].tolist() == [0, 1, 2, *[2**64 - 1] * 3]
@@ -508,9 +506,9 @@ def test_invalid_outputs_are_refused(
 # -- interruptions --------------------------------------------------------------------------------
 
 
-def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
-    """Predict, and be killed before the `event`-th time that the file system is asked to change."""
-    _small_slabs(setattr)
+def _predict_until_killed(run_dir: Path, url: Path, event: int) -> None:
+    """Predict, and kill this process before its `event`-th change of files; 0: do not kill it."""
+    set_small_slabs(setattr)
     model = load_model(run_dir, threads=1)
     n_calls = 0
 
@@ -527,7 +525,7 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    model.predict_to(shuffled()[0], url, overwrite=True)
+    model.predict_to(shuffled_test_rows()[0], url, overwrite=True)
 
 
 @pytest.mark.slow
@@ -538,7 +536,7 @@ def test_killed_predictions_resume_to_same_bytes(
 ) -> None:
     """Kill the command by SIGKILL again and again, each time a little later."""
     uninterrupted = tmp_path / "once" / f"p{suffix}"
-    child = process(_predict_and_die, run_dir, uninterrupted, 0)
+    child = process(_predict_until_killed, run_dir, uninterrupted, 0)
     child.join(60)
     assert child.exitcode == 0
     expected = tree(uninterrupted.parent)
@@ -546,7 +544,7 @@ def test_killed_predictions_resume_to_same_bytes(
     folder = scratch_folder(path, ending=".predict")
     kills, codes = 0, []
     for event in (1, 2, 4, 9, 17, 29, 0):
-        child = process(_predict_and_die, run_dir, path, event)
+        child = process(_predict_until_killed, run_dir, path, event)
         child.join(60)
         codes.append(child.exitcode)
         kills += child.exitcode == -9
@@ -570,28 +568,30 @@ def test_call_killed_during_cleanup_is_complete(
     path = tmp_path / f"p{suffix}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)
-        assert result.model.predict_to(shuffled()[0], path) == N_TEST
+        assert result.model.predict_to(shuffled_test_rows()[0], path) == N_TEST
     files_before = tree(tmp_path)
     assert len(os.listdir(tmp_path)) == 2
-    assert result.model.predict_to(shuffled()[0], path) == N_TEST
+    assert result.model.predict_to(shuffled_test_rows()[0], path) == N_TEST
     assert os.listdir(tmp_path) == [path.name]
     remaining_files = {
         k: v for k, v in files_before.items() if k.startswith(path.name + "/") or k == path.name
     }
     assert tree(tmp_path) == remaining_files
     with pytest.raises(ConfigError, match="already exists"):
-        result.model.predict_to(shuffled()[0], path)
+        result.model.predict_to(shuffled_test_rows()[0], path)
 
 
 def test_unfinished_predictions_of_other_rows_restart(
     run_dir: Path, result: Result, tmp_path: Path
 ) -> None:
-    child = process(_predict_and_die, run_dir, tmp_path / "p.csv", 12)
+    child = process(_predict_until_killed, run_dir, tmp_path / "p.csv", 12)
     child.join(60)
     assert child.exitcode == -9
     other_rows = array_source(50, 6)
     assert result.model.predict_to(other_rows, tmp_path / "p.csv") == 50
-    np.testing.assert_allclose(read(tmp_path / "p.csv")["values"], result.model.predict(other_rows))
+    np.testing.assert_allclose(
+        read_table(tmp_path / "p.csv")["values"], result.model.predict(other_rows)
+    )
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
@@ -601,11 +601,11 @@ def test_full_disk_is_reported_and_predictions_resume(
 ) -> None:
     """Check a full disk during the computation, and while the output is written."""
 
-    def full(path: Path) -> None:
+    def raise_disk_full(path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     model.predict_to(array_source(N_TEST, 5), tmp_path / "whole.csv")
-    monkeypatch.setattr(f"streamkern.{where}.sync_file", full)
+    monkeypatch.setattr(f"streamkern.{where}.sync_file", raise_disk_full)
     with pytest.raises(
         OSError, match=r"no space left while writing .*p\.csv; .*same command again"
     ):
@@ -619,7 +619,7 @@ def test_full_disk_is_reported_and_predictions_resume(
 
 def test_altered_scratch_is_detected(tmp_path: Path) -> None:
     with Scratch(tmp_path / "s") as scratch:
-        buffer = buffer_of(scratch)
+        buffer = open_buffer(scratch)
         buffer.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
         buffer.save("computed")
     (path,) = (tmp_path / "s").glob("*.rows")
@@ -627,25 +627,25 @@ def test_altered_scratch_is_detected(tmp_path: Path) -> None:
     data[9] ^= 1
     path.write_bytes(data)
     with Scratch(tmp_path / "s") as scratch:
-        reopened = buffer_of(scratch)
+        reopened = open_buffer(scratch)
         assert (reopened.n_rows, reopened.stage) == (9, "computed")
         with pytest.raises(CorruptChunkError, match=r"was altered.*run the same command again"):
             list(reopened.slabs())
     with Scratch(tmp_path / "s") as scratch:
-        assert buffer_of(scratch).n_rows == 0
+        assert open_buffer(scratch).n_rows == 0
 
 
 def test_restarted_predictions_are_empty_after_a_kill(tmp_path: Path) -> None:
     """Check a call that starts again because its output is gone, and is then killed."""
     with Scratch(tmp_path / "s") as scratch:
-        buffer = buffer_of(scratch)
+        buffer = open_buffer(scratch)
         buffer.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
         buffer.save("computed")
         buffer.finish("done")
     with Scratch(tmp_path / "s") as scratch:
-        buffer = buffer_of(scratch)
+        buffer = open_buffer(scratch)
         assert (buffer.n_rows, buffer.stage) == (9, "done")
         buffer.restart()
     with Scratch(tmp_path / "s") as scratch:
-        buffer = buffer_of(scratch)
+        buffer = open_buffer(scratch)
         assert (buffer.n_rows, buffer.stage, list(buffer.slabs())) == (0, "", [])

@@ -1,4 +1,4 @@
-"""Probabilities: the least log loss of their kind, by other people's code, and never certain."""
+"""Compare fitted probabilities with optima of SciPy and fits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_perfect_rows_do_not_give_certain_probabilities() -> None:
     labels = np.arange(40) % 4
     p = fit_temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
     assert 0.97 < p.max() < 1 - 1e-3
-    useless = fit_temperature(-np.eye(4)[labels], labels, np.ones(40))  # worse than nothing
-    np.testing.assert_allclose(useless(np.eye(4)), 0.25)
+    misleading = fit_temperature(-np.eye(4)[labels], labels, np.ones(40))
+    np.testing.assert_allclose(misleading(np.eye(4)), 0.25)
 
 
 def test_simpler_method_is_chosen_unless_significantly_worse() -> None:
@@ -104,8 +104,8 @@ def test_simpler_method_is_chosen_unless_significantly_worse() -> None:
 
 def test_probabilities_roundtrip_through_arrays() -> None:
     F, labels, w = draw_rows(300, 3)
-    for way in (fit_temperature, fit_vector, fit_isotonic):
-        fitted = way(F, labels, w)
+    for fit in (fit_temperature, fit_vector, fit_isotonic):
+        fitted = fit(F, labels, w)
         restored = probabilities_from_arrays(fitted.arrays())
         assert restored is not None
         np.testing.assert_array_equal(restored(F), fitted(F))
@@ -116,6 +116,8 @@ def test_probabilities_roundtrip_through_arrays() -> None:
 def test_vector_scaling_of_two_classes_is_logistic_regression() -> None:
     F, labels, _ = draw_rows(600, 2)
     d = (F[:, 1] - F[:, 0])[:, None]
-    theirs = LogisticRegression(C=np.inf, tol=1e-10).fit(d, labels).predict_proba(d)
-    ours = fit_vector(np.hstack((0 * d, d)), labels, np.ones(600))(np.hstack((0 * d, d)))
-    np.testing.assert_allclose(ours, theirs, atol=5e-3)  # but for the one row more
+    expected = LogisticRegression(C=np.inf, tol=1e-10).fit(d, labels).predict_proba(d)
+    values = np.hstack((0 * d, d))
+    probabilities = fit_vector(values, labels, np.ones(600))(values)
+    # The additional row of `fit_vector` changes them a little.
+    np.testing.assert_allclose(probabilities, expected, atol=5e-3)

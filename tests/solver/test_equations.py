@@ -1,4 +1,4 @@
-"""A ridge for each output, against searches and least squares of one at a time in float64."""
+"""Compare a ridge for each output with searches and least squares of one output in float64."""
 
 from __future__ import annotations
 

@@ -197,12 +197,12 @@ def test_every_pass_has_same_augmented_samples(name: str, monkeypatch: pytest.Mo
     solver = {"falkon": FalkonSolver, "block": BlockSolver}[name]
     row_sums, step = [], solver.step
 
-    def looking(self: Any, state: State, batch: Batch) -> Any:
+    def record_rows_and_step(self: Any, state: State, batch: Batch) -> Any:
         parts = (batch.X, batch.Y, batch.row_ids)
         row_sums.append(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
         return step(self, state, batch)
 
-    monkeypatch.setattr(solver, "step", looking)
+    monkeypatch.setattr(solver, "step", record_rows_and_step)
     source = AugmentedSource(array_source(), 2, [GaussianNoise(0.1), MixUp(1.0)])
     finished(settings(**{"solver.name": name, "data.epochs": 3}), source=source)
     passes = [row_sums[i : i + 14] for i in range(0, 42, 14)]
@@ -257,7 +257,7 @@ def test_partial_fit_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of the direct solver on the rows without noise, with given centers."""
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     config = settings(run_dir, **{"solver.name": "direct", "solver.ridge": 1e-3})
@@ -269,13 +269,13 @@ CENTERS = arrays(40, 1)[0]
 GIVEN = {"model.n_centers": "auto"}
 
 
-def test_warm_start_saves_iterations(trained: Path) -> None:
+def test_warm_start_saves_iterations(trained_run: Path) -> None:
     """Check centers in another order, which are matched by their rows."""
     same_settings = GIVEN | {"run.random_state": 5, "solver.tolerance": 1e-6}
     config = settings(**FALKON, **same_settings)
     cold = finished(config, source=array_source(), centers=CENTERS)
     warm = finished(
-        config.with_overrides({"solver.warm_start": str(trained)}),
+        config.with_overrides({"solver.warm_start": str(trained_run)}),
         source=array_source(), centers=CENTERS,
     )  # fmt: skip
     assert warm.samples <= cold.samples - 2 * 135
@@ -292,10 +292,10 @@ def test_warm_start_saves_iterations(trained: Path) -> None:
     ids=["moved", "fewer", "direct"],
 )
 def test_invalid_warm_start_is_refused(
-    options: dict[str, Any], change: dict[str, Any], message: str, trained: Path
+    options: dict[str, Any], change: dict[str, Any], message: str, trained_run: Path
 ) -> None:
     options = {"source": stream(), "centers": CENTERS} | options
-    overrides = GIVEN | {"solver.name": "block", "solver.warm_start": str(trained)} | change
+    overrides = GIVEN | {"solver.name": "block", "solver.warm_start": str(trained_run)} | change
     with pytest.raises((ConfigError, RuntimeError), match=message):
         finished(settings(**overrides), **options)
 

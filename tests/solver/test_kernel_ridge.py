@@ -1,4 +1,4 @@
-"""Kernel ridge regression on all rows against float64 algebra and scikit-learn's."""
+"""Compare kernel ridge regression on all rows with float64 algebra and scikit-learn."""
 
 from __future__ import annotations
 

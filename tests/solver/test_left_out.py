@@ -17,7 +17,7 @@ from tests import solver_problems
 N = 60
 
 
-def left_out(
+def leave_one_out(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, Z: np.ndarray, ridge: float,
     features: str = "kernel",
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
@@ -55,7 +55,7 @@ def test_loo_prediction_equals_refit_without_row_and_center(
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
     Z = np.concatenate((X[rng.permutation(N)[:12]], rng.normal(size=(8, 3))))
     w = rng.integers(0, 3, N) * 0.5 if weighted else np.ones(N)
-    F, targets, weights, origins = left_out(X, Y, w if weighted else None, Z, ridge)
+    F, targets, weights, origins = leave_one_out(X, Y, w if weighted else None, Z, ridge)
     rows_with_weight = np.flatnonzero(w)
     np.testing.assert_array_equal(targets, Y[rows_with_weight])
     np.testing.assert_allclose(weights, w[rows_with_weight])
@@ -75,7 +75,7 @@ def test_copies_and_equal_centers_are_left_out_together() -> None:
     X[10:20], Y[10:20] = X[:10], Y[:10]
     X[20:22] = X[22:24]
     Z = np.concatenate((X[:5], X[10:13], X[20:23], X[30:35]))
-    F, _, _, origins = left_out(X, Y, None, Z, 1e-3)
+    F, _, _, origins = leave_one_out(X, Y, None, Z, 1e-3)
     K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
     norm[np.diag_indices(len(Z))] *= 1 + 1e-12  # because equal centers make it singular
     for rows, centers in (
@@ -92,7 +92,7 @@ def test_fourier_features_have_no_centers_among_rows() -> None:
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
     plain = solver_problems.operator(precision="float64")
     op, Z = solver_problems.featured(plain, "fourier", 16), frequencies(plain.kernel, 3, 16, 3)
-    F = left_out(X, Y, None, Z, 1e-2, "fourier")[0]
+    F = leave_one_out(X, Y, None, Z, 1e-2, "fourier")[0]
     features = op.matrix(op.points(X, left=True), op.points(Z, left=True, right=True))
     for row in (0, 7, 59):
         truth = refit_without(features, np.eye(16), Y, np.ones(N), [row], [], 1e-2)
@@ -104,12 +104,12 @@ def test_undetermined_rows_have_finite_loo_predictions(ridge: float) -> None:
     """Check as many centers as rows with a tiny ridge, so that each row is fitted exactly."""
     rng = np.random.default_rng(3)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
-    F = left_out(X, Y, None, rng.normal(size=(N, 3)), ridge)[0]
+    F = leave_one_out(X, Y, None, rng.normal(size=(N, 3)), ridge)[0]
     assert np.isfinite(F).all()
     K = ref.laplace(X, X, 2.0)
     inverse = np.linalg.inv(K)
     truth = Y - inverse @ Y / inverse.diagonal()[:, None]
-    np.testing.assert_allclose(left_out(X, Y, None, X, ridge)[0], truth, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(leave_one_out(X, Y, None, X, ridge)[0], truth, rtol=0, atol=1e-4)
 
 
 def test_groups_contain_coinciding_rows_and_centers() -> None:

@@ -194,21 +194,21 @@ def test_state_with_rank_dependent_rounding_is_broadcast(
     rounded = FalkonSolver._preconditioned, FalkonSolver._dot
     noise, sent, taken = 1e-3, list[int](), list[bool]()
 
-    def preconditioned(self: FalkonSolver, r: Array) -> Array:
+    def precondition_with_noise(self: FalkonSolver, r: Array) -> Array:
         return np.asarray(rounded[0](self, r) * (1 + noise * self.partition.grid.row))
 
-    def dot(self: FalkonSolver, a: Array, b: Array) -> Array:
+    def dot_with_noise(self: FalkonSolver, a: Array, b: Array) -> Array:
         return np.asarray(rounded[1](self, a, b) * (1 + noise * self.ranks.rank))
 
-    def counted(self: FalkonSolver, state: State) -> dict[str, Any]:
+    def end_and_count(self: FalkonSolver, state: State) -> dict[str, Any]:
         total, before = self.ranks._total, len(sent)
 
-        def seen(mine: Array) -> Array:
+        def total_and_count(mine: Array) -> Array:
             sent.append(mine.size if mine.size > 4 * case.Y.shape[1] else 0)
             return total(mine)
 
         if not self.ranks.rank:
-            self.ranks._total = seen  # type: ignore[method-assign]
+            self.ranks._total = total_and_count  # type: ignore[method-assign]
         if state.passes == 2:  # as if there had been weights that these are too bad for
             state.pending["least"] *= 1e-9
         facts = end_epoch(self, state)
@@ -220,9 +220,9 @@ def test_state_with_rank_dependent_rounding_is_broadcast(
             assert sum(sent[before:]) == full * pc
         return facts
 
-    monkeypatch.setattr(FalkonSolver, "_preconditioned", preconditioned)
-    monkeypatch.setattr(FalkonSolver, "_dot", dot)
-    monkeypatch.setattr(FalkonSolver, "end_epoch", counted)
+    monkeypatch.setattr(FalkonSolver, "_preconditioned", precondition_with_noise)
+    monkeypatch.setattr(FalkonSolver, "_dot", dot_with_noise)
+    monkeypatch.setattr(FalkonSolver, "end_epoch", end_and_count)
     on_ranks = on_threads(
         size,
         lambda r: train(case, r, lambda ids: ids % (size // columns), None, 12, columns),
@@ -243,11 +243,11 @@ def test_centers_are_broadcast_bit_by_bit() -> None:
         solver: Any = case.solver(ranks=ranks, center_ranks=2)
         total, kinds = ranks._total, set[Any]()
 
-        def seen(mine: Array) -> Array:
+        def total_and_record(mine: Array) -> Array:
             kinds.add(mine.dtype)
             return total(mine)
 
-        ranks._total = seen  # type: ignore[method-assign]
+        ranks._total = total_and_record  # type: ignore[method-assign]
         part = solver.partition
         with part.lend_gathered(part.part(Z), part.blocks[1]) as full:
             assert kinds == {np.dtype(np.uint8)}

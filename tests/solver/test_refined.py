@@ -1,4 +1,4 @@
-"""Conjugate gradient with an approximate factor against float64 algebra."""
+"""Compare conjugate gradient with an approximate factor with float64 algebra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of ridges from one factor against float64 algebra."""
+"""Compare the errors of ridges from one factor with float64 algebra."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ def test_noise_of_more_rows_has_least_loo_error(weighted: bool) -> None:
     w = np.ones(400) if root is None else root
     A, b = K * np.outer(w, w), y * w[:, None]
 
-    def left_out(tau: float) -> float:
+    def left_out_error(tau: float) -> float:
         inverse = np.linalg.inv(A + tau * np.eye(400))
         return float(((inverse @ b / inverse.diagonal()[:, None]) ** 2).sum())
 
-    smallest_error = min(map(left_out, np.geomspace(1e-6, 10, 60)))
+    smallest_error = min(map(left_out_error, np.geomspace(1e-6, 10, 60)))
     for factor in (0.01, 1.0, 100.0):
         few_rows_noise = dataclasses.replace(exact, variance=factor * exact.variance, n_rows=50)
         estimate = noise_of_more_rows(op, None, rows, few_rows_noise)
         assert estimate.n_rows == 400
-        assert left_out(estimate.variance) <= 1.05 * smallest_error
+        assert left_out_error(estimate.variance) <= 1.05 * smallest_error
     nothing = dataclasses.replace(exact, exponent=MAX_NOISE_EXPONENT)
     for noise in (NO_NOISE, nothing):
         assert noise_of_more_rows(op, None, rows, noise) is noise

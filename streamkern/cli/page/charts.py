@@ -22,6 +22,7 @@ from streamkern.cli.page.html import NO_HTML, Html, tag
 
 Point = tuple[float, float]
 COLOURS = 8
+"""Number of colours; the colour of a larger index is the one of the remainder."""
 _STYLE_VARIABLES = ("quiet", "line", "base", "setup", "bad", *(f"c{k}" for k in range(COLOURS)))
 _PLACEHOLDERS = {name: f"#0102{k:02d}" for k, name in enumerate(_STYLE_VARIABLES)}
 _WIDTH, _HEIGHT = 5.6, 2.5  # inches
@@ -179,7 +180,7 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Span:
-    """A process on the time line of a run.
+    """A process on the timeline of a run.
 
     setup_s : seconds of its setup
     seconds : seconds in total
@@ -195,10 +196,10 @@ class Span:
     pause: str = ""
 
 
-def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
+def timeline(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
     """Return the processes one after the other, to scale, with pauses of equal width."""
     total = sum(span.seconds for span in spans) or 1.0
-    pause_s = min(0.06, 0.4 / len(spans)) * total  # at most 40 % of the time line in all
+    pause_s = min(0.06, 0.4 / len(spans)) * total  # at most 40 % of the timeline in all
     start = 0.0
     marks: dict[bool, list[tuple[float, str]]] = {False: [], True: []}  # by whether a problem
     with _style():

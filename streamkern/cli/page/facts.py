@@ -137,7 +137,8 @@ def read_facts(
 ) -> RunFacts:
     """Return the facts of the run at `location`.
 
-    Raises RunError if there is no run, StorageError if the storage fails.
+    Raises RunError if there is no run, CheckpointError if its files cannot be read as those of a
+    run, and StorageError if the storage fails.
     """
     summary = summarise_run(location, storage_options)
     with checkpoint_errors(summary.location):
@@ -214,11 +215,11 @@ def _figures(saved_metrics: Mapping[str, Any], history: RunHistory) -> Mapping[s
 def distinct_names(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """Return the runs with unique names: as many last parts of their paths as necessary."""
     names = [run.name for run in runs]
-    parts = [PurePosixPath(run.location).parts for run in runs]
-    for length in range(2, max(map(len, parts), default=0) + 1):
+    paths = [PurePosixPath(run.location).parts for run in runs]
+    for length in range(2, max(map(len, paths), default=0) + 1):
         repeated = {name for name in names if names.count(name) > 1}
         names = [
-            "/".join(part[-length:]) if name in repeated else name
-            for name, part in zip(names, parts, strict=True)
+            "/".join(path[-length:]) if name in repeated else name
+            for name, path in zip(names, paths, strict=True)
         ]
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]

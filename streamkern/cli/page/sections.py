@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
@@ -164,8 +164,9 @@ def plan_section(runs: Sequence[RunFacts]) -> Html:
     """
     planned_rows: list[list[Cell]] = []
     measured_rows: list[list[Cell]] = []
-    for name, cells_of in _PLAN_ROWS.items():
-        pairs = [cells_of(run) for run in runs]
+    cells_of_runs = list(map(_plan_cells, runs))
+    for name in cells_of_runs[0]:
+        pairs = [cells[name] for cells in cells_of_runs]
         if any(planned for planned, _ in pairs):
             planned_rows.append([name, *(cell for pair in pairs for cell in pair)])
         elif any(measured for _, measured in pairs):
@@ -173,8 +174,8 @@ def plan_section(runs: Sequence[RunFacts]) -> Html:
     run_names, measured_head = NO_HTML, ["", "measured"]
     if len(runs) > 1:
         labels = [run_label(run, k) for k, run in enumerate(runs)]
-        cells = (tag("th", label, colspan=2, class_="group") for label in labels)
-        run_names = tag("tr", tag("td", class_="group"), *cells)
+        heads = (tag("th", label, colspan=2, class_="group") for label in labels)
+        run_names = tag("tr", tag("td", class_="group"), *heads)
         measured_head = ["", *labels]
     head = ["", *("planned", "measured") * len(runs)]
     return section(
@@ -231,48 +232,31 @@ def _training_cells(run: RunFacts) -> tuple[Cell, Cell]:
     )
 
 
-def _batch_cells(run: RunFacts) -> tuple[Cell, Cell]:
-    """Return planned and mean rows of a batch."""
-    step, samples = run.progress["step"], run.progress["samples"]
-    return count_cell(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
-
-
-def _stall_cells(run: RunFacts) -> tuple[Cell, Cell]:
-    """Return the mean share of the time spent waiting for data."""
-    shares = [share for _, share in run.history.curves.get(RATES[1], ())]
-    return None, f"{sum(shares) / len(shares):.1%}" if shares else None
-
-
-def _rate_cells(run: RunFacts) -> tuple[Cell, Cell]:
-    """Return the mean samples per second."""
-    samples, seconds = run.progress["samples"] + run.history.n_repeated, run.history.steps_s
-    return None, count_cell(samples / seconds) if samples and seconds else None
-
-
-_PLAN_ROWS: dict[str, Callable[[RunFacts], tuple[Cell, Cell]]] = {
-    "samples": lambda run: (count_cell(run.planned_samples), count_cell(run.progress["samples"])),
-    "steps": lambda run: (
-        count_cell(run.history.plan.get("batches")),
-        count_cell(run.progress["step"]),
-    ),
-    "rows in a batch": _batch_cells,
-    "peak memory": _memory_cells,
-    "memory budget": lambda run: (_size_cell(run.history.plan.get("budget_bytes")), None),
-    "setup": lambda run: (None, duration_cell(run.history.setup_s)),
-    "setup FLOPs": _setup_cells,
-    "steps and evaluations": lambda run: (
-        duration_cell(run.history.expected_s),
-        duration_cell(run.history.steps_s),
-    ),
-    "training FLOPs": _training_cells,
-    "samples / s": _rate_cells,
-    "waiting for data": _stall_cells,
-    "samples repeated after a resume": lambda run: (
-        None,
-        count_cell(run.history.n_repeated or None),
-    ),
-}
-"""Name of a row -> function that returns its planned and its measured cell."""
+def _plan_cells(run: RunFacts) -> dict[str, tuple[Cell, Cell]]:
+    """Return the planned and the measured cell of each row, by the name of the row."""
+    history, plan, progress = run.history, run.history.plan, run.progress
+    samples, step = progress["samples"], progress["step"]
+    n_trained = samples + history.n_repeated
+    stalls = [share for _, share in history.curves.get(RATES[1], ())]
+    rate = n_trained / history.steps_s if n_trained and history.steps_s else None
+    return {
+        "samples": (count_cell(run.planned_samples), count_cell(samples)),
+        "steps": (count_cell(plan.get("batches")), count_cell(step)),
+        "rows in a batch": (
+            count_cell(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
+        ),
+        "peak memory": _memory_cells(run),
+        "memory budget": (_size_cell(plan.get("budget_bytes")), None),
+        "setup": (None, duration_cell(history.setup_s)),
+        "setup FLOPs": _setup_cells(run),
+        "steps and evaluations": (
+            duration_cell(history.expected_s), duration_cell(history.steps_s)
+        ),
+        "training FLOPs": _training_cells(run),
+        "samples / s": (None, count_cell(rate)),
+        "waiting for data": (None, f"{sum(stalls) / len(stalls):.1%}" if stalls else None),
+        "samples repeated after a resume": (None, count_cell(history.n_repeated or None)),
+    }  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------- settings
@@ -299,15 +283,13 @@ def settings_section(runs: Sequence[RunFacts], defaults: Mapping[str, Any]) -> H
     if is_single:  # a setting that is not recorded has its default
         differing = [n for n in differing if n in settings[0]]
     reference = "the defaults" if is_single else "each other"
-    parts: list[Html] = []
+    shown = tag("p", f"None differs from {reference}.")
     if differing:
-        parts.append(_settings_table(differing, columns, heads, set()))
-    else:
-        parts.append(tag("p", f"None differs from {reference}."))
+        shown = _settings_table(differing, columns, heads, set())
     all_settings = _settings_table(names, columns, heads, set(differing))
     collapsed = tag("details", tag("summary", f"All {len(names)} settings and sizes"), all_settings)
     return section(
-        "Settings that differ", *parts, collapsed if len(names) > len(differing) else NO_HTML,
+        "Settings that differ", shown, collapsed if len(names) > len(differing) else NO_HTML,
         caption=f"Compared with {reference}. Values chosen for “auto” are listed as sizes."
         if not is_single else "Compared with the defaults.",
     )  # fmt: skip

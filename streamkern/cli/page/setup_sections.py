@@ -1,4 +1,4 @@
-"""The sections on single runs: choices of the setup, data, time line, machine."""
+"""The sections on single runs: choices of the setup, data, timeline, machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import first_names_text, size_text
-from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_chart, time_line
+from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_chart, timeline
 from streamkern.cli.page.facts import RunFacts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
@@ -260,7 +260,7 @@ def timeline_section(runs: Sequence[RunFacts]) -> Html:
 
 
 def _run_timeline(run: RunFacts, k: int) -> Html:
-    """Return the time line and the events of run k."""
+    """Return the timeline and the events of run k."""
     processes = run.history.processes
     if not processes:
         return NO_HTML
@@ -281,7 +281,7 @@ def _run_timeline(run: RunFacts, k: int) -> Html:
     step_text = ", ".join(f"{step:,}" for step in run.steps) or "none"
     summary = f"{count_text}, {time_text}; checkpoints kept: step {step_text}"
     title = tag("h3", run_label(run, k), tag("small", summary))
-    line = tag("div", time_line(f"{run.name} in time", spans, k), class_="wide time")
+    line = tag("div", timeline(f"{run.name} in time", spans, k), class_="wide time")
     return joined_html([title, line, events])
 
 

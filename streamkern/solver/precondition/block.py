@@ -145,7 +145,10 @@ class BlockPreconditioner:
 
 
 def block_slices(p: int, block_size: int) -> list[slice]:
-    """Return slices of nearly equal size, none larger than block_size."""
+    """Return slices of nearly equal size, none larger than block_size.
+
+    Raises ConfigError unless block_size is from 1 to p.
+    """
     if not 1 <= block_size <= p:
         raise ConfigError(
             f"{mention('block_size', block_size)} must lie between 1 and {mention('n_centers', p)}",

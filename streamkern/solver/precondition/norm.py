@@ -97,6 +97,8 @@ def inverse_root(
     C : (b, b) covariance of the features; only its lower triangle is read.
     mu : penalty to start from.
     top : approximate top eigenvalue of C; mu is not below its rounding.
+
+    Raises ConfigError if the trace of C is 0 or not finite, or if even mu = trace does not suffice.
     """
     backend = op.backend
     mu = max(mu, eps(op.dtype) * top / 100)

@@ -209,10 +209,16 @@ TRANSFORM_KINDS: dict[str, Callable[..., Transform]] = {
 }
 
 
-def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
-    """Make transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``."""
-    transforms = []
+def from_config(settings: Sequence[Mapping[str, Any] | Transform]) -> tuple[Transform, ...]:
+    """Make transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``.
+
+    Entries that are not mappings are returned as they are.
+    """
+    transforms: list[Transform] = []
     for number, entry in enumerate(settings, start=1):
+        if not isinstance(entry, Mapping):
+            transforms.append(entry)
+            continue
         options = dict(to_builtin(entry))
         kind = options.pop("kind", None)
         if kind not in TRANSFORM_KINDS:

@@ -17,6 +17,7 @@ import numpy as np
 from streamkern.backend.base import Array
 from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.centers import random_rows
+from streamkern.centers.given_centers import given_centers
 from streamkern.centers.selector import CenterWork
 from streamkern.centers.selectors import SELECTORS
 from streamkern.kernels.builtin import Kernel
@@ -211,7 +212,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
         assert not isinstance(array, StoredCenters)
         if array is None:
             array = open_centers(run.config, base.columns, base.encoder)
-        block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
+        block = given_centers(array, base.row_shape, base.n_outputs)
     return block, len(block.X)
 
 

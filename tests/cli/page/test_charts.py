@@ -15,7 +15,7 @@ from streamkern.cli.page.charts import (
     line_chart,
     scatter_chart,
     short_number,
-    time_line,
+    timeline,
 )
 from streamkern.cli.page.html import NO_HTML
 
@@ -83,9 +83,7 @@ def test_chart_escapes_names_and_omits_empty_curves() -> None:
         line_chart(shown, lines, UNSAFE_TEXT, UNSAFE_TEXT, note=shown),
         scatter_chart(shown, [1.0, np.nan], [2.0, 3.0], UNSAFE_TEXT, UNSAFE_TEXT, diagonal=True),
         bar_chart(shown, [(UNSAFE_TEXT, 1.0), ("b", -2.0)]),
-        time_line(
-            shown, [Span(1.0, 2.0, UNSAFE_TEXT, [(1.0, UNSAFE_TEXT, True)]), Span(0, 0, "b")]
-        ),
+        timeline(shown, [Span(1.0, 2.0, UNSAFE_TEXT, [(1.0, UNSAFE_TEXT, True)]), Span(0, 0, "b")]),
     ):
         root = ET.fromstring(chart)
         assert not list(root.iter("b"))
@@ -106,9 +104,9 @@ def test_bar_lengths_are_proportional_to_values() -> None:
     assert {"50.0%", "25.0%", "a", "b"} <= {text.text for text in root.iter("text")}
 
 
-def test_time_line_spans_are_proportional_to_durations() -> None:
+def test_timeline_spans_are_proportional_to_durations() -> None:
     spans = [Span(1.0, 4.0, "first"), Span(0.0, 8.0, "second", [(4.0, "half", False)], "2 h")]
-    root = ET.fromstring(time_line("t", spans))
+    root = ET.fromstring(timeline("t", spans))
     shapes = shapes_by_tooltip(root)
     first, setup, second = (
         points_of(shapes[name])[0] for name in ("first", "setup, first", "second")
