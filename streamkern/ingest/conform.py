@@ -92,7 +92,7 @@ class RawBlock(NamedTuple):
                 "which is not a number",
                 "write a number of 0 or above, and 0 for a row that does not count",
             ) from error
-        return as_weights(w, len(self.X), self.location, self.start)
+        return as_weights(w, len(self.X), self.location, self.row_numbers)
 
     def cell_location(self, row: int, column: int | None = None) -> str:
         """Return ``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
