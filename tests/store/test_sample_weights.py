@@ -1,4 +1,4 @@
-"""Sample weights: whole numbers against repeated rows, 0 against absent rows, formulas, bytes."""
+"""Check sample weights: whole numbers against repeated rows, 0 against absent rows, formulas."""
 
 from __future__ import annotations
 
