@@ -29,9 +29,10 @@ from streamkern.estimator.labels import (
 )
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.predicting import on_snapshot
+from streamkern.ingest.numeric import is_sparse
 from streamkern.predict.prediction_table import NO_POSTERIOR, check_normalised
 from streamkern.stream.sources.alignment import align_classes
-from streamkern.stream.sources.arrays import ArraySource, is_sparse
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 
 __all__ = ["KernelClassifier", "KernelRegressor"]

@@ -24,13 +24,13 @@ from streamkern.estimator.opened_model import ModelOpeningMixin
 from streamkern.ingest.columns import unused_columns
 from streamkern.ingest.convert_input import convert_input
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.numeric import frame_numbers
+from streamkern.ingest.numeric import frame_numbers, is_sparse
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.prediction_table import QUANTILE_TOLERANCE, OutputFormat
 from streamkern.store.sparse_rows import PackedRows
 from streamkern.stream.sources.alignment import check_row_shape
-from streamkern.stream.sources.arrays import ArraySource, is_sparse
+from streamkern.stream.sources.arrays import ArraySource
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -236,14 +236,14 @@ class Objects:
         if await self._with_retries("creating", key, lambda: self._put(key, data, create=True)):
             return True
         # This call may have created it: the reply to an earlier attempt may have been lost.
-        own_bytes = bytes(data)
+        given_bytes = bytes(data)
         try:
             stored_bytes = await self.get_async(
-                key, is_intact=lambda data: bytes(data) == own_bytes
+                key, is_intact=lambda data: bytes(data) == given_bytes
             )
         except FileNotFoundError:
             return False
-        return bytes(stored_bytes) == own_bytes
+        return bytes(stored_bytes) == given_bytes
 
     async def _put(self, key: str, data: Bytes, *, create: bool) -> bool:
         """Make one attempt; return False if the object to create exists."""

@@ -62,7 +62,11 @@ def zarr_store(
     storage_options: Mapping[str, Any] | None = None,
     read_only: bool = True,
 ) -> Store:
-    """Return the zarr store at `url`; nothing is read or created yet. Raises as `open_objects`."""
+    """Return the zarr store at `url`; nothing is created yet, and only a zip archive is read.
+
+    Raises the errors of `open_objects`, and ConfigError for storage options of a local path, for a
+    zip archive that cannot be used, and for an icechunk repository that is to be written.
+    """
     path = local_path(url)
     if is_icechunk(url):
         if not read_only:
@@ -125,7 +129,15 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
         If the scheme is unknown, or an option is wrong.
     """
     try:
-        return _open_objects(url, dict(storage_options or {}))
+        options = dict(storage_options or {})
+        deadline_s = options.pop("deadline_s", DEADLINE_S)
+        is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+        if not is_number or deadline_s < 0:
+            raise ConfigError(
+                f"storage option deadline_s={deadline_s!r} must be seconds, 0 or more",
+                "give a number, such as 300",
+            )
+        return Objects(url, _engine(url, options), deadline_s=float(deadline_s))
     except StreamkernError:
         raise
     except ImportError as error:
@@ -138,17 +150,6 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
             f"cannot open {redact(url)} ({redact(str(error))})",
             "correct the URL or the storage options",
         ) from None
-
-
-def _open_objects(url: str, options: dict[str, Any]) -> Objects:
-    """Return the result of `open_objects`; errors of libraries are raised unchanged."""
-    deadline = options.pop("deadline_s", DEADLINE_S)
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
-        raise ConfigError(
-            f"storage option deadline_s={deadline!r} must be seconds, 0 or more",
-            "give a number, such as 300",
-        )
-    return Objects(url, _engine(url, options), deadline_s=float(deadline))
 
 
 def _engine(url: str, options: dict[str, Any]) -> Engine:

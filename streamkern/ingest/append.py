@@ -202,7 +202,7 @@ def _checked_store_path(store: str | os.PathLike[str]) -> os.PathLike[str]:
 
 
 def _check_store(store: Store, dtype: Any) -> None:
-    """Raise for a store that nothing can be appended to."""
+    """Raise DataError for a store that cannot grow, and ConfigError for another dtype."""
     spec = store.spec
     if spec.foreign:
         raise DataError(
@@ -237,7 +237,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
         (form or {}).get("positions") or {} for form in (reader.file_form, spec.file_form)
     )
     if x is None and "x" in recorded and positions.get("width") == recorded["width"]:
-        expected, names = (tuple(map(str, k["y"])) for k in (recorded, positions))
+        expected, names = (tuple(map(str, record["y"])) for record in (recorded, positions))
         left_out = {*names} - {*map(str, recorded["x"])}
     if expected is None or names is None or expected == names:
         return

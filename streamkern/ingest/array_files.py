@@ -1,4 +1,4 @@
-"""Read arrays in .npy, IDX and .npz files, also with targets and weights in other files.
+"""Read arrays in .npy, IDX and .npz files, and X, y and w in one file or Zarr array each.
 
 Files are streamed, not mapped, so the same code reads local, compressed and remote ones.
 """
@@ -40,7 +40,11 @@ _NPY_HEADERS = {
 
 
 class FileArray:
-    """An n-dimensional array in a file, read by row slices; sequential slices do not seek."""
+    """An n-dimensional array in a file, read by row slices; sequential slices do not seek.
+
+    file : the open file, at the first byte of the array
+    location : name of the file, for messages
+    """
 
     def __init__(
         self, file: IO[bytes], location: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -110,7 +114,10 @@ def _truncation_error(location: str, part: str) -> DataError:
 
 
 def npy_array(file: IO[bytes], location: str, opener: FileOpener | None = None) -> FileArray:
-    """Return the array after a .npy header; nothing is unpickled."""
+    """Return the array after a .npy header; nothing is unpickled.
+
+    Raises DataError if the header is not valid, or the array holds Python objects.
+    """
     try:
         version = np.lib.format.read_magic(file)
         if version not in _NPY_HEADERS:
@@ -133,7 +140,10 @@ def npy_array(file: IO[bytes], location: str, opener: FileOpener | None = None) 
 
 
 def idx_array(file: IO[bytes], location: str, opener: FileOpener | None = None) -> FileArray:
-    """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
+    """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes.
+
+    Raises DataError if the header is not valid.
+    """
     head = file.read(4)
     if not is_idx(head):
         raise DataError(f"{location} is not a valid IDX file", "copy it again from its source")
@@ -145,18 +155,28 @@ def idx_array(file: IO[bytes], location: str, opener: FileOpener | None = None) 
 
 
 def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
-    """Return a reader of the arrays X, y and w of a .npz archive, by name."""
+    """Return a reader of the arrays X, y and w of a .npz archive, by name.
+
+    Raises
+    ------
+    ConfigError
+        If a requested array is not a name.
+    StoreNotFoundError
+        If there is no array of a requested name.
+    DataError
+        If the file is not a .npz archive, or an array in it cannot be read.
+    """
     location = redact(url)
-    file_identity, archive = _kept_archive(url, opener)
+    file_identity, archive = _shared_archive(url, opener)
     identity = [file_identity, *requested_names(request, location)]
-    names = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
+    names = [entry.removesuffix(".npy") for entry in archive.namelist() if entry.endswith(".npy")]
 
     @cache
     def open_array(name: str) -> Any:
         if name not in names:
             return None
         return npy_array(
-            opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
+            opener.keep(_open_entry(archive, name, location)), f"{name} of {location}", opener
         )
 
     def read_array(i: int, name: str) -> Any:
@@ -177,27 +197,26 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     return ArrayReader(named_arrays(open_array, read_array, request, location), location, identity)
 
 
-def _archive(file: Any, location: str) -> zipfile.ZipFile:
-    """Return an open .npz archive; raise DataError for any other file."""
-    try:
-        return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
-        raise DataError(
-            f"{location} is not a .npz file: {error}", "write it with numpy.savez"
-        ) from error
+def _shared_archive(url: Url, opener: FileOpener) -> tuple[dict[str, str], zipfile.ZipFile]:
+    """Return the identity of a .npz archive, and the archive, which each opener opens once.
 
-
-def _kept_archive(url: Url, opener: FileOpener) -> tuple[dict[str, str], zipfile.ZipFile]:
-    """Return the identity of an archive, and the archive, which each opener opens once."""
+    Raises DataError for any other file.
+    """
     if url not in opener.archives:
         identity = opener.identity(url)
-        opener.archives[url] = identity, opener.keep(_archive(opener.open(url), redact(url)))
+        try:
+            archive = zipfile.ZipFile(opener.open(url))
+        except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
+            raise DataError(
+                f"{redact(url)} is not a .npz file: {error}", "write it with numpy.savez"
+            ) from error
+        opener.archives[url] = identity, opener.keep(archive)
     return opener.archives[url]
 
 
 def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
     """Return the names in an archive of scipy.sparse.save_npz; None for another archive."""
-    names = _kept_archive(url, opener)[1].namelist()
+    names = _shared_archive(url, opener)[1].namelist()
     return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
 
 
@@ -205,14 +224,17 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
     """Return the rows of a matrix of scipy.sparse.save_npz; only CSR is read by pieces.
 
     names : names of the files in the archive, from `sparse_names`
+
+    Raises DataError if an array is missing, or the arrays are not a matrix, and MemoryBudgetError
+    if a matrix of another form than CSR is too large to convert.
     """
-    location, (_, archive) = redact(url), _kept_archive(url, opener)
+    location, (_, archive) = redact(url), _shared_archive(url, opener)
 
     def read_member(name: str) -> Any:
         if f"{name}.npy" not in names:
             raise DataError(f"{location} is not a sparse matrix: it has no {name}", "save it again")
         return npy_array(
-            opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
+            opener.keep(_open_entry(archive, name, location)), f"{name} of {location}", opener
         )
 
     form, shape = _read_all(read_member("format")).item(), _read_all(read_member("shape"))
@@ -236,7 +258,7 @@ def _read_all(array: Any) -> NDArray[Any]:
     return np.asarray(array[:])
 
 
-def _entry(archive: zipfile.ZipFile, name: str, location: str) -> Any:
+def _open_entry(archive: zipfile.ZipFile, name: str, location: str) -> Any:
     """Return the open file of an array in an archive."""
     try:
         return archive.open(f"{name}.npy")
@@ -249,7 +271,7 @@ SINGLE_ARRAY_FORMATS = {"npy": npy_array, "idx": idx_array}
 
 
 def holds_one_array(url: Url, format_name: str, opener: FileOpener) -> bool:
-    """Return whether a file or store of this format holds X alone."""
+    """Return whether a file or Zarr store of this format is one array."""
     if format_name == "zarr":
         return zarr_array(url, opener) is not None
     is_sparse = format_name == "npz" and sparse_names(url, opener) is not None
@@ -259,7 +281,19 @@ def holds_one_array(url: Url, format_name: str, opener: FileOpener) -> bool:
 def open_single_array(
     format_name: str, url: Url, request: ReadRequest, opener: FileOpener
 ) -> ArrayReader:
-    """Return a reader of a file or store of X alone, with y and w in others or in memory."""
+    """Return a reader of a file or Zarr array of X alone, with y and w in others or in memory.
+
+    If y is None and X is an IDX file named as the images of MNIST, y is its file of labels.
+
+    Raises
+    ------
+    ConfigError
+        If targets are read but not given, or y or w is a file that holds more than one array.
+    DataError
+        If a file is damaged, X is a structured array, or the arrays differ in their rows.
+    MemoryBudgetError
+        If a sparse matrix of another form than CSR is too large to convert.
+    """
     location = redact(url)
     arrays_and_identities = [_array_in(url, format_name, opener)]
     if getattr(arrays_and_identities[0][0].dtype, "names", None):

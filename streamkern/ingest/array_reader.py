@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -22,14 +21,14 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import MISSING_CHUNK_TEXT
-from streamkern.ingest.columns import ReadRequest, assign_columns
+from streamkern.ingest.column_roles import assign_columns
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.convert_input import convert_input, convert_targets
 from streamkern.ingest.decompress import DAMAGE
-from streamkern.ingest.frames import is_frame, names_of_columns
+from streamkern.ingest.frames import names_of_columns
 from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
-from streamkern.ingest.numeric import frame_numbers, is_sparse, no_rows, numeric, with_lengths
-from streamkern.ingest.reader import Reader, rows_with_targets
+from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
+from streamkern.ingest.reader import Reader
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.row_block import without_mask
 from streamkern.store.sample_weights import warn_of_unused
@@ -145,7 +144,7 @@ class ArrayReader(Reader):
 
 
 def check_row_bytes(row_bytes: int, rows: int, location: str, block_bytes: int) -> None:
-    """Raise MemoryBudgetError if rows that are read at once take far more than a block."""
+    """Raise MemoryBudgetError if rows that are read at once take more than eight blocks."""
     limit = 8 * block_bytes
     if row_bytes * rows > limit:
         noun = "a row" if rows == 1 else f"a chunk ({rows} rows)"
@@ -214,7 +213,15 @@ def _read_slice(array: Any, start: int, stop: int, name: str) -> NDArray[Any]:
 
 
 def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
-    """Return a reader of X, y and w: arrays in memory, or of Zarr or Dask, read in slices."""
+    """Return a reader of X, y and w: arrays in memory, or of Zarr or Dask, read in slices.
+
+    Raises
+    ------
+    ConfigError
+        If targets are read and `request.y` is None.
+    DataError
+        If a shape is wrong or unknown, or X is not numeric.
+    """
     if request.y is None and request.targets:
         raise ConfigError(
             "X is an array, which contains no targets", f"give them as {mention('y=')}"
@@ -242,7 +249,8 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     parts = [
         part for a in arrays for part in ([a.data, a.indices, a.indptr] if is_sparse(a) else [a])
     ]
-    # Arrays in memory are identified by all of their values, others by their first and last rows.
+    # Arrays in memory are identified by all of their values, others by the first and last rows of X
+    # and y, and all weights.
     if all(type(a) is np.ndarray for a in parts):
         identity |= {"kind": "arrays in memory", "contents": [content_checksum(a) for a in parts]}
     else:  # reading them may take as long as the ingest
@@ -259,7 +267,12 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
 def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition.
 
-    Raises ConfigError if its columns were to be encoded.
+    Raises
+    ------
+    ConfigError
+        If `request.as_table`, because its columns cannot be encoded.
+    DataError
+        If a requested column does not exist or has two roles, or if a column is not numeric.
     """
     if request.as_table:
         raise ConfigError(
@@ -293,7 +306,10 @@ def _decode_array(array: Any, name: str, *, keep_missing: bool) -> Any:
 
 
 def content_checksum(array: NDArray[Any]) -> str:
-    """Return the CRC-32C of an array as text; for objects, strings and scalars, `ends_digest`."""
+    """Return the CRC-32C of an array as text.
+
+    For objects, strings of variable length and scalars it is `ends_digest` of the whole array.
+    """
     if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
         return ends_digest(array)
     crc, rows = 0, max(1, _SLAB_BYTES // max(1, array[:1].nbytes))
@@ -313,75 +329,3 @@ def ends_digest(*arrays: NDArray[Any]) -> str:
         digest.update(f"{plain.shape} {plain.dtype}".encode())
         digest.update(np.ascontiguousarray(plain).tobytes())
     return digest.hexdigest()
-
-
-class BlockReader(Reader):
-    """Reader of an iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
-
-    def __init__(self, pairs: Iterable[Any], request: ReadRequest) -> None:
-        self._numbered_pairs = enumerate(pairs)
-        self._first_blocks = self._blocks_to_first_rows(request)
-        if not self._first_blocks:
-            raise DataError(
-                "the iterator gave no rows",
-                "give a new iterator: a generator gives its blocks only once",
-            )
-        # An iterator can be identified only by its first rows.
-        self.identity = {"kind": "iterator", "begins": ends_digest(*self._first_blocks[0])}
-
-    def _blocks_to_first_rows(self, request: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
-        """Return the blocks up to the first one with rows to keep.
-
-        The reader holds these blocks, because their rows are needed before the first pass, and an
-        iterator yields them only once.
-        """
-        first_blocks = []
-        for X, y, *w in map(self._pair, self._numbered_pairs):
-            if len(X):
-                first_blocks.append((X, y, *w))
-                block = RawBlock(X, y, "the iterator", 0)
-                if not request.drop_missing or len(rows_with_targets(block, request.markers).X):
-                    break
-        return first_blocks
-
-    @staticmethod
-    def _pair(numbered_pair: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
-        """Return the arrays of a block, given with its number; raise DataError if they differ."""
-        index, pair = numbered_pair
-        if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
-            raise DataError(
-                f"block {index} of the iterator is not a tuple of two or three arrays; give "
-                "pairs (X, y), or (X, y, w) with sample weights"
-            )
-        X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
-        if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
-            raise DataError(
-                f"block {index} of the iterator has X of shape {X.shape} and y of shape {y.shape}",
-                "give X as (n, d) and a target for each row",
-            )
-        return X, y, *w
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row = 0
-        for X, y, *w in chain(self._first_blocks, map(self._pair, self._numbered_pairs)):
-            block = RawBlock(X, y, "the iterator", row, w=w[0] if w else None)
-            step = max(1, block_bytes // max(1, X[:1].nbytes))
-            for offset in range(max(start - row, 0), len(X), step):
-                yield block.part(offset, offset + step)
-            row += len(X)
-
-
-def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
-    """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
-    if role:
-        return np.asarray(convert_targets(values, ("", "y", "sample_weight")[role]))
-    X = convert_input(values, "X")
-    if is_frame(X):
-        X = frame_numbers(X, "X")
-        if X is None:
-            raise DataError(
-                f"block {index} of the iterator is a data frame with columns that are not "
-                "numbers, or with missing numbers",
-                "give the whole table as one data frame, or give files",
-            )
-    return np.asarray(numeric(X))

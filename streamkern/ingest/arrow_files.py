@@ -37,7 +37,8 @@ def _check_footer(location: str, metadata: Any) -> None:
 class ParquetReader(ArrowReader):
     """Reader of a Parquet file; page checksums are verified if the file has them.
 
-    The file is opened only while it is read: of a folder with thousands of files, one at a time.
+    A file that is not compressed is opened only while it is read: of a folder with thousands of
+    files, one at a time.
     """
 
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
@@ -103,8 +104,8 @@ class ArrowFileReader(ArrowReader):
     @contextmanager
     def _open(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield the schema and the record batches, of these columns or of all."""
-        fields = None if columns is None else [self.schema.get_field_index(k) for k in columns]
-        options = arrow_ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
+        fields = [self.schema.get_field_index(name) for name in columns or ()]  # none means all
+        options = arrow_ipc.IpcReadOptions(use_threads=False, included_fields=fields)
         with closing(self._opener.open_once(self._url)) as file:
             head = file.read(6)
             file.seek(0)

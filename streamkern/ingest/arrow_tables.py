@@ -1,4 +1,4 @@
-"""Read tables of typed columns in blocks, by pyarrow: the common base, and data frames."""
+"""Read tables of typed columns in blocks, by pyarrow: the base class of readers of such tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
+from streamkern.ingest.column_roles import assign_columns
+from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.arrow import (
@@ -47,7 +48,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
             dtypes.append(np.dtype(number.to_pandas_dtype()))
         except (NotImplementedError, TypeError):
             return None
-    return np.result_type(*dtypes) if all(k.kind in "biuf" for k in dtypes) else None
+    return np.result_type(*dtypes) if all(dtype.kind in "biuf" for dtype in dtypes) else None
 
 
 def _data_columns(schema: Any, request: ReadRequest, location: str) -> list[str]:
@@ -64,7 +65,7 @@ def _data_columns(schema: Any, request: ReadRequest, location: str) -> list[str]
         if not request.reads_all_columns and name not in requested | index:
             warn_of_index(name, location)
             index.add(name)
-    return [k for k in schema.names if k not in index - requested]
+    return [name for name in schema.names if name not in index - requested]
 
 
 class ArrowReader(Reader):
@@ -85,7 +86,8 @@ class ArrowReader(Reader):
         columns = _data_columns(schema, request, location)
         roles = assign_columns(columns, request, location)
         if self._lists and is_default:
-            unused = [k for k in columns if k not in {*roles.all_columns, *request.dropped_columns}]
+            used = {*roles.all_columns, *request.dropped_columns}
+            unused = [name for name in columns if name not in used]
             if unused:
                 warn(
                     f"the lists in column {name!r} of {location} are all of the features, and its "
@@ -102,11 +104,9 @@ class ArrowReader(Reader):
         self._columns_read = roles.all_columns
         self._markers, self._drop_missing = request.markers, request.drop_missing
         self._bytes_columns: set[str] = set()  # names of columns of bytes, whose warning was given
-        self._rounded_columns: set[str] = (
-            set()
-        )  # names of columns that are rounded, whose warning was given
+        self._rounded_columns: set[str] = set()  # names of rounded columns, likewise
         self._as_table, self.can_be_table = request.as_table, not self._lists
-        self.natural_dtype = _natural_dtype([schema.field(k).type for k in roles.features])
+        self.natural_dtype = _natural_dtype([schema.field(name).type for name in roles.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
@@ -149,10 +149,13 @@ class ArrowReader(Reader):
         elif self._lists:
             X = self._rows_of_lists(batch.column(self._features[0]), row_numbers)
         else:
-            columns = [self._numbers(batch.column(k), k) for k in self._features]
+            columns = [self._numbers(batch.column(name), name) for name in self._features]
             X = self._stack(columns, self._features)
-        y = [self._values(batch.column(name), name, start) for name in self._targets]
-        targets = self._stack(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
+        targets = [self._values(batch.column(name), name, start) for name in self._targets]
+        if len(targets) > 1:
+            y = self._stack(targets, self._targets)
+        else:
+            y = targets[0] if targets else np.empty((len(X), 0))
         weights = None
         for name in self._weights:
             try:
@@ -161,7 +164,7 @@ class ArrowReader(Reader):
                 raise DataError(str(error)) from None
         return RawBlock(
             X,
-            y[0] if len(y) == 1 else targets,
+            y,
             self._location,
             start,
             None if self._lists else self._features,
@@ -231,7 +234,7 @@ class ArrowReader(Reader):
                 raise DataError(
                     f"{self._location}, column {field.name!r} is {field.type} and holds bytes "
                     f"after row {start} that are not text in UTF-8",
-                    f"{remedy}",
+                    remedy,
                 ) from error
             if field.name not in self._bytes_columns:
                 self._bytes_columns.add(field.name)
@@ -276,7 +279,10 @@ class ArrowReader(Reader):
         return as_array(column)
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
-        """Return targets as a NumPy array; decimals of scale 0 become integers, others floats."""
+        """Return targets as a NumPy array.
+
+        Decimals of at most 18 digits without a fraction become integers, other decimals floats.
+        """
         try:
             column = unwrap_column(column)
             if is_of_kind(column.type, "decimal"):

@@ -1,7 +1,7 @@
 """Convert raw blocks of rows to what a store holds, or raise an error that explains why not.
 
-X keeps its dtype if a store can hold it; wider integers become floats. For targets see
-`targets.py`.
+X keeps its dtype if a store can hold it; booleans become uint8, and other integers float32 or
+float64. For targets see `targets.py`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from streamkern.store.sparse_rows import is_packed, widen_rows
 class RawBlock(NamedTuple):
     """Consecutive rows of one input, as read.
 
-    X : (k, ...) features
+    X : (k, ...) features; an Arrow table of k rows if they are to be encoded
     y : (k,) or (k, c) targets; (k, 0) if none are read
-    location : name of the file
-    start : first row of the block in the file
+    location : name of the file or input, for messages
+    start : row number of the first row; only if `rows` is None
     columns : names of the feature columns, if the format has them
     w : (k,) sample weights, as numbers or text, if there are any
     rows : (k,) row numbers in the file, if rows were left out
@@ -77,7 +77,10 @@ class RawBlock(NamedTuple):
         )
 
     def weights(self) -> NDArray[np.float32] | None:
-        """Return the sample weights as stored; raise DataError unless all are numbers >= 0."""
+        """Return the sample weights (k,) as stored, None if there are none.
+
+        Raises DataError unless `as_weights` accepts them: finite numbers, 0 or above.
+        """
         if self.w is None:
             return None
         try:
@@ -92,7 +95,7 @@ class RawBlock(NamedTuple):
                 "which is not a number",
                 "write a number of 0 or above, and 0 for a row that does not count",
             ) from error
-        return as_weights(w, len(self.X), self.location, self.start)
+        return as_weights(w, len(self.X), self.location, self.row_numbers)
 
     def cell_location(self, row: int, column: int | None = None) -> str:
         """Return ``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
@@ -147,7 +150,7 @@ class FeatureConverter:
         self.packed = packed
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
-        """Convert to (k, *row_shape) of `dtype`, C order, finite.
+        """Return the features of a block as (k, *row_shape) of `dtype`, finite and in C order.
 
         Raises
         ------
@@ -360,7 +363,10 @@ class RoundingTracker:
 
 
 def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return long doubles as float64, with a warning if that rounds; other arrays unchanged."""
+    """Return long doubles as float64, with a warning if that rounds; other arrays unchanged.
+
+    Raises DataError if a number is too large for float64.
+    """
     if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
         return values
     with np.errstate(over="ignore", invalid="ignore"):

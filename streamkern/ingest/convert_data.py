@@ -13,13 +13,8 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
-from streamkern.ingest.columns import (
-    DEFAULT_ARRAYS,
-    ColumnRoles,
-    ReadRequest,
-    RecordedArrays,
-    assign_columns,
-)
+from streamkern.ingest.column_roles import ColumnRoles, assign_columns
+from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, RecordedArrays
 from streamkern.ingest.convert_input import (
     class_name,
     convert_input,
@@ -74,7 +69,9 @@ def convert_for_store(
     name_types: tuple[type, ...] = (str, int)  # of y and sample_weight if they are no values
     if are_paths(X):
         name_types = (str, int, os.PathLike, list, tuple)
-        y, sample_weight = (int(k) if isinstance(k, np.integer) else k for k in (y, sample_weight))
+        y, sample_weight = (
+            int(role) if isinstance(role, np.integer) else role for role in (y, sample_weight)
+        )
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return StoreInputs(X, x, y, sample_weight, form)  # blocks
     elif not is_hub_dataset(X):
@@ -131,6 +128,9 @@ def convert_data(
     returned unchanged.
 
     arrays : array names of earlier data
+
+    Raises DataError as `convert_input` does, for names of columns that do not exist, and for inputs
+    whose parts contradict each other.
     """
     # Inputs that hold the targets as arrays, or are read later.
     if is_dataset(X, y):
@@ -175,8 +175,11 @@ def _are_column_names(y: Any, X: Any) -> bool:
     """Return whether y are names of columns of a table; the length of one of Dask is unknown."""
     if not is_dask_table(X):
         return are_names(y, X)
-    several = isinstance(y, list | tuple) and len(y) > 0
-    return isinstance(y, str) or (several and all(isinstance(k, str) and k in X.columns for k in y))
+    if isinstance(y, str):
+        return True
+    columns = X.columns
+    is_list = isinstance(y, list | tuple) and len(y) > 0
+    return is_list and all(isinstance(name, str) and name in columns for name in y)
 
 
 def _from_hub_dataset(X: Any, y: Any, sample_weight: Any) -> ConvertedData | None:

@@ -126,6 +126,9 @@ def convert_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> A
     One column of words becomes (n,), columns of numbers become (n, c).
 
     keep_missing : whether missing values of a column are kept, in place of an error
+
+    Raises DataError as `convert_input` does, and for y that is one number, and for several columns
+    of which some hold words or missing values.
     """
     values = convert_input(y, name, keep_missing=keep_missing)
     if is_sparse(values):
@@ -145,7 +148,7 @@ def convert_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> A
         return column_values(values.get_column(values.columns[0]), name, keep_missing=keep_missing)
     raise DataError(
         f"{name} has {len(values.columns)} columns, some with words or missing values, "
-        f"{some([str(k) for k in values.columns])}",
+        f"{some(list(map(str, values.columns)))}",
         "give one column of labels, or numbers",
     )
 

@@ -1,7 +1,7 @@
 """Check the first lines of a CSV file: titles, comments, units, delimiters, decimal commas.
 
-Each function raises DataError for lines that may be read in two ways, and the message names the
-option that decides.
+Each check raises DataError for lines that may be read in two ways, and the message names the option
+that decides.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def check_first_line(head: FirstLines) -> None:
     """Raise DataError if the first line seems to be a title or comment, not a header or a row.
 
     The evidence is a sign of comments, or another number of fields than in the lines below. Titles,
-    which have one field, may stand above these lines, if at least two lines follow them.
+    which have one field, may stand above these lines, if at least two lines follow them. Rows that
+    end with a delimiter below a header without it are refused with a message of their own.
     """
     fields, *rows = head.rows
     (number, line), *_ = head.lines
@@ -164,7 +165,7 @@ def refuse_unit_lines(head: FirstLines) -> None:
 def list_text(names: Sequence[str]) -> str:
     """Return the names as a list in Python, for messages; the first is "row" if it is empty.
 
-    A list that is too long, or names with quotes, brackets or backslashes, become "...".
+    The result is "..." if there are too many names, or one has quotes, brackets or backslashes.
     """
     if not names[0]:
         names = ["row" + "_" * list(names).count("row"), *names[1:]]

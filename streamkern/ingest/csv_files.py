@@ -22,7 +22,8 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.ingest import csv_lines
-from streamkern.ingest.columns import ReadRequest, as_list, assign_columns
+from streamkern.ingest.column_roles import assign_columns
+from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import NumberedLines

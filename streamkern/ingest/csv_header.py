@@ -29,8 +29,13 @@ line is a header; between the two it is refused as ambiguous."""
 _MAX_LOG10_PER_COLUMN = 6.0  # largest |log10 P| of one column
 _YEARS = range(1000, 3000)
 _MIN_FEWER_DIGITS = 4  # of a name than of the numbers below it, to count as another notation
-_MIN_SERIES_COLUMNS = 4  # integers seldom increase by chance over so many columns
-_MIN_LONG_SERIES_COLUMNS = 8  # nor do numbers with fractions over so many
+_MIN_INTEGER_CELLS = 4  # a column with fractions seldom begins with so many integers
+_MIN_SERIES_COLUMNS = 4
+"""Number of columns over which integers seldom increase by chance, and numbers with fractions, or
+years, seldom have a constant step."""
+_MIN_LONG_SERIES_COLUMNS = 8
+"""Number of columns over which numbers with fractions seldom increase by chance, and integers
+seldom have a constant step."""
 
 
 def informative_cells(rows: CsvRows, n_columns: int) -> list[list[str]]:
@@ -181,7 +186,7 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
         [*map(style.to_python_notation, cells)] for cells in informative_cells(rows, len(names))
     ]
     log10_notations = [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
-    # Of a series of integers, each cell must have another notation or other values than the name.
+    # Under each name of a series of integers, another notation or other values are evidence.
     if all(map(is_integer, names)):
         is_series = _is_column_numbering(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
         if is_series or _is_header_of_years(names, rows):
@@ -209,7 +214,7 @@ def _log10_notation(name: str, cells: Sequence[str]) -> float:
     if not cells:
         return 0.0
     if not is_integer(name):
-        if len(cells) >= _MIN_SERIES_COLUMNS and all(map(is_integer, cells)):
+        if len(cells) >= _MIN_INTEGER_CELLS and all(map(is_integer, cells)):
             return -_MAX_LOG10_PER_COLUMN / 2
         n_fewer = min(map(_n_digits, cells)) - _n_digits(name)
         return -min(_MAX_LOG10_PER_COLUMN, n_fewer) if n_fewer >= _MIN_FEWER_DIGITS else 0.0
@@ -267,8 +272,11 @@ def _is_increasing(names: Sequence[str]) -> bool:
 
 
 def _is_header_of_years(names: Sequence[str], rows: CsvRows) -> bool:
-    """Return whether the names are years in order, above rows that are not."""
-    if len(names) < 2 or not all(is_integer(k) and int(k) in _YEARS for k in names):
+    """Return whether the names are years in order, and the numbers below them mostly are not years.
+
+    For four or more years with a constant step, the numbers below do not matter.
+    """
+    if len(names) < 2 or not all(is_integer(name) and int(name) in _YEARS for name in names):
         return False
     steps = _differences(names)
     if min(steps) <= 0 <= max(steps):
@@ -286,12 +294,19 @@ def _differences(names: Sequence[str]) -> set[float]:
 
 
 def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
-    """Return whether each row is the one above it plus a constant, as in a range of numbers."""
+    """Return whether each line is the one above it plus a constant, as in a range of numbers.
+
+    The lines are the names and the first three rows, without rows that have other cells than
+    numbers.
+    """
     lines = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
-    # For each two consecutive lines, the distinct differences of their columns.
-    steps = [{round(y - x, 9) for x, y in zip(*two, strict=True)} for two in pairwise(lines)]
-    same_step = all(len(step) == 1 and step == steps[0] for step in steps)
-    return bool(steps) and same_step and steps[0] != {0.0}
+    # All differences of cells that are below each other.
+    steps = {
+        round(cell - cell_above, 9)
+        for line_above, line in pairwise(lines)
+        for cell_above, cell in zip(line_above, line, strict=True)
+    }
+    return len(steps) == 1 and steps != {0.0}
 
 
 def _is_header_of_words(

@@ -41,7 +41,8 @@ class CsvLayout(NamedTuple):
     skip_lines : number of lines above the header or the first row, including blank ones
     delimiter : the character between two fields
     has_header : whether the line after the skipped lines names the columns
-    fields : fields of this line as written, or the `names=` of a file without a header
+    fields : the fields of this line as written, but without a comment sign, and with "" for row
+        names that R left unnamed; or the `names=` of a file without a header
     has_names : whether the columns have names, from a header or from `names=`
     index_columns : names of the leading columns that only number or name the rows, as the index of
         pandas does
@@ -68,7 +69,8 @@ def csv_layout(
     required : names that columns must have
     optional : names that columns may have besides the required ones
 
-    Raises DataError if the layout is ambiguous, and names the option that resolves it.
+    Raises DataError if the layout is ambiguous, and names the option that resolves it, or if
+    `names=` do not fit the file.
     """
     n_skipped = form.skip_lines or 0
     delimiter = form.delimiter
@@ -94,6 +96,7 @@ def csv_layout(
         check_skipped_lines(skipped_lines, head)
     first_names, has_header = head.names, form.header
     if form.names is not None:
+        # If the names are those of earlier files, a first line with one of them is a header.
         names_are_recorded = earlier.get("names") == list(form.names)
         if not names_are_recorded or {*first_names}.isdisjoint(form.names):
             check_thousands(form.names, rows, form, head)
@@ -145,8 +148,9 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
 def _without_comment_sign(head: FirstLines) -> list[str]:
     """Return the fields of the first line without a leading #.
 
-    numpy.savetxt writes this sign before the names of columns. A line that is no header, because it
-    contains numbers or another number of fields than the next line, is returned unchanged.
+    numpy.savetxt writes this sign before the names of columns. Other lines are returned unchanged:
+    those that contain numbers, are the only line, or are above a line that has other cells than
+    numbers or another number of fields.
     """
     line, rows = head.lines[0][1], head.rows
     sign = re.match(r"\s*#\s*", line)

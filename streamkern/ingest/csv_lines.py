@@ -113,10 +113,12 @@ def pieces_after(pieces: Iterable[Piece], n_skipped: int) -> Iterator[Piece]:
 def first_lines(
     file: IO[bytes], n_skipped: int, delimiter: str | None, location: str
 ) -> tuple[NumberedLines, NumberedLines]:
-    """Return the first lines of a file: the skipped ones, and those after them; no blank lines.
+    """Return the lines that are skipped, and the first lines after them, both without blank lines.
 
     n_skipped : number of lines to skip
     delimiter : the character between two fields; None if it is unknown
+
+    Raises DataError if there are no lines after the skipped ones.
     """
     skipped_lines: list[tuple[int, str]] = []
 
@@ -336,7 +338,10 @@ def collapse_spaces(text: bytes) -> bytes:
 
 
 def has_zero_padded_field(content: bytes, delimiter: str) -> bool:
-    """Return whether a field may begin with a zero and another digit, as codes do."""
+    """Return whether a field may begin with a zero and another digit, as codes do.
+
+    False is certain; True may also be due to the text after a quote or a space in a field.
+    """
     if content[:1] == b"0" and content[1:2].isdigit():
         return True
     text = np.frombuffer(content, np.uint8)

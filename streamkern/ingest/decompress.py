@@ -32,8 +32,11 @@ Pieces = Callable[[Any], Iterator[bytes]]
 def open_decompressed(file: Any, name: str) -> Any:
     """Return a binary file of the decompressed content of `file`; closing it closes `file`.
 
-    The ending of `name` determines the compression. Reading a damaged file raises an error of
-    `DAMAGE`, or an OSError without errno.
+    The ending of `name` determines the compression; with another ending, `file` is returned.
+    Reading a damaged file raises an error of `DAMAGE`, or an OSError without errno.
+
+    Raises DataError for a zip archive that is damaged, encrypted or does not hold one file, and
+    MissingDependencyError for Zstandard without pyarrow.
     """
     ending = os.path.splitext(name)[1].lower()
     if ending == ".gz":
@@ -41,9 +44,9 @@ def open_decompressed(file: Any, name: str) -> Any:
     if ending == ".zip":
         return _only_member(file, name)
     pieces = _PIECES_BY_ENDING.get(ending)
-    return (
-        file if pieces is None else io.BufferedReader(_DecompressedFile(file, pieces), _PIECE_BYTES)
-    )
+    if pieces is None:
+        return file
+    return io.BufferedReader(_DecompressedFile(file, pieces), _PIECE_BYTES)
 
 
 def _only_member(file: Any, name: str) -> Any:
@@ -56,7 +59,9 @@ def _only_member(file: Any, name: str) -> Any:
             "copy the whole archive again from its source",
         ) from error
     members = [
-        k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")
+        name
+        for name in archive.namelist()
+        if not name.endswith("/") and not name.startswith("__MACOSX/")
     ]
     if len(members) != 1:
         raise DataError(
@@ -160,7 +165,7 @@ def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iter
             data = more.lstrip(padding)
 
 
-class _KeptOpenFile:
+class _UnclosableFile:
     """A file that stays open when its reader closes it."""
 
     closed = False
@@ -177,7 +182,7 @@ class _KeptOpenFile:
 
 def _zstd(file: Any) -> Iterator[bytes]:
     """Yield the decompressed data of a file of Zstandard."""
-    stream = import_optional("pyarrow").CompressedInputStream(_KeptOpenFile(file), "zstd")
+    stream = import_optional("pyarrow").CompressedInputStream(_UnclosableFile(file), "zstd")
     while piece := stream.read(_PIECE_BYTES):
         yield piece
 

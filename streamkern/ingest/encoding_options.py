@@ -220,12 +220,12 @@ def _marker_texts(na_values: Any) -> tuple[str, ...]:
         return ()
     is_single = isinstance(na_values, str) or not isinstance(na_values, Iterable)
     markers = [na_values] if is_single else list(na_values)
-    if not all(isinstance(k, str | Real) and not isinstance(k, bool) for k in markers):
+    if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in markers):
         raise ConfigError(
             f"{mention('na_values', na_values)} must be text or numbers",
             'give a list, such as ["?", -999]',
         )
-    return tuple(dict.fromkeys(str(k) for k in markers))
+    return tuple(dict.fromkeys(map(str, markers)))
 
 
 def _names(columns: Any, argument: str) -> tuple[str, ...]:
@@ -249,9 +249,9 @@ def _check_form(name: Any, form: Any) -> None:
             f"dates={{{name!r}: {form!r}}} must be a format of strptime with a year; give for "
             "example %d/%m/%Y"
         )
-    directive = next((k for k in ("%Z", "%W", "%U") if k in form), None)
-    if directive:
+    directives = [directive for directive in ("%Z", "%W", "%U") if directive in form]
+    if directives:
         raise ConfigError(
-            f"dates={{{name!r}: {form!r}}} has {directive}, which does not determine a date",
+            f"dates={{{name!r}: {form!r}}} has {directives[0]}, which does not determine a date",
             "use %z, %d and %m",
         )

@@ -1,4 +1,4 @@
-"""Formats of files, by ending, first bytes or argument, and options for reading a CSV."""
+"""Recognise the format of a file by its ending or first bytes, and hold options for reading it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from streamkern.basics.values import checked_int
 from streamkern.ingest.decompress import COMPRESSIONS
 from streamkern.ingest.tables.numbers import THOUSANDS, NumberStyle
 
+# Format of each ending of a file name.
 ENDINGS = {
     ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
     ".tab": "csv", ".data": "csv", ".dat": "csv",
@@ -156,7 +157,8 @@ class FileForm(NamedTuple):
         record = self.earlier_record or {}
         if record.get("format") != format_name:
             return self
-        defaults = {name: record.get(name) for name in self._fields[1:-1]}
+        options = self._fields[1:-1]  # all but `format` and `earlier_record`
+        defaults = {name: record.get(name) for name in options}
         if defaults["names"] is not None:
             defaults["names"] = None if self.header else tuple(defaults["names"])
         if self.names is not None:
@@ -251,7 +253,9 @@ def detect_content(
 ) -> tuple[str | None, str] | None:
     """Return (format, message) for a file that begins with `head`; None if it may be a CSV.
 
-    The format is None if it is not read. The message names the content and the remedy.
+    The format is None if the file cannot be read under its name and format: its format is not read
+    at all, it is compressed, or it is text in place of a binary file. The message names the content
+    and the remedy.
 
     format_name : the format as which the file was opened; if binary, text is recognised as well
     """

@@ -61,11 +61,11 @@ class FrameReader(_ObjectReader):
 
     def __init__(self, frame: Any, request: ReadRequest) -> None:
         self._table = table = arrow_table(frame, "X")
-        request, separate_arrays = _separate_targets(
-            request,
-            len(table),
-            lambda k: not (k is None or are_names(k, frame) or isinstance(k, int)),
-        )
+
+        def is_separate(y: Any) -> bool:
+            return not (y is None or are_names(y, frame) or isinstance(y, int))
+
+        request, separate_arrays = _separate_targets(request, len(table), is_separate)
         digest = _digest([table.replace_schema_metadata()])
         super().__init__(
             "data frame", table.schema, table.num_rows, digest, request, separate_arrays
@@ -87,7 +87,7 @@ class HubReader(_ObjectReader):
     def __init__(self, data: Any, request: ReadRequest) -> None:
         self._hub = hub = HubColumns(data)
         request, separate_arrays = _separate_targets(
-            request, hub.n_rows, lambda k: isinstance(k, np.ndarray)
+            request, hub.n_rows, lambda y: isinstance(y, np.ndarray)
         )
         self._wide_column = None
         if not request.as_table:
@@ -100,7 +100,9 @@ class HubReader(_ObjectReader):
             if wide is not None:
                 request = request._replace(x=wide)
                 self._wide_column = hub.wide_column_reader(wide)
-        tables = (t.replace_schema_metadata() for t in hub.stored_tables(_DIGEST_BATCH_ROWS))
+        tables = (
+            table.replace_schema_metadata() for table in hub.stored_tables(_DIGEST_BATCH_ROWS)
+        )
         digest = _digest(tables if hub.n_rows is not None else islice(tables, 1))
         kind = type(data).__name__
         super().__init__(kind, hub.schema, hub.n_rows, digest, request, separate_arrays)
@@ -111,7 +113,7 @@ class HubReader(_ObjectReader):
             row_bytes += 8 * math.prod(self._wide_column.shape)
         for table in self._hub.tables(max(1, block_bytes // row_bytes), columns):
             yield arrow.RecordBatch.from_arrays(
-                [k.combine_chunks() for k in table.columns], schema=table.schema
+                [column.combine_chunks() for column in table.columns], schema=table.schema
             )
 
     def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
@@ -128,8 +130,8 @@ class HubReader(_ObjectReader):
 def _column_names(role: Any, names: list[str]) -> list[Any]:
     """Return columns by name, also those that are given by position."""
     return [
-        names[k] if isinstance(k, int) and -len(names) <= k < len(names) else k
-        for k in as_list(role)
+        names[column] if isinstance(column, int) and -len(names) <= column < len(names) else column
+        for column in as_list(role)
     ]
 
 

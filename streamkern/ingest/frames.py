@@ -31,7 +31,9 @@ def as_frame(data: Any, name: str) -> Any:
     Lazy frames are collected, and readers are read to their end. None is also returned for Dask
     frames, which are read by partition.
 
-    name : name of the argument, for messages
+    name : name of the argument, for messages; of "X", an index of the rows is left out
+
+    Raises DataError for two columns of one name, and for a structured array that is no table.
     """
     is_plain_array = isinstance(data, np.ndarray) and data.dtype.names is None
     if is_plain_array or is_dask_table(data):
@@ -99,8 +101,10 @@ def _exports_arrow(value: Any) -> bool:
 def _table_of_fields(array: NDArray[Any]) -> Any:
     """Return the table of a structured array, with a column for each field."""
     names = list(array.dtype.names or ())
-    nested_names = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
-    complex_names = [k for k in names if array.dtype[k].kind == "c"]
+    nested_names = [
+        name for name in names if array.dtype[name].subdtype is not None or array.dtype[name].names
+    ]
+    complex_names = [name for name in names if array.dtype[name].kind == "c"]
     if complex_names:
         raise DataError(
             f"a structured array has complex numbers in {some(complex_names)}",

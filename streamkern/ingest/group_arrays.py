@@ -1,7 +1,7 @@
-"""Read groups that represent one array: sparse rows, categories and nullable columns.
+"""Decode stored arrays: sparse rows, categories, nullable columns, packed numbers, and text.
 
-These are the groups of AnnData, in Zarr and HDF5 alike, and sparse groups with ``data``,
-``indices`` and ``indptr`` of any other writer.
+A group may represent one array: the groups of AnnData, in Zarr and HDF5 alike, and sparse groups
+with ``data``, ``indices`` and ``indptr`` of any other writer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from streamkern.store.sparse_rows import as_csr, longest_row
 
 GetMember = Callable[[str], Any]
 """Function that returns a member of the group by name, checked like an array of the file."""
+
+_INDICES_PER_READ = 1 << 20
+"""Entries of ``indices`` or ``indptr`` that are read at once when only their bounds are needed."""
 
 
 class _CsrRows:
@@ -87,9 +90,10 @@ class SparseRows(_CsrRows):
     @cached_property
     def longest(self) -> int:
         """Length that the rows need when they are packed; reads indptr."""
-        longest, step = 1, 1 << 20
-        for start in range(0, self.shape[0], step):
-            indptr = np.asarray(self._indptr[start : start + step + 1]).astype(np.int64)
+        longest = 1
+        for start in range(0, self.shape[0], _INDICES_PER_READ):
+            indptr = np.asarray(self._indptr[start : start + _INDICES_PER_READ + 1])
+            indptr = indptr.astype(np.int64)
             longest = max(longest, longest_row(indptr, self.shape[1]))
         return longest
 
@@ -183,6 +187,9 @@ def decoded_array(
     get, name, memory : as in `array_of_group`
     keep_missing : whether missing values become NaN or None in place of an error
     options : as in `detect_packing`, for an array
+
+    Raises DataError or MemoryBudgetError as `array_of_group` does, and DataError for categories of
+    an old format and for packing that `detect_packing` refuses.
     """
     if not hasattr(member, "shape"):
         if not is_group(member):
@@ -209,8 +216,15 @@ def array_of_group(
     group : a group of zarr or h5py
     get : returns a member of the group by its name
     name : name of the group, for messages
-    memory : largest size in bytes of a matrix that is not stored by rows, and is converted whole
+    memory : bytes that converting a matrix that is not stored by rows may take
     keep_missing : whether missing values become NaN or None in place of an error
+
+    Raises
+    ------
+    DataError
+        If the members contradict each other, or have a shape or dtype that the group cannot have.
+    MemoryBudgetError
+        If a matrix that is not stored by rows is too large to convert.
     """
     attributes, kind = group.attrs, str(decode_text(group.attrs.get("encoding-type")) or "")
     # Columns of a table of AnnData.
@@ -252,6 +266,8 @@ def read_converted(make: Callable[[], Any], size: int, name: str, memory: int) -
     make : reads the whole matrix, and returns it in any form of SciPy
     size : bytes of its parts
     memory : bytes that reading and converting it may take
+
+    Raises MemoryBudgetError if four times `size` is more, and DataError if the matrix is not valid.
     """
     if 4 * size > memory:
         raise MemoryBudgetError(
@@ -298,11 +314,10 @@ def _shape(
                 "set the attribute shape of the group to its numbers of rows and columns",
             )
         return sizes[0], sizes[1]
-    indices = parts[1]
-    step = 1 << 20
-    width = 0
-    for start in range(0, indices.shape[0], step):
-        width = max(width, int(np.asarray(indices[start : start + step]).max()) + 1)
+    indices, width = parts[1], 0
+    for start in range(0, indices.shape[0], _INDICES_PER_READ):
+        slab = np.asarray(indices[start : start + _INDICES_PER_READ])
+        width = max(width, int(slab.max()) + 1)
     return parts[2].shape[0] - 1, width
 
 

@@ -3,8 +3,6 @@
 Incomplete datasets, and datasets stored in other files, are refused unless the caller allows them.
 HDF5 itself returns the fill value, mostly 0, for data that was never written and for virtual data
 whose source is missing, and it follows links to any other file.
-
-NetCDF of version 4 is HDF5; SciPy reads the classic format.
 """
 
 from __future__ import annotations
@@ -18,23 +16,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.io import netcdf_file
 
 from streamkern.basics.errors import (
     DataError,
-    MemoryBudgetError,
     StoreNotFoundError,
     StreamkernError,
 )
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
-from streamkern.basics.text import redact, size_text
+from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
-from streamkern.ingest.columns import ColumnRoles, ReadRequest, assign_columns
+from streamkern.ingest.column_roles import ColumnRoles, assign_columns
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.group_arrays import (
     decoded_array,
     enumeration_as_names,
-    joined_characters,
     without_padding,
 )
 from streamkern.ingest.input_files import FileOpener, Url
@@ -43,16 +39,23 @@ from streamkern.store.conventions import is_group, missing_member_text
 
 _MAX_DEPTH = 8
 """Largest depth to which virtual datasets may be nested."""
-_CLASSIC_MAGIC_BYTES = (b"CDF\x01", b"CDF\x02")
-"""First bytes of the classic NetCDF files that SciPy reads."""
-_CONVERT_REMEDY = "convert it to version 4 (nccopy -k nc4)"
 
 
 def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of datasets of an HDF5 file by name, or of the columns of its table.
 
-    Raises DataError if the file is damaged or a dataset is refused, and StoreNotFoundError if there
-    is no dataset of a requested name.
+    Raises
+    ------
+    MissingDependencyError
+        If h5py is not installed.
+    StoreNotFoundError
+        If there is no dataset of a requested name.
+    DataError
+        If the file is damaged, a dataset is refused, or a column does not exist.
+    ConfigError
+        If the file has no table, and a requested array is not a name.
+    MemoryBudgetError
+        If a sparse matrix that is stored by columns is too large to convert.
     """
     location, identity = redact(url), [opener.identity(url), request.json()]
     h5py, data = import_optional("h5py"), opener.local_copy(url)
@@ -103,7 +106,13 @@ class Hdf5File:
         is_dataset = not is_group(member)
         member = self._dataset(name) if is_dataset else member
         if ("MATLAB_class" if is_dataset else "MATLAB_sparse") in member.attrs:
-            raise self._matlab_error(name)
+            raise DataError(
+                f"{location} was written by MATLAB, which stores arrays transposed, and may hold "
+                "text as codes",
+                "write the rows again in Python, for example with np.savez('data.npz', "
+                "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file with scipy.io or "
+                "mat73",
+            )
         array = decoded_array(
             member, lambda part: self._dataset(f"{name}/{part}"), location, self._memory,
             keep_missing=request.keeps_missing(i),
@@ -114,15 +123,6 @@ class Hdf5File:
         if not is_dataset:
             return array
         return without_padding(enumeration_as_names(array, member, location, labels=i == 1), member)
-
-    def _matlab_error(self, name: str) -> DataError:
-        """Return the error for a dataset of MATLAB."""
-        return DataError(
-            f"{name} of {self._location} was written by MATLAB, which stores arrays transposed, "
-            "and may hold text as codes",
-            "write the rows again in Python, for example with np.savez('data.npz', "
-            "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file with scipy.io or mat73",
-        )
 
     def table(self, request: ReadRequest) -> tuple[list[Any], ColumnRoles] | None:
         """Return the requested columns of the table as X, y and w; None if there is none.
@@ -146,12 +146,12 @@ class Hdf5File:
                     f"column {column!r} of {location} holds arrays",
                     "save each array as a dataset",
                 )
-        parts = [_CompoundColumns(table, roles.features)]
+        arrays = [_CompoundColumns(table, roles.features)]
         if request.targets:
-            parts.append(_CompoundColumns(table, roles.targets, is_flat=len(roles.targets) == 1))
+            arrays.append(_CompoundColumns(table, roles.targets, is_flat=len(roles.targets) == 1))
         if roles.weights:
-            parts.append(_CompoundColumns(table, roles.weights, is_flat=True))
-        return parts, roles
+            arrays.append(_CompoundColumns(table, roles.weights, is_flat=True))
+        return arrays, roles
 
     def _is_compound(self, name: str) -> bool:
         """Return whether a member is a compound dataset that may be read."""
@@ -316,66 +316,3 @@ class _CompoundColumns:
         if self.dtype.kind == "f":
             warn_of_rounded_columns((name, records[name]) for name in self._names)
         return np.stack([records[name] for name in self._names], axis=-1)
-
-
-def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
-    """Return a reader of the variables X, y and w of a NetCDF file, by name."""
-    with opener.open_once(url) as file:
-        magic = file.read(4)
-    if not magic.startswith(b"CDF"):
-        return open_hdf5(url, request, opener)
-    location, identity = redact(url), [opener.identity(url), request.json()]
-    if magic not in _CLASSIC_MAGIC_BYTES:
-        raise DataError(
-            f"{location} is a NetCDF file in the 64-bit data format, which SciPy cannot read",
-            _CONVERT_REMEDY,
-        )
-    variables = _variables(url, location, opener)
-
-    def read_array(i: int, name: str) -> Any:
-        if name not in variables:
-            raise StoreNotFoundError(missing_member_text(name, variables, location))
-        array = decoded_array(
-            variables[name], variables.get, f"{name} of {location}", opener.memory,
-            keep_missing=request.keeps_missing(i), netcdf=True,
-        )  # fmt: skip
-        return joined_characters(array)
-
-    arrays = named_arrays(variables.get, read_array, request, location)
-    return ArrayReader(arrays, location, identity)
-
-
-def _variables(url: Url, location: str, opener: FileOpener) -> dict[str, _Variable]:
-    """Return the variables of a classic file, which is read whole into memory."""
-    with opener.open_once(url) as file:
-        size = file.seek(0, 2)
-        if 2 * size > opener.memory:
-            raise MemoryBudgetError(
-                f"{location} is a classic NetCDF file of {size_text(size)}, which must be read "
-                f"as a whole, but only {size_text(opener.memory)} of memory are allowed",
-                f"raise {mention('memory=')}, or {_CONVERT_REMEDY}",
-                needed=2 * size,
-            )
-        file.seek(0)
-        try:
-            with netcdf_file(file, "r", mmap=False, maskandscale=False) as open_file:
-                return {name: _Variable(variable) for name, variable in open_file.variables.items()}
-        except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
-            raise DataError(
-                f"{location} is not a readable NetCDF file: {error}",
-                "copy it again from its source",
-            ) from error
-
-
-class _Variable:
-    """A copy of a variable of SciPy, with the interface of an h5py dataset that is used here."""
-
-    chunks = None
-
-    def __init__(self, variable: Any) -> None:
-        self._data = np.array(variable.data)
-        self.attrs, self.dimensions = dict(variable._attributes), variable.dimensions
-        self.shape, self.dtype = self._data.shape, self._data.dtype
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        return self._data[rows]

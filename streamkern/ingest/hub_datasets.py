@@ -110,8 +110,9 @@ class HubColumns:
     def tables(
         self, rows: int = _BATCH_ROWS, columns: Sequence[str] | None = None
     ) -> Iterator[Any]:
-        """Yield all rows as tables of at most `rows`.
+        """Yield all rows as tables with the types of `schema`, wide columns as they are stored.
 
+        rows : largest number of rows of a table
         columns : names of the columns to read, by default all
         """
         for table in self.stored_tables(rows, columns):
@@ -129,14 +130,14 @@ class HubColumns:
     def _batches(self, rows: int, columns: Sequence[str] | None) -> Iterator[Any]:
         """Yield Arrow tables of the columns, by default all, in any order."""
         data = self._data if columns is None else self._data.select_columns(list(columns))
-        with _type_changes_explained(arrow.ArrowException):  # such as numbers, and then words
+        with _explain_type_changes(arrow.ArrowException):  # such as numbers, and then words
             yield from data.iter(batch_size=rows)
 
     def _cells(self, column: Any, name: str) -> Any:
         """Return the cells in the type of the schema, labels as names."""
         feature, kind = self._features[name], self._stored_schema.field(name).type
         if not _is_of_hub(feature, "ClassLabel"):
-            with _type_changes_explained(ValueError, arrow.ArrowException):
+            with _explain_type_changes(ValueError, arrow.ArrowException):
                 return column if column.type == kind else column.cast(kind)
         codes = unwrap_column(column).cast(arrow.int32())
         codes = with_null(codes, compute.equal(codes, -1))  # a label that is not known
@@ -163,6 +164,9 @@ class HubColumns:
         dropped : columns that are left out
         must_be_alone : whether other feature columns next to a column of rows are an error; if
             False, they are ignored
+
+        Raises DataError if a column of rows is a target or weight, is one of two among the
+        features, or is not alone although it must be.
         """
         for name in target_names:
             if name in self.wide_names:
@@ -173,11 +177,14 @@ class HubColumns:
                 )
         names = as_list(x)
         if x is None:
-            names = [k for k in self.schema.names if k not in target_names and k not in dropped]
-        wide = [k for k in names if k in self.wide_names]
-        if not wide or (len(wide) == 1 and (len(names) == 1 or not must_be_alone)):
-            return wide[0] if wide else None
-        other_columns = [k for k in names if k != wide[0]]
+            left_out = {*target_names, *dropped}
+            names = [name for name in self.schema.names if name not in left_out]
+        wide: list[str] = [name for name in names if name in self.wide_names]
+        if not wide:
+            return None
+        if len(wide) == 1 and (len(names) == 1 or not must_be_alone):
+            return wide[0]
+        other_columns = [name for name in names if name != wide[0]]
         raise DataError(
             f"column {wide[0]!r} of X holds whole rows (lists, an array or an image), and "
             f"{some(list(map(str, other_columns)))} would be further features",
@@ -194,7 +201,7 @@ class HubColumns:
 
 
 @contextmanager
-def _type_changes_explained(*errors: type[Exception]) -> Iterator[None]:
+def _explain_type_changes(*errors: type[Exception]) -> Iterator[None]:
     """Raise DataError for an error caused by cells of another type than their column."""
     try:
         yield

@@ -124,9 +124,10 @@ def ingest(
         Replace a store that streamkern made; anything else at that location is never deleted. The
         old store is removed just before the new chunks are written.
     dtype : dtype, optional
-        Dtype of the stored X. By default a dtype that holds all of the input; integers wider than
-        16 bits become float64. A CSV becomes float32, and a column is refused if this rounds it by
-        more than a thousandth of its standard deviation.
+        Dtype of the stored X. By default the dtype of the input if a store can hold it; other
+        integers of at most 16 bits become float32, and wider ones float64. A CSV becomes float32,
+        and a column is refused if this rounds it by more than a thousandth of its standard
+        deviation.
     memory : int or str
         Bytes of memory to use at most, or a size such as "1 GiB". If the rows need more, they are
         written to scratch files and read again once.
@@ -192,6 +193,10 @@ def ingest(
 
     Raises
     ------
+    ConfigError
+        If an argument is not possible, or arguments contradict each other.
+    StoreNotFoundError
+        If an input file or an array in it does not exist.
     DataError
         If the input cannot be a store, or the location is taken. No readable store is left behind.
     NonFiniteError
@@ -250,7 +255,7 @@ def ingest(
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
-    """Raise ConfigError for a wrong seed, a wrong `missing`, or a scratch folder without parent."""
+    """Raise ConfigError for a wrong seed, a wrong `missing`, or a folder that is not writable."""
     checked_int("seed", seed, 0)
     check_missing(missing)
     if scratch is not None:

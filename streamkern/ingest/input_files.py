@@ -117,7 +117,8 @@ class FileOpener:
     external : whether links of HDF5 to other files are followed
     foreign : whether a Zarr group of streamkern is read as if another program had written it
     form : the format of the files, and how CSV files are written
-    memory : largest size in bytes of an array that cannot be read by rows, and is converted whole
+    memory : bytes of memory that reading and converting an array may take if it cannot be read by
+        rows
     archives : identities and contents of the .npz files that are open, by URL
     """
 
@@ -191,7 +192,7 @@ class FileOpener:
             else:
                 filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
                 info, keys = filesystem.info(path), ("size", "mtime", "ETag", "LastModified")
-                state = {k: str(info[k]) for k in keys if k in info}
+                state = {key: str(info[key]) for key in keys if key in info}
         return {"url": redact(url), **state, **self.reading_options}
 
     @property

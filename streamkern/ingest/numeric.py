@@ -110,7 +110,7 @@ def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
             return numbers
     except (TypeError, ValueError):
         pass
-    index = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
+    index = next(index for index in np.ndindex(X.shape) if not _is_number(X[index]))
     row, *columns = index
     raise NotNumbersError(
         f"X holds {str(X[index])[:40]!r} in row "
@@ -143,8 +143,10 @@ def frame_numbers(frame: Any, name: str) -> NDArray[Any] | None:
             all_boolean = all(dtype.is_boolean() for dtype in frame.schema.values())
             return rows.astype(bool if all_boolean else np.float64)
         if rows.dtype.kind == "f":
-            integers = [k for k, dtype in frame.schema.items() if dtype.is_integer()]
-            warn_of_rounded_columns((k, frame.get_column(k).to_numpy()) for k in integers)
+            integers = [column for column, dtype in frame.schema.items() if dtype.is_integer()]
+            warn_of_rounded_columns(
+                (column, frame.get_column(column).to_numpy()) for column in integers
+            )
         return rows if rows.dtype.kind in "biuf" and not _has_nan(rows) else None
     if not set(kinds) <= {"number", "perhaps"}:
         return None

@@ -21,22 +21,23 @@ _ALL_COLUMNS = ReadRequest(y=(), targets=False, reads_all_columns=True)
 
 
 class OriginalColumns:
-    """Columns of CSV or Parquet files, one file after another, by the names of the first file.
+    """Columns of tables of one format, one file after another, by the names of the first file.
 
     Cells of CSV are the texts between the delimiters, without the quotes around them; columns of
-    Parquet are Arrow arrays. Files are opened one at a time, and must not change after this object
-    was created.
+    typed files (Parquet, Arrow, JSON lines) are Arrow arrays. Files are opened one at a time, and
+    must not change after this object was created.
 
     Attributes
     ----------
     urls : URLs of the files
     names : names of the columns, as in the first file
-    schema : Arrow schema of the first Parquet file; None for CSV
+    schema : Arrow schema of the first file, with columns that are nullable in any file; None for
+        CSV
 
     Raises
     ------
     ConfigError
-        A file has no column names.
+        A file has no named columns, or the files have different formats.
     DataError
         A file has other columns than the first, or of another type.
     """
@@ -53,13 +54,13 @@ class OriginalColumns:
     def blocks(self, block_bytes: int) -> Iterator[list[Any]]:
         """Yield the columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
 
-        Raises DataError if a file has changed since this object was created.
+        Raises DataError if a file is damaged, or has changed since this object was created.
         """
         for url, identity, order in zip(self.urls, self._identities, self._orders, strict=True):
             self._check_unchanged(url, identity)
             with explained_damage(url), ExitStack() as files:
                 for block in self._open(url, files).original_blocks(block_bytes):
-                    yield [block[k] for k in order]
+                    yield [block[index] for index in order]
             self._check_unchanged(url, identity)
 
     def check_texts(self) -> None:
@@ -155,7 +156,10 @@ class OriginalColumns:
 
 
 def texts(column: Any, name: str) -> list[str]:
-    """Return the cells of a column of `OriginalColumns` as CSV text; nulls are empty."""
+    """Return the cells of a column of `OriginalColumns` as CSV text; nulls are empty.
+
+    Raises DataError for bytes that are not UTF-8.
+    """
     if isinstance(column, list):
         return column
     try:

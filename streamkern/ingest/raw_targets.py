@@ -11,6 +11,7 @@ import numpy as np
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.message import mention
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.tables.cells import row_number
 from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded_integers
 from streamkern.ingest.tables.missing import is_missing, missing_in
 from streamkern.ingest.tables.numbers import (
@@ -40,10 +41,13 @@ OBJECT_OR_TEXT_KINDS = "OU"
 
 
 def as_native_targets(block: RawBlock) -> RawBlock:
-    """Return the block with a dtype of numbers or text if all objects are numbers, or all are text.
+    """Return the block with y as text, booleans or float64 if all its objects are of that kind.
 
-    Bytes are decoded. A missing target is NaN among numbers, and "" among text. Objects of several
-    kinds stay objects.
+    Bytes are decoded, and decimals become floats. A missing target is "" among text, and NaN among
+    floats; booleans with a missing one stay objects. So do integers, which float64 might round, and
+    objects of several kinds.
+
+    Raises DataError for bytes that are not UTF-8, and for text that `check_storable_text` refuses.
     """
     y = block.y
     if y.dtype.kind == "T":
@@ -61,9 +65,7 @@ def as_native_targets(block: RawBlock) -> RawBlock:
         texts = [target if isinstance(target, str) else "" for target in targets]
         check_storable_text(block, texts)
         converted = np.array(texts)
-    elif all(isinstance(target, bool) for target in present_targets) and len(
-        present_targets
-    ) == len(targets):
+    elif all(isinstance(target, bool) for target in targets):
         converted = np.array(targets, bool)
     elif all(isinstance(target, Decimal | float) for target in present_targets):
         converted = np.array(list(map(_as_float, targets)))
@@ -139,7 +141,15 @@ def dtype_error(block: RawBlock, dtype: np.dtype[Any]) -> DataError:
 
 
 def as_values(block: RawBlock) -> NDArray[Any]:
-    """Convert targets, (k,) or (k, c), to numbers. They may be text or objects."""
+    """Return targets (k,) or (k, c), which may be text or objects, as numbers.
+
+    Raises
+    ------
+    DataError
+        If a target is missing or is not a number.
+    NonFiniteError
+        If a target is NaN.
+    """
     y = block.y
     if y.dtype.kind == "U":
         y = _numbers_of_text(block)
@@ -187,7 +197,15 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
     """Return targets as integers or text, (k,); text such as NA is a label here.
 
     block : from `as_native_targets`, so that text is not of dtype object unless other objects are
-        mixed with it.
+        mixed with it
+
+    Raises
+    ------
+    DataError
+        If a target is missing, is neither an integer nor text, or is too long; or if text and
+        integers are mixed.
+    NonFiniteError
+        If a target is NaN.
     """
     y = block.y.reshape(len(block.y))
     kind = y.dtype.kind
@@ -267,7 +285,7 @@ def _check_label_length(block: RawBlock, length: int) -> None:
     """Raise DataError if the longest label of the block has more than `MAX_LABEL` characters."""
     if length > MAX_LABEL:
         raise DataError(
-            f"a label in the rows of {block.location} from row {block.start} on has {length} "
-            f"characters, but at most {MAX_LABEL} are allowed",
+            f"a label in the rows of {block.location} from row {row_number(block.row_numbers, 0)} "
+            f"on has {length} characters, but at most {MAX_LABEL} are allowed",
             "shorten the label",
         )

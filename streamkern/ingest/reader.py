@@ -12,13 +12,16 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, some
-from streamkern.ingest.columns import FileRowCounts, ReadRequest
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Url, explained_damage
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder
 from streamkern.ingest.tables.missing import MissingMarkers, missing_in
+
+FileRowCounts = tuple[tuple[str, int | None], ...]
+"""For each file, its name without secrets and its number of rows, or None if it is unknown."""
 
 
 class Reader:

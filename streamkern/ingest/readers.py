@@ -28,16 +28,18 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
-from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
+from streamkern.ingest.array_reader import open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED_READERS
+from streamkern.ingest.block_reader import BlockReader
 from streamkern.ingest.columns import ReadRequest, RecordedArrays, unused_columns
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
 from streamkern.ingest.frame_reader import FrameReader, HubReader
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
+from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.hub_datasets import is_hub_dataset
 from streamkern.ingest.input_files import FileOpener, Url, data_ending, explained_damage, is_path
+from streamkern.ingest.netcdf_files import open_netcdf
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
 from streamkern.ingest.svmlight_files import number_features_alike, open_svmlight
@@ -50,6 +52,10 @@ def open_reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader
 
     The inputs are a path or URL, several of them, an array, a Zarr group, a data frame (also of
     Dask), a data set of Hugging Face, or an iterable of blocks (X, y) or (X, y, w).
+
+    Raises ConfigError for other inputs and for targets or weights that do not fit the inputs,
+    StoreNotFoundError for a file or array that does not exist, and DataError for files that are
+    damaged or contradict each other.
     """
     earlier_record = opener.form.earlier_record
     if request.columns is not None and request.x is None:  # the user may choose an unused column

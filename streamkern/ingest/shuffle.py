@@ -126,29 +126,32 @@ class Spool:
         return self._in_memory is None
 
     def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
-        """Append the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
+        """Append the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted.
+
+        Raises DataError if there is w although the spool is not weighted, or the reverse.
+        """
         if (w is not None) != self.weighted:
             raise DataError(
                 "some blocks of rows have sample weights and others have none",
                 "give sample weights with all blocks, or with none",
             )
-        k, start = len(X), self.n_rows
-        records = np.empty(k, self._record_dtype)
-        row_numbers = np.arange(start, start + k, dtype=np.uint64)
+        start, stop = self.n_rows, self.n_rows + len(X)
+        records = np.empty(len(X), self._record_dtype)
+        row_numbers = np.arange(start, stop, dtype=np.uint64)
         if self._seed is None:
             records["key"] = row_numbers
         else:
-            records["key"], records["row"] = row_keys(self._seed, start, k), row_numbers
+            records["key"], records["row"] = row_keys(self._seed, start, len(X)), row_numbers
         records["y"] = y
         if w is not None:
             records["w"] = w
-        if self._in_memory is not None and start + k <= len(self._in_memory.X):
-            self._in_memory.X[start : start + k] = X
-            self._in_memory.records[start : start + k] = records
+        if self._in_memory is not None and stop <= len(self._in_memory.X):
+            self._in_memory.X[start:stop] = X
+            self._in_memory.records[start:stop] = records
         else:
             self._spill()
             self._distribute(SpoolRows(X, records), "", self._bits)
-        self.n_rows += k
+        self.n_rows = stop
 
     def save(self, notes: Any, *, is_sealed: bool = False, wait: bool = False) -> None:
         """Save the scratch data against a crash, with the caller's JSON `notes`.
@@ -182,7 +185,7 @@ class Spool:
         """
         row_field = "key" if self._seed is None else "row"
         names = ("y", row_field, *(("w",) if self.weighted else ()))
-        parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
+        parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]  # of each array, by bucket
         bucket_start = 0
         buckets = self._bucket_rows if self.is_spilled else {"": self.n_rows}
         for name, count in sorted(buckets.items()):
@@ -195,7 +198,7 @@ class Spool:
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array.take(positions, axis=0))
             bucket_start += count
-        return tuple(k[0] if len(k) == 1 else np.concatenate(k) for k in parts)
+        return tuple(part[0] if len(part) == 1 else np.concatenate(part) for part in parts)
 
     def discard(self) -> None:
         """Remove the scratch files."""
@@ -295,20 +298,20 @@ def chunks_of_spool(
 ) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
     """Yield calls that make chunk `first_chunk` of a store and the following ones.
 
-    spool : the last rows of the store; it has no others unless rows are appended
+    spool : the last rows of the store; an append also has old rows, which come before them
     ids_of_codes : class id of each provisional code; None for values
-    head : rows of the store in the chunk in which the rows of the spool begin
+    head : the old rows in the chunk in which the rows of the spool begin; None if there are none
     """
     n_old = spec.n_rows - spool.n_rows
 
-    def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
+    def make_chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         y = y if ids_of_codes is None else ids_of_codes[y]
-        row_ids = rows + ROW_NUMBER_DTYPE.type(n_old)
-        new_rows = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, row_ids)
+        row_numbers = rows + ROW_NUMBER_DTYPE.type(n_old)
+        new_rows = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, row_numbers)
         return new_rows if head is None else concatenate_blocks([head, new_rows])
 
     for i in range(first_chunk, spec.n_chunks):
         start = max(i * spec.chunk_rows, n_old)
         stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
         head_of_chunk = head if start > i * spec.chunk_rows else None
-        yield partial(chunk, head_of_chunk, *spool.rows(start - n_old, stop - n_old))
+        yield partial(make_chunk, head_of_chunk, *spool.rows(start - n_old, stop - n_old))

@@ -150,7 +150,9 @@ class SvmlightReader(Reader):
     def _warn_of_rounding(self, X: Any, lines: list[bytes]) -> None:
         """Warn once of integers that float64 rounds."""
         if not self._warned_of_rounding and np.abs(X.data).max(initial=0) >= _MAX_EXACT_INTEGER:
-            cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
+            cells = (
+                cell.rpartition(b":")[2].decode() for line in lines for cell in line.split()[1:]
+            )
             if any(map(text_is_rounded, cells)):
                 self._warned_of_rounding = True
                 warn_of_rounded_integers(self._location)
@@ -211,7 +213,11 @@ class SvmlightReader(Reader):
 
 
 def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> SvmlightReader:
-    """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features."""
+    """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features.
+
+    Raises ConfigError if targets, weights or names of features are requested, and DataError if the
+    file has no rows or a wrong line, or its features do not fit `x` or earlier files.
+    """
     location = redact(url)
     if request.y is not None or request.w is not None:
         name = "y" if request.y is not None else "sample_weight"
@@ -233,7 +239,9 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
 
 def number_features_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
     """Number the features of several files alike: from 0 in all if one has a feature 0."""
-    files = [(k, k.reader) for k in readers if isinstance(k.reader, SvmlightReader)]
+    files = [
+        (reader, reader.reader) for reader in readers if isinstance(reader.reader, SvmlightReader)
+    ]
     if len(files) < 2 or files[0][1].first_number is not None:
         return
     base = 0 if any(file.lowest == 0 for _, file in files) else 1

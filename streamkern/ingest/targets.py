@@ -28,6 +28,7 @@ from streamkern.ingest.raw_targets import (
     mixed_labels_error,
     other_notation_error,
 )
+from streamkern.ingest.tables.cells import row_number
 from streamkern.ingest.tables.missing import is_missing
 from streamkern.ingest.tables.numbers import is_integer, is_number, other_notation, share_a_unit
 from streamkern.store import layout
@@ -43,7 +44,7 @@ from streamkern.store.class_labels import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_CLASSES = 65_536
+MAX_CLASSES = 65_536  # labels of more are refused, whatever `targets` says
 MAX_AUTO_CLASSES = 1_000  # distinct integers; more are probably values, and refused
 MANY_CLASSES = 30
 """More inferred classes are refused if their median number of rows is below `MIN_CLASS_ROWS`."""
@@ -146,7 +147,17 @@ class TargetConverter:
             self._kind = _label_kind(labels[0])
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
-        """Return int32 codes (k,), or float values (k, c)."""
+        """Return int32 codes (k,), or float values (k, c).
+
+        Raises
+        ------
+        NonFiniteError
+            If a target is NaN or infinite.
+        DataError
+            If a target is missing, or is not what the targets are: a number or a label, a label of
+            the first kind or of a known class, or the same number of values as before. Also if
+            there are too many labels.
+        """
         block = as_native_targets(block)
         return self._encode(block) if self.are_classes else self._values(block)
 
@@ -215,7 +226,7 @@ class TargetConverter:
             y = np.ascontiguousarray(y, dtype=self.dtype)
         nonfinite = layout.first_nonfinite(y)
         if nonfinite is not None:
-            raise _not_finite(block, int(nonfinite[0]), nonfinite[2])
+            raise _nonfinite_error(block, int(nonfinite[0]), nonfinite[2])
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
@@ -250,7 +261,8 @@ class TargetConverter:
         known = self._known_classes
         if known is None or all(known.find(label) is not None for label in labels.tolist()):
             return
-        row, label = next(k for k in enumerate(y.tolist()) if known.find(k[1]) is None)
+        rows = enumerate(y.tolist())
+        row, label = next((row, label) for row, label in rows if known.find(label) is None)
         raise DataError(
             f"the label of {block.cell_location(row)} is {label!r}, which is none of the classes "
             f"of the store, {some(known.names)}",
@@ -263,15 +275,17 @@ class TargetConverter:
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target_error(block, row, labels=True)
         if any(map(other_notation, labels.tolist())):
-            row, label = next(k for k in enumerate(y.tolist()) if other_notation(k[1]))
+            rows = enumerate(y.tolist())
+            row, label = next((row, label) for row, label in rows if other_notation(label))
             raise other_notation_error(block, row, label, other_notation(label) or "")
         if self._kind is None:
             self._kind = _label_kind(str(y[0]))
         if all(_label_kind(label) == self._kind for label in labels.tolist()):
             return
-        row, label = next(k for k in enumerate(y.tolist()) if _label_kind(k[1]) != self._kind)
+        rows = enumerate(y.tolist())
+        row, label = next((row, label) for row, label in rows if _label_kind(label) != self._kind)
         if self._kind == _INTEGER_TEXT and is_number(label) and np.isinf(float(label)):
-            raise _not_finite(block, row, label)
+            raise _nonfinite_error(block, row, label)
         raise DataError(
             f"the target of {block.cell_location(row)} is {label!r}, {_label_kind(label)}, but the "
             f"target of the first row is {self._kind}",
@@ -287,7 +301,7 @@ class TargetConverter:
         if n > MAX_CLASSES:
             raise DataError(
                 f"{block.location} has more than {MAX_CLASSES} distinct labels by row "
-                f"{block.start + len(block.y)}",
+                f"{row_number(block.row_numbers, len(block.y) - 1)}",
                 f"pass {mention('targets', 'values')} if they are numbers",
             )
         label = next(iter(self._codes))
@@ -300,7 +314,7 @@ class TargetConverter:
             )
 
 
-def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
+def _nonfinite_error(block: RawBlock, row: int, value: object) -> NonFiniteError:
     return NonFiniteError(
         f"the target of {block.cell_location(row)} is {value}, but targets must be finite",
         "correct such rows, or leave them out",

@@ -21,7 +21,8 @@ from streamkern.ingest.array_reader import (
     requested_names,
     warn_of_weights,
 )
-from streamkern.ingest.columns import ReadRequest, as_list, assign_columns, unused_columns
+from streamkern.ingest.column_roles import assign_columns
+from streamkern.ingest.columns import ReadRequest, as_list, unused_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_from_names

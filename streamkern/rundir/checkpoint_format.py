@@ -95,19 +95,11 @@ def checkpoint_errors(location: str) -> Iterator[None]:
 
 
 def publish_checkpoint(
-    folder: RunStorage,
-    stem: str,
-    step: int,
-    arrays: Mapping[str, ChunkedArray],
-    meta: Mapping[str, object],
-    *,
-    run: Mapping[str, Any] | None,
-    existing_names: Collection[str],
-    before_publishing: Callable[[], int],
-) -> str:
-    """Write a new group, make it durable, and then publish it by the manifest ``stem.json``.
-
-    Returns the name of the group.
+    folder: RunStorage, stem: str, step: int, arrays: Mapping[str, ChunkedArray],
+    meta: Mapping[str, object], *, run: Mapping[str, Any] | None,
+    existing_names: Collection[str], before_publishing: Callable[[], int],
+) -> str:  # fmt: skip
+    """Write a new group durably, publish it by the manifest ``stem.json``, and return its name.
 
     stem : name of the manifest without ``.json``, with its folder
     step : step of the checkpoint; 0 for a setup
@@ -115,6 +107,9 @@ def publish_checkpoint(
     existing_names : names that exist already in the folder of the manifest
     before_publishing : called when only the manifest is missing; returns the number of stored lines
         of the run log, or raises an error to prevent the publication
+
+    Raises CheckpointError for arrays or `meta` that cannot be stored, OSError if the storage fails,
+    and the error of `before_publishing`.
     """
     meta_json, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
@@ -127,7 +122,7 @@ def publish_checkpoint(
             "step": step,
             "group": _base_name(group),
             "saved": utc_now(),
-            "arrays": {k: [list(x.shape), x.dtype.name] for k, x in checked.items()},
+            "arrays": {name: [list(x.shape), x.dtype.name] for name, x in checked.items()},
             "files": files,
             "meta": meta_json,
             "run": run,
@@ -276,7 +271,7 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
 
 
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
-    """Return the number of rows per chunk, for chunks of 8 to 64 MiB of nearly equal size."""
+    """Return the rows per chunk: one chunk, or several of 8 to 64 MiB, of nearly equal size."""
     n_rows, row_bytes = shape[0], itemsize * math.prod(shape[1:])
     preferred_bytes, max_bytes = _CHUNK_BYTES
     chunk_bytes = min(max(n_rows * row_bytes // 64, preferred_bytes), max_bytes)

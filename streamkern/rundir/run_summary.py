@@ -35,7 +35,7 @@ class RunSummary:
     """The state of a run as its directory records it.
 
     location : path or URL of the directory, without secrets
-    config : configuration of the run, as given to `RunDirectory.write_config`
+    config : configuration of the run, as given to `RunDirectory.write_config`; {} if it is lost
     setup : manifest of the setup; None if there is none, or it is damaged
     checkpoint : manifest of the newest intact checkpoint, or None
     steps : steps that have a checkpoint, oldest first
@@ -81,7 +81,10 @@ def summarise_run(
 def _recorded_config(
     folder: RunStorage, manifest: Manifest | None, notes: list[str]
 ) -> Mapping[str, Any] | None:
-    """Return the configuration in the manifest, or else in run.json."""
+    """Return the configuration in the manifest, or else in run.json; None if both lack it.
+
+    Damage of run.json is added to `notes`.
+    """
     try:
         config = read_config(folder)
     except StorageError:
@@ -101,7 +104,8 @@ def verify_run(
 ) -> dict[str, str]:
     """Return a result for each setup and then for each checkpoint, oldest first, by name.
 
-    The result is `INTACT` or a description of the damage.
+    The result is `INTACT` or a description of the damage. Checkpoints that another process deletes
+    meanwhile are left out unless they were read completely. Without a run there are no results.
 
     Holds one chunk of 8 to 64 MiB in memory, or 64 MiB of chunks from an object store. Raises
     StorageError if the storage fails.

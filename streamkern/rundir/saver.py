@@ -18,7 +18,7 @@ class AsyncSaver:
     Each save runs in its own thread, which ends with it, so that a saver that was never closed does
     not keep the interpreter alive. An error is raised by the next `submit`, `wait` or `close`.
 
-    has_failed : whether an error was raised
+    has_failed : whether the error of a save was raised
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -35,13 +35,13 @@ class AsyncSaver:
         meta: Mapping[str, object],
         before_publishing: Callable[[], object] | None = None,
     ) -> None:
-        """Wait for the previous save, and start this one.
+        """Wait for the previous save, and start this one; finish it if no thread can be started.
 
-        Parameters as in `RunDirectory.save`. The arrays must not be changed afterwards. `meta` is
-        copied. `before_publishing` is called in the saver's thread.
+        Parameters as in `RunDirectory.save`. The arrays must not be changed until the save ends.
+        `meta` is copied. `before_publishing` is called in the saver's thread.
 
-        Raises CheckpointError for arrays or metadata that cannot be saved, and the error of the
-        previous save.
+        Raises CheckpointError for arrays or metadata that cannot be saved, the error of the
+        previous save, and RunError after `close`.
         """
         self.wait()
         if self._closed:

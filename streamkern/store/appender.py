@@ -70,6 +70,8 @@ class StoreAppender(ChunkOutput):
         Spec of the store after the append.
     head : RowBlock or None
         The old rows of the last old chunk, if it is not full.
+
+    Raises the errors of `open_store`, and OSError if the disk is full.
     """
 
     def __init__(
@@ -112,7 +114,12 @@ class StoreAppender(ChunkOutput):
         return RunningStatistics.from_spec(self._old_store.spec)
 
     def finish(self, stats: Statistics) -> StoreSpec:
-        """Publish the new store in place of the old one, in one step; return its spec."""
+        """Publish the new store in place of the old one, in one step; return its spec.
+
+        stats : statistics of all rows, the old ones included
+
+        Raises DataError if a chunk is damaged or was not written, or the old store was replaced.
+        """
         self._check_unchanged()  # before chunks are read from a store that was replaced
         damaged = self._first_damaged_chunk(self._first_chunk)
         if damaged is not None:

@@ -121,9 +121,12 @@ class ChunkOutput(ABC):
         """Write chunk `i`, given as the fields of a `RowBlock`.
 
         Every chunk but the last one has `chunk_rows` rows. Chunks may come in any order, and on
-        several threads. Non-finite values and ids outside the classes are refused.
+        several threads.
 
         row_ids : row numbers; None: the positions of the rows in the store
+
+        Raises DataError or NonFiniteError if `checked_chunk` refuses the rows, and an OSError if
+        they cannot be written.
         """
         if row_ids is None:
             row_ids = i * self.spec.chunk_rows + np.arange(len(X), dtype=layout.ROW_NUMBER_DTYPE)
@@ -223,7 +226,11 @@ compressing and writing it."""
 
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
-    """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
+    """Return the bytes of a chunk of `chunk_mb` MiB.
+
+    Raises ConfigError unless `chunk_mb` is a finite number and a chunk has at least one byte, and
+    if `n_chunks` chunks exceed `memory`, in bytes.
+    """
     size = chunk_mb * 2**20 if is_finite_number(chunk_mb) else 0
     if not 1 <= size < math.inf:
         raise ConfigError(

@@ -37,7 +37,7 @@ def rows_of_slice(
 
 
 def decode_text(value: Any) -> Any:
-    """Return bytes as text, decoded as UTF-8; other values unchanged."""
+    """Return bytes as text, decoded as UTF-8 with "\ufffd" for invalid bytes; else the value."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -154,7 +154,10 @@ storage; and the largest depth of their groups."""
 
 
 def missing_member_text(name: str, group: Any, location: str) -> str:
-    """Return the error message for a missing array of a group; it lists the arrays that exist."""
+    """Return the error message for a missing array of a group.
+
+    It lists the first arrays that exist, unless the group cannot be listed.
+    """
     paths = []
     try:
         member = group.get(name)
@@ -175,8 +178,8 @@ def missing_member_text(name: str, group: Any, location: str) -> str:
 def _paths(group: Any) -> Iterator[str]:
     """Yield the paths of the arrays in a group, and of the groups that stand for one array.
 
-    They are read level by level. If there are more than `_MAX_MEMBERS` members, the last text is an
-    ellipsis in place of the others.
+    They are read level by level, and no deeper than `_MAX_DEPTH` groups. If there are more than
+    `_MAX_MEMBERS` members, the last text is an ellipsis in place of the others.
     """
     queue, n_read = [("", group, 0)], 0
     while queue:

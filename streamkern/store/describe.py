@@ -1,7 +1,8 @@
 """Describe a store in plain numbers, with warnings about slow or wrong training.
 
-Of a large remote store, only the metadata, y of 8 chunks and the sizes of 8 chunks of X are read.
-All objects are listed if that takes few requests, or if the caller asks for it.
+Of a large remote store, only the metadata, y of 8 chunks and the sizes of 8 chunks of X are read;
+and one chunk, if X holds integers without compression. All objects are listed if that takes few
+requests, or if the caller asks for it.
 """
 
 from __future__ import annotations

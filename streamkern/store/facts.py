@@ -20,7 +20,8 @@ _MAX_NAMES_SHOWN = 12  # of classes or columns, in a cell of the table
 def store_facts(chunks: StoredChunks) -> dict[str, Any]:
     """Return the layout, class balance and fingerprint of a store, as JSON values.
 
-    Nothing is read from the storage. The URL is shown without credentials.
+    Nothing is read from the storage. The URL is shown without credentials. Statistics that the
+    store does not have are None, and so is the number of constant features of packed sparse rows.
     """
     spec = chunks.spec
     target_kind = "values" if spec.classes is None else "classes"

@@ -142,7 +142,7 @@ class ChunkObjects(Chunks):
 
 
 class ChunkValues(Chunks):
-    """The chunks of one array in any other zarr store, such as one in memory."""
+    """The chunks of one array in any other zarr store, such as one in memory, read through zarr."""
 
     def __init__(self, store: StrictStore, array: Any) -> None:
         super().__init__(array)

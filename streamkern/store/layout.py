@@ -103,7 +103,8 @@ class StoreSpec:
         their columns that no feature was made of (`unused_columns`); and the number of features of
         sparse rows (`sparse_features`).
     n_counted : int or None
-        Number of rows with a sample weight above 0; None if all rows have one.
+        Number of rows whose sample weight is not negligible, see `Statistics`; None if all rows
+        count.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; weighted by sample weights
         if there are some. None if they are not known without reading the data.

@@ -233,11 +233,15 @@ def _text_packing(fills: Mapping[str, Any], dtype: np.dtype[Any], name: str) -> 
 
     fills : as returned by `PackingAttributes.declared_fills`
     """
-    texts = [(f"its {k}", decode_text(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
-    texts = [(source, text) for source, text in texts if text]  # an empty label is always refused
-    if not texts or dtype.kind not in "OSUT":
+    missing_values: list[tuple[str, Any]] = []
+    for attribute, fill in fills.items():
+        # An empty label is always refused, so an empty text need not stand for a missing one.
+        if isinstance(fill, str | bytes) and (text := decode_text(fill)):
+            # h5py returns text as bytes, in an array of bytes or of objects.
+            if dtype.kind in "OUT":
+                missing_values.append((f"its {attribute}", text))
+            if dtype.kind in "OS":
+                missing_values.append((f"its {attribute}", text.encode()))
+    if not missing_values:
         return None
-    # h5py returns text as bytes, in an array of bytes or of objects.
-    missing_values: list[tuple[str, Any]] = [(k, v) for k, v in texts if dtype.kind != "S"]
-    missing_values += [(k, v.encode()) for k, v in texts if dtype.kind in "SO"]
     return Packing(name, 1.0, 0.0, dtype, dtype, tuple(missing_values))

@@ -94,8 +94,8 @@ class PackingAttributes:
     def _check_no_scale(self, key: str, neutral: float) -> None:
         """Raise DataError if an attribute holds numbers other than the neutral one."""
         value = self.values[key]
-        numbers = [attribute_number(k) for k in np.ravel(np.asarray(value)).tolist()]
-        if None not in numbers and any(k != neutral for k in numbers):
+        numbers = list(map(attribute_number, np.ravel(np.asarray(value)).tolist()))
+        if None not in numbers and any(number != neutral for number in numbers):
             raise DataError(
                 f"{self.name} has the attribute {key}={value}, which may mean that its numbers "
                 "are scaled",
@@ -106,10 +106,9 @@ class PackingAttributes:
     def _check_no_fill(self, key: str) -> None:
         """Raise DataError if an attribute holds a number, perhaps the count of missing ones."""
         value = self.values[key]
-        values = np.ravel(np.asarray(value))
-        if values.dtype.kind != "b" and any(
-            attribute_number(k) is not None for k in values.tolist()
-        ):
+        entries = np.ravel(np.asarray(value))
+        numbers = map(attribute_number, entries.tolist())
+        if entries.dtype.kind != "b" and any(number is not None for number in numbers):
             raise DataError(
                 f"{self.name} has the attribute {key}={value}, which may or may not mean that "
                 "this number marks missing values",
@@ -132,12 +131,14 @@ class PackingAttributes:
         fill : the value of the attribute
         """
         numbers = []
-        for k in np.ravel(np.asarray(fill)).tolist():
-            number = attribute_number(k)
+        for entry in np.ravel(np.asarray(fill)).tolist():
+            number = attribute_number(entry)
             if number is None:
-                if k in (None, ""):
+                if entry in (None, ""):
                     continue
-                raise DataError(f"{self.name} has {key}={k!r}, which is not a number", "correct it")
+                raise DataError(
+                    f"{self.name} has {key}={entry!r}, which is not a number", "correct it"
+                )
             number = number_in_dtype(number, dtype, wraps="_Unsigned" in self.values)
             if number is not None:
                 numbers.append(number)
@@ -151,7 +152,7 @@ class PackingAttributes:
         names = [key for key in _BOUND_KEYS if key in self.values]
         for key in names:
             limits = np.ravel(np.asarray(self.values[key]))
-            numbers = [attribute_number(k) for k in limits.tolist()]
+            numbers = list(map(attribute_number, limits.tolist()))
             if None in numbers or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
                     f"{self.name} has {key}={self.values[key]}, which is not a "
@@ -161,7 +162,9 @@ class PackingAttributes:
             are_floats = are_floats or limits.dtype.kind == "f"
             # A signed attribute of an unsigned array: its negative numbers stand for large ones.
             wraps = dtype.kind == "u" and "_Unsigned" in self.values
-            numbers = [k + 2 ** (8 * dtype.itemsize) if wraps and k < 0 else k for k in numbers]
+            if wraps:
+                modulus = 2 ** (8 * dtype.itemsize)
+                numbers = [number + modulus if number < 0 else number for number in numbers]
             low = max(low, numbers[0]) if key != "valid_max" else low
             high = min(high, numbers[-1]) if key != "valid_min" else high
         return ((f"outside its {' and '.join(names)}", low, high) if names else None), are_floats

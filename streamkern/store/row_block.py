@@ -91,15 +91,13 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     ------
     DataError
         If the number of rows, a shape or a dtype is wrong, or an id is outside the classes.
+        If sample weights are missing, not expected, or refused by `as_weights`.
     NonFiniteError
-        If a value is NaN or infinite.
+        If a value of X or y is NaN or infinite.
     """
-    X = np.asarray(rows.X)
-    y = np.asarray(rows.y)
-    w = rows.w
-    row_ids = rows.row_ids
+    X, w = np.asarray(rows.X), rows.w
     start = _first_row(spec, i, X)
-    y = _stored_targets(spec, y, i, len(X))
+    y = _stored_targets(spec, np.asarray(rows.y), i, len(X))
     if (w is not None) != (spec.weight_totals is not None):
         raise DataError(
             f"chunk {i} comes {'with' if w is not None else 'without'} sample weights",
@@ -108,7 +106,7 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
         )
     w = None if w is None else as_weights(w, len(X), f"chunk {i}", start)
     check_finite(X, f"X of chunk {i}", start)
-    return RowBlock(X, y, w, row_ids.astype(layout.ROW_NUMBER_DTYPE, copy=False))
+    return RowBlock(X, y, w, rows.row_ids.astype(layout.ROW_NUMBER_DTYPE, copy=False))
 
 
 def without_mask(array: Any, name: str, location: str = "", *, of_dask: bool = False) -> Any:

@@ -36,10 +36,13 @@ IMBALANCE_RATIO = 100
 ClassWeight = Mapping[str, float] | Literal["balanced"]
 
 
-def as_weights(w: Any, n_rows: int, location: str, first_row: int = 0) -> NDArray[np.float32]:
+def as_weights(
+    w: Any, n_rows: int, location: str, row_numbers: int | NDArray[np.int64] = 0
+) -> NDArray[np.float32]:
     """Return the weights as (n_rows,) float32, finite and none below 0.
 
-    location, first_row : for messages
+    location : name of the input, for messages
+    row_numbers : the number of the first row or the numbers (n_rows,) of all rows, for messages
 
     Raises
     ------
@@ -67,8 +70,9 @@ def as_weights(w: Any, n_rows: int, location: str, first_row: int = 0) -> NDArra
         )
     if invalid.any():
         row = int(np.argmax(invalid))
+        number = row_numbers + row if isinstance(row_numbers, int) else row_numbers[row]
         raise DataError(
-            f"the sample weight of {location}, row {first_row + row}, is {w[row]}",
+            f"the sample weight of {location}, row {number}, is {w[row]}",
             "give finite numbers, 0 or above",
         )
     return weights

@@ -38,12 +38,14 @@ class Statistics:
 
     Variances are divided by n, not by n - 1.
 
-    mean, scale : (d,) float64, of the rows with a sample weight above 0; 0 if there are none
+    mean, scale : (d,) float64, of the counted rows; 0 if there are none. All rows count without
+        sample weights; otherwise a row counts unless its weight is negligible beside the largest of
+        its block, see `has_weight`.
     global_mean, global_scale : the same over all entries of these rows
     class_counts : rows of each class; None if targets are values
     weight_totals : sums of the sample weights, as in `StoreSpec`
     target_mean, target_scale : (c,) float64, weighted by the sample weights; None if all are 0
-    n_counted : number of rows with a weight above 0; None if all rows have one
+    n_counted : number of counted rows; None if all rows count
     """
 
     mean: NDArray[np.float64]
@@ -196,7 +198,7 @@ class RunningStatistics:
         self.n_rows += len(X)
         # Column sums have other bits if the rows of a frame are stored by columns.
         rows = np.ascontiguousarray(X).reshape(len(X), -1)
-        # The scaling of features does not depend on weights, but leaves out rows of weight 0.
+        # The scaling of features does not depend on weights, but leaves out negligible ones.
         self._features.add(rows if w is None else rows[has_weight(w)])
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
@@ -228,7 +230,14 @@ class RunningStatistics:
             self._totals = stats._totals + (0.0 if self._totals is None else self._totals)
 
     def result(self) -> Statistics:
-        """Return the statistics of the rows so far; raise DataError if there are none."""
+        """Return the statistics of the rows so far.
+
+        Raises
+        ------
+        DataError
+            If there are no rows; if a mean or variance overflows float64; or if the squares of
+            every feature, or of a column of targets, underflow it although the values differ.
+        """
         if self.n_rows == 0:
             raise DataError(
                 "there are no rows, so the statistics cannot be computed", "give at least one row"
@@ -240,7 +249,7 @@ class RunningStatistics:
             total = float(variance.mean() + mean.var())
         if not (np.isfinite(mean).all() and np.isfinite(total)):
             raise DataError("the variance of X overflows float64", "give X in a larger unit")
-        # A feature that underflows counts as constant, which is an error only if no other is left.
+        # A feature that underflows counts as constant, which is an error only if all features do.
         if self._features.underflows().all():
             raise DataError("the variance of X underflows float64", "give X in a smaller unit")
         class_counts = None if self._counts is None else tuple(self._counts.tolist())

@@ -160,7 +160,8 @@ class Store:
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return X and y of the given rows (k,), in their order, repeats allowed.
 
-        Each chunk is read once. Peak memory: the result and one chunk.
+        Each chunk is read once. Peak memory: the result and one chunk. Raises ConfigError unless
+        the rows are integers from 0 to `spec.n_rows` - 1, and otherwise as `read_chunk`.
         """
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -180,7 +181,7 @@ class Store:
         return X, y
 
     def read_targets(self, i: int) -> NDArray[Any]:
-        """Return y of chunk `i` as `read_chunk`, without reading X."""
+        """Return y of chunk `i`, without reading X; raises as `read_chunk`."""
         start, stop = self.chunk_bounds(i)
         if self.stored_chunks.y is None:
             return _no_targets(stop - start)
@@ -189,9 +190,9 @@ class Store:
     def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
         """Return y of chunk `i` and its sample weights, if there are some, without reading X."""
         y, w = self.read_targets(i), self.stored_chunks.w
-        return y, None if w is None else self._checked_weights(
-            self.stored_chunks.read_array(w, i), i
-        )
+        if w is None:
+            return y, None
+        return y, self._checked_weights(self.stored_chunks.read_array(w, i), i)
 
     def source_rows(self, i: int) -> NDArray[np.uint64]:
         """Return the number of each row of chunk `i` in its source, (rows,) uint64.
@@ -229,20 +230,22 @@ class Store:
         return sum(int(array.nbytes_stored()) for array in self.stored_chunks.arrays)
 
     def verify(self) -> None:
-        """Read every chunk and compare it with its digest, then the digests with the fingerprint.
+        """Compare the digests with the fingerprint, then read every chunk and compare its digest.
 
         Raises
         ------
         CorruptChunkError
-            If a chunk differs. The message names the first such chunk.
+            If the digests or a chunk differ. The message names the first such chunk.
         DataError
-            If the store is foreign: it has no digests to compare with.
+            If the store is foreign, and has no digests to compare with; or if it was opened without
+            targets, which the digests include.
         """
         chunks = self.stored_chunks
         if self.spec.foreign or chunks.y is None:
-            raise DataError(
-                f"{self!r} has no digests, so it cannot be verified", "ingest the data again"
-            )
+            reason, remedy = "has no digests", "ingest the data again"
+            if not self.spec.foreign:
+                reason, remedy = "was opened without its targets", "open it with them"
+            raise DataError(f"{self!r} {reason}, so it cannot be verified", remedy)
         digests = chunks.read_digests()
         for i in range(self.n_chunks):
             parts = [*chunks.read(i), self.source_rows(i)]
@@ -326,7 +329,7 @@ def open_store(
     foreign: bool = False,
     cache: Cache | None = None,
 ) -> Store:
-    """Open the store at `url` for reading; costs a small request, and one for each own array.
+    """Open the store at `url` for reading; costs few small requests.
 
     Parameters
     ----------
@@ -358,6 +361,10 @@ def open_store(
         The metadata of a store of streamkern are altered.
     DataError
         An unfinished ingest, another schema, or arrays that are not a training set.
+    ConfigError
+        An invalid argument, such as storage options for a local path.
+    StorageError
+        The storage cannot be reached or refuses the access.
     """
     check_missing(missing)
     inner: Any
@@ -376,16 +383,9 @@ def open_store(
         if is_icechunk(text):  # a worker may open it after another commit to the branch
             text = snapshot_url(text, storage_options)
         reopen = partial(
-            open_store,
-            text,
-            x=x,
-            y=y,
-            w=w,
-            storage_options=storage_options,
-            missing=missing,
-            foreign=foreign,
-            cache=cache,
-        )
+            open_store, text, x=x, y=y, w=w, storage_options=storage_options, missing=missing,
+            foreign=foreign, cache=cache,
+        )  # fmt: skip
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     # Retried on a disk, too: rows may be appended between the reads of two files.
     n_reads = MAX_READS if local_path(text) is None else 2

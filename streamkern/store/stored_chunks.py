@@ -86,7 +86,7 @@ class StoredChunks:
             self._use_cache(cache)
 
     def __repr__(self) -> str:
-        shape = "x".join(str(k) for k in (self.spec.n_rows, *self.spec.row_shape))
+        shape = "x".join(map(str, (self.spec.n_rows, *self.spec.row_shape)))
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
     def with_stop_event(self, stopped: threading.Event) -> StoredChunks:
@@ -340,11 +340,11 @@ class StoredRows:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows `start` to `stop`."""
-        k = self._chunks.spec.chunk_rows
-        parts = [np.empty((0, *self.shape[1:]), self.dtype)]
-        for i in range(start // k, -(-stop // k)):
-            chunk = self._chunks.read_array(self._array, i)
-            parts.append(chunk[max(start - i * k, 0) : stop - i * k])
+        chunk_rows = self._chunks.spec.chunk_rows
+        parts = [np.empty((0, *self.shape[1:]), self.dtype)]  # the result for no rows
+        for i in range(start // chunk_rows, -(-stop // chunk_rows)):
+            chunk, chunk_start = self._chunks.read_array(self._array, i), i * chunk_rows
+            parts.append(chunk[max(start - chunk_start, 0) : stop - chunk_start])
         return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
 
 

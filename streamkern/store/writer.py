@@ -3,7 +3,7 @@
 The state of an unfinished store is kept in the store itself. The group attribute holds the status
 "writing", the plan, and the id of the writer: a writer that continues after another one has taken
 over does not find its own id, and does not publish. The array `digests` is the journal, in which
-each chunk is record after it is written.
+each chunk is recorded after it is written.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class StoreWriter(ChunkOutput):
     row_shape, x_dtype, n_outputs, classes, chunk_rows
         As in `StoreSpec`.
     overwrite : bool
-        Replace a store that streamkern wrote. Anything else at the URL is never deleted.
+        Replace a store that streamkern wrote, finished or not. Anything else at the URL is never
+        deleted.
     compress : {"auto", "zstd", "none"}
         "auto": zstd for integers, nothing for floats. Chunks are always checksummed.
     storage_options : mapping, optional
@@ -79,6 +80,16 @@ class StoreWriter(ChunkOutput):
     ----------
     resumed : bool
         Whether an interrupted write of the same plan is continued.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not possible.
+    DataError
+        If a store cannot hold such rows, the URL has anything that is not a store of streamkern,
+        or, without `overwrite`, a finished store.
+    ResumeMismatchError
+        If, without `overwrite`, the URL has an unfinished store with a different plan.
     """
 
     def __init__(
@@ -116,14 +127,8 @@ class StoreWriter(ChunkOutput):
     def _claim(self, url: str, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
         """Claim the group until another writer claims it; return it, and the attribute `resumed`.
 
-        With `overwrite`, any group that streamkern wrote is replaced.
-
-        Raises
-        ------
-        DataError
-            If the URL has a finished store, or anything that is not a store of streamkern.
-        ResumeMismatchError
-            If the URL has an unfinished store with a different plan.
+        An unfinished store with the same plan is continued, also with `overwrite`. Raises
+        DataError and ResumeMismatchError as the class.
         """
         mark, location = mark_at(self._store, url), redact(url)
         writing: Any = {
@@ -163,19 +168,19 @@ class StoreWriter(ChunkOutput):
 
     def _create_arrays(self, spec: StoreSpec) -> dict[str, Any]:
         """Create the arrays X, y, row and, if weighted, w; reuse those of an interrupted call."""
-        n, k = spec.n_rows, spec.chunk_rows
+        n_rows, chunk_rows = spec.n_rows, spec.chunk_rows
         has_values = spec.classes is None
-        y_shape = (n, spec.n_outputs) if has_values else (n,)
+        y_shape = (n_rows, spec.n_outputs) if has_values else (n_rows,)
         y_names = ("row", "output") if has_values else ("row",)
         names = layout.dimension_names(spec.row_shape)
         arrays = {
-            "X": self._array("X", (n, *spec.row_shape), k, spec.x_dtype, names),
-            "y": self._array("y", y_shape, k, np.dtype(spec.y_dtype), y_names),
+            "X": self._array("X", (n_rows, *spec.row_shape), chunk_rows, spec.x_dtype, names),
+            "y": self._array("y", y_shape, chunk_rows, np.dtype(spec.y_dtype), y_names),
         }
         if spec.weight_totals is not None:
-            arrays["w"] = self._array("w", (n,), k, WEIGHT_DTYPE, ("row",))
+            arrays["w"] = self._array("w", (n_rows,), chunk_rows, WEIGHT_DTYPE, ("row",))
         arrays["row"] = self._array(
-            "row", (n,), k, layout.ROW_NUMBER_DTYPE, ("row",), compress="none"
+            "row", (n_rows,), chunk_rows, layout.ROW_NUMBER_DTYPE, ("row",), compress="none"
         )
         return arrays
 
@@ -208,6 +213,9 @@ class StoreWriter(ChunkOutput):
         """Publish the store in one step: its final attribute is written last. Return its spec.
 
         stats : statistics of all rows; required for a store with sample weights
+
+        Raises DataError if a chunk was not written or is damaged, if required statistics are
+        missing, or if another writer has taken the store over.
         """
         missing_chunks = np.flatnonzero(~self.is_written)
         if len(missing_chunks):
@@ -301,9 +309,10 @@ def _new_spec(
             "give one name for each",
         )
     # As a spec holds them: tuples instead of any sequences.
-    given_names = [n for n in ("columns", "target_columns") if details.get(n) is not None]
-    details |= {name: tuple(details[name]) for name in given_names}
-    details["files"] = tuple((name, int(k)) for name, k in details.get("files", ()))
+    for name in ("columns", "target_columns"):
+        if details.get(name) is not None:
+            details[name] = tuple(details[name])
+    details["files"] = tuple((name, int(n_rows)) for name, n_rows in details.get("files", ()))
     y_dtype = np.dtype(y_dtype).newbyteorder("=") if classes is None else id_dtype(len(classes))
     return StoreSpec(
         n_rows=n_rows,

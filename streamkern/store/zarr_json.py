@@ -163,7 +163,10 @@ def mark_with_stored_digests(
 def read_documents(
     store: Any, path: str, url: str, names: Sequence[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the contents of the stored zarr.json files of arrays, by name."""
+    """Return the contents of the stored zarr.json files of arrays, by name.
+
+    Raises CorruptChunkError if one of them is missing or is not a JSON object.
+    """
     files = zip(names, _read_zarr_json(store, path, names), strict=True)
     return {
         name: _parse_zarr_json(data or b"", f"{name}/zarr.json of {redact(url)}")

@@ -84,6 +84,8 @@ class BatchReader:
     shard : the shard of each batch that this rank reads
     keep_bytes : if the decoded rows of all stores of the source fit into this size, rows stay in
         memory after their first read, for the next replica or epoch; ignored with `client`
+
+    Raises ConfigError for a value out of range, and for a source with invalid attributes or units.
     """
 
     def __init__(
@@ -187,6 +189,8 @@ class BatchReader:
 
         Raises
         ------
+        ConfigError
+            If `first_epoch` or `start` does not exist; raised by this call.
         OSError, DataError, or any error of the source
             The first failure in plan order, unchanged except for a note that names the unit.
         RunError
@@ -349,24 +353,17 @@ class BatchReader:
         with self._lock:
             stats.bytes_in_flight += n_bytes
             stats.bytes_in_flight_peak = max(stats.bytes_in_flight_peak, stats.bytes_in_flight)
-        n_read = 0
         try:
             unit = read_with_retries(
-                self._reader,
-                u,
-                self.seed,
-                block.plan.epoch,
-                bounds=(start, stop),
-                stopped=stopped,
-                retry_s=self.retry_s,
-                on_retry=self._count_retry,
-            )
+                self._reader, u, self.seed, block.plan.epoch, bounds=(start, stop),
+                stopped=stopped, retry_s=self.retry_s, on_retry=self._count_retry,
+            )  # fmt: skip
             block.scatter(offset, unit, u)
-            n_read = n_bytes
+            with self._lock:
+                stats.bytes_read += n_bytes
         finally:
             with self._lock:
                 stats.bytes_in_flight -= n_bytes
-                stats.bytes_read += n_read
 
     def _count_retry(self) -> None:
         with self._lock:

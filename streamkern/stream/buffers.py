@@ -53,11 +53,11 @@ class Shard:
         sizes : (n,) rows of each unit of the block
         """
         rank_rows, indices = [0] * self.size, []
-        for k in np.argsort(-sizes, kind="stable").tolist():
+        for index in np.argsort(-sizes, kind="stable").tolist():
             rank = rank_rows.index(min(rank_rows))
-            rank_rows[rank] += int(sizes[k])
+            rank_rows[rank] += int(sizes[index])
             if rank == self.rank:
-                indices.append(k)
+                indices.append(index)
         return np.sort(np.array(indices, np.int64))
 
     def max_rows(self, mix_units: int, unit_rows: int) -> int:
@@ -100,13 +100,11 @@ class OpenBlock:
         self.plan, self.block, self.buffer, self.shard = plan, block, buffer, shard
         self.n_rows = plan.block_rows(block)
         units, offsets = plan.block_units(block)
-        own_units: Any = slice(None)
+        assigned: Any = slice(None)
         if shard.divides_units(plan.mix_units):
-            own_units = shard.assigned_units(np.diff(offsets))
-        self._ends = offsets[1:][own_units]
-        self.units = list(
-            zip(units[own_units].tolist(), offsets[:-1][own_units].tolist(), strict=True)
-        )
+            assigned = shard.assigned_units(np.diff(offsets))
+        starts, self._ends = offsets[:-1][assigned], offsets[1:][assigned]
+        self.units = list(zip(units[assigned].tolist(), starts.tolist(), strict=True))
         self.futures: list[Future[None]] = []
         self._is_shuffled = False
         # (n_rows + 1,) number of this rank's rows before each position of the shuffled block.
@@ -129,14 +127,14 @@ class OpenBlock:
             positions = self.buffer.positions[: self.n_rows]
             self.plan.shuffle(self.block, positions)
             if not self.shard.is_whole_block:
-                # First 1 after each position that this rank holds, then the sums of these.
-                is_own = np.zeros(self.n_rows + 1, np.int64)
+                # A 1 after each position that this rank holds; their sums are the index.
+                is_held = np.zeros(self.n_rows + 1, np.int64)
                 if self.shard.divides_units(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        is_own[1 + positions[start:stop]] = 1
+                        is_held[1 + positions[start:stop]] = 1
                 else:
-                    is_own[1 + self.shard.rank :: self.shard.size] = 1
-                self._shard_index = np.cumsum(is_own, out=is_own)
+                    is_held[1 + self.shard.rank :: self.shard.size] = 1
+                self._shard_index = np.cumsum(is_held)
             self._is_shuffled = True
 
     def scatter(self, offset: int, block: RowBlock, u: int) -> None:
@@ -146,15 +144,15 @@ class OpenBlock:
         target_rows = self.buffer.rows
         check_unit(block, target_rows, len(positions), u)
         if self._shard_index is not None:
-            is_own = self._shard_index[positions + 1] > self._shard_index[positions]
-            positions, block = self._shard_index[positions[is_own]], block.take(is_own)
+            is_held = self._shard_index[positions + 1] > self._shard_index[positions]
+            positions, block = self._shard_index[positions[is_held]], block.take(is_held)
         self.buffer.last_copy.synchronize()
         for target, part in zip(target_rows.arrays, block.arrays, strict=True):
             _scatter(target, positions, part)
 
 
 def _scatter(target: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> None:
-    """Assign ``target[positions] = rows``, each row as one opaque item: faster if short."""
+    """Assign ``target[positions] = rows``, each row as one opaque item: faster for short rows."""
     row_bytes = target[:1].nbytes
     if row_bytes == 0 or not len(rows):
         return

@@ -64,7 +64,7 @@ def connect(
         finally:
             # The scheduler may hang; the loop ends anyway. If the scheduler is gone, the client's
             # attempt to reconnect ends here, and would write a traceback to the log.
-            with contextlib.suppress(TimeoutError), _muted_client_log():
+            with contextlib.suppress(TimeoutError), _mute_client_log():
                 client.close()
 
 
@@ -80,7 +80,7 @@ async def _check_scheduler(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _muted_client_log() -> Iterator[None]:
+def _mute_client_log() -> Iterator[None]:
     """Mute the log of the client."""
     logger = logging.getLogger("distributed.client")
     was_disabled, logger.disabled = logger.disabled, True

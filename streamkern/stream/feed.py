@@ -89,6 +89,8 @@ class Feed:
     factors : from `weight_factors`, for batches with sample weights
     targets : mean and scale to remove from the targets, see `prepare`
     check : called with the targets as stored, and their row numbers, before they are uploaded
+
+    Raises ConfigError for another dtype.
     """
 
     def __init__(

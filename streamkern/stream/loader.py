@@ -266,7 +266,10 @@ class Loader:
         self.begin_at(epoch, batch)
 
     def begin_at(self, epoch: int, batch: int = 0) -> None:
-        """Let the next iteration begin at this batch of this epoch."""
+        """Let the next iteration begin at this batch of this epoch.
+
+        Raises ConfigError for a negative number, or a batch beyond the end of an epoch.
+        """
         if checked_int("batch", batch, 0) > len(self):
             raise ConfigError(
                 f"{mention('batch', batch)} is beyond the end of an epoch", f"give 0 to {len(self)}"

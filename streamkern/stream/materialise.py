@@ -79,6 +79,8 @@ def augment_store(
     foreign : read stores of streamkern as if another program had written them, see `open_store`
     input_options : storage options of the inputs
     settings : as for `materialise`
+
+    Raises the errors of `materialise`, of `open_store` for the inputs, and of `MixtureSource`.
     """
     urls = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     source = open_stores(
@@ -223,7 +225,7 @@ def _chunks_from(
 def _checked_settings(
     source: BaseSource, out_url: str | os.PathLike[str], chunk_mb: float, memory: int
 ) -> int:
-    """Return the bytes of a chunk; raise for invalid settings before anything is written."""
+    """Return the bytes of a chunk; raise ConfigError for settings that are not possible."""
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_PER_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y", "add targets, because a store needs them")

@@ -21,17 +21,19 @@ _MIN_INTERVAL_S = 0.25
 class Flow:
     """The data flow, as recorded in the "train" events of the run log.
 
-    Rates are over the last 10 seconds; counts are since the process began to train. On a cluster
-    the workers move the data, and only the rows that arrive from them are counted here.
+    Rates are over the last 10 seconds, or longer if the flow was measured less often, or since the
+    process began to train if that is later; counts are since then. On a cluster the workers move
+    the data, and only the rows that arrive from them are counted here.
 
     samples_per_s : samples trained on
     stall_share : share of the time spent waiting for data
     read_bytes_per_s : decoded bytes that arrived, from any place
     bytes_in_flight : decoded bytes of the units being read
     retries : number of reads and requests that were repeated after a fault
-    requests : number of requests to remote stores; None for local stores
-    stored_bytes_per_s : stored bytes that arrived from remote stores; None for local stores
-    cache_share : share of the requested chunks found in the cache; None without a cache
+    requests : number of requests to remote stores; None if there were none
+    stored_bytes_per_s : stored bytes that arrived from remote stores; None without requests
+    cache_share : share of the requested chunks found in the cache; None if none were requested from
+        a cache
     """
 
     samples_per_s: float

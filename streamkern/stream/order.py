@@ -51,6 +51,8 @@ class EpochPlan:
         hold m · share units of a stratum, to within 1 + share · n_strata, where share is the share
         of the stratum in all units.
     in_order : keep units and rows in their order; `strata` are then ignored
+
+    Raises ConfigError for a value out of range, a source without rows, or a wrong number of strata.
     """
 
     def __init__(

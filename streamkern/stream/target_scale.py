@@ -4,9 +4,9 @@ A kernel model has no constant term, and float32 loses small changes of large nu
 above 3e38. So a least squares solver gets (y - mean) / scale, computed in float64 from the stored
 y, and the model maps its outputs back. Every output has its own `scale`, the power of two above its
 standard deviation, so that the division is exact. The scale does not change the fit at a given
-ridge, which is linear in the targets of each output. For classes the scale is 1;
-with the log loss it is the gain of the logits (`train.setup.loss_start`). With
-`model.fit_intercept = false`, the convention of papers, the mean is 0.
+ridge, which is linear in the targets of each output. For classes the scale is 1; with the log loss
+it is the gain of the logits (`train.setup.loss_start`). With `model.fit_intercept = false`, the
+convention of papers, the mean is 0.
 
 The mean is a part of the model. It is the weighted mean over an epoch if that is known from class
 counts, from statistics or from the targets without the features. If a function of the user makes or
@@ -48,7 +48,7 @@ class TargetScale:
     mean, scale : (c,) float64
     unit : (c,) unit of the log scale, None without a log scale. The setup for a loss with a log
         link has one for its start by least squares.
-    gain : (c,) factor of predictions on a log scale; None without a unit
+    gain : (c,) factor of predictions on a log scale; None without a unit, and for a log link
     most : (c,) largest |z| of a prediction; None without a unit, or if the largest target is not
         known
     """

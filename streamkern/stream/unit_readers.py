@@ -142,8 +142,10 @@ class ClusterReader:
     Raises
     ------
     ClusterError
-        If the client was closed or has lost its scheduler, or if for `patience_s` seconds the
-        scheduler did not answer or had no worker.
+        If the client was closed or has lost its scheduler, if for `patience_s` seconds the
+        scheduler did not answer or had no worker, or if a worker has other packages.
+    ConfigError
+        By the constructor, if the source cannot be pickled.
     """
 
     def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
@@ -157,7 +159,7 @@ class ClusterReader:
         self._recipe_future: Any = None
         self._lock = threading.Lock()
         self._request_lock = threading.Lock()
-        self._last_reply_s = self._last_request = time.monotonic()
+        self._last_reply_s = self._last_request_s = time.monotonic()
         self._problem = ""
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
@@ -254,19 +256,22 @@ class ClusterReader:
             ) from error
 
     def _check_cluster(self, start_s: float) -> None:
-        """Raise ClusterError if the cluster had no worker for too long.
+        """Raise ClusterError if the client is closed, or the cluster has not answered for too long.
 
-        One of the waiting threads sends a request to the scheduler; the others only compare times.
+        So it does if the cluster had no worker for too long. One of the waiting threads sends a
+        request to the scheduler; the others only compare times.
+
+        start_s : start of the read, from which the time counts at the earliest
         """
         self._check_client()
         if not self._request_lock.acquire(blocking=False):
             return
         try:
-            if time.monotonic() - self._last_request >= _REQUEST_TIMEOUT_S:
+            if time.monotonic() - self._last_request_s >= _REQUEST_TIMEOUT_S:
                 self._problem = self._cluster_problem()
-                self._last_request = time.monotonic()
+                self._last_request_s = time.monotonic()
                 if not self._problem:
-                    self._last_reply_s = self._last_request
+                    self._last_reply_s = self._last_request_s
         finally:
             self._request_lock.release()
         silent_s = time.monotonic() - max(self._last_reply_s, start_s)
@@ -350,7 +355,10 @@ _open_lock = threading.Lock()
 
 
 def open_recipe(recipe: Recipe) -> BaseSource:
-    """Return the source, opened once per process; the last `MAX_OPEN_SOURCES` stay open."""
+    """Return the source, opened once per process; the last `MAX_OPEN_SOURCES` stay open.
+
+    Raises ClusterError if this process has other versions than the one that made the recipe.
+    """
     with _open_lock:
         source = _open_sources.pop(recipe.token, None)
         if source is None:

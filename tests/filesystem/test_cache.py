@@ -46,26 +46,26 @@ BLOCK = 4096
 STORE = "a" * 32
 
 
-class Library:
+class CountingEngine:
     """An engine that makes each object from its key and `edition`, and counts the requests."""
 
     def __init__(self, edition: str = "1", n_bytes: int = 3 * BLOCK) -> None:
         self.edition, self.n_bytes = edition, n_bytes
         self.attempt_s = 60.0
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
 
     def bytes(self, key: str) -> bytes:
         return hashlib.shake_128(f"{self.edition}/{key}".encode()).digest(self.n_bytes)
 
     async def get(self, key: str, start: int, stop: int | None) -> bytes:
-        self.asked[key] += 1
+        self.requests[key] += 1
         return self.bytes(key)[start:stop]
 
     def error_kind(self, error: Exception) -> ErrorKind:
         return ErrorKind.OTHER
 
 
-def open_cached(cache: Cache, engine: Library, url: str = "lib://shelf") -> CachedObjects:
+def open_cached(cache: Cache, engine: CountingEngine, url: str = "lib://shelf") -> CachedObjects:
     """Return the objects of `engine`, read through `cache`."""
     inner = Objects(url, engine)  # type: ignore[arg-type]
     return CachedObjects(inner, cache, f"print-{engine.edition}", lambda key, data: True)
@@ -76,9 +76,11 @@ def chunk_keys(n: int) -> list[str]:
     return [f"X/c/{i}/0" for i in range(n)]
 
 
-def check_reads(objects: CachedObjects, engine: Library, keys: Sequence[str], **how: Any) -> None:
-    """Read, and compare every byte."""
-    for key, data in zip(keys, objects.get_many(keys, **how), strict=True):
+def check_reads(
+    objects: CachedObjects, engine: CountingEngine, keys: Sequence[str], **options: Any
+) -> None:
+    """Read objects with these options of `get_many`, and compare every byte."""
+    for key, data in zip(keys, objects.get_many(keys, **options), strict=True):
         assert bytes(data) == engine.bytes(key)
 
 
@@ -103,52 +105,52 @@ ENTRY = 4 * BLOCK  # bytes on the disk of 3 blocks and a header
 
 
 def test_cache_fetches_an_object_once(tmp_path: Path) -> None:
-    library, cache = Library(), Cache(tmp_path, 1 << 30)
-    objects = open_cached(cache, library)
+    engine, cache = CountingEngine(), Cache(tmp_path, 1 << 30)
+    objects = open_cached(cache, engine)
     for _ in range(3):
-        check_reads(objects, library, chunk_keys(5))
-    assert library.asked == dict.fromkeys(chunk_keys(5), 1)
-    check_reads(objects, library, ["X/c/5/0", *chunk_keys(2)])
-    assert library.asked == dict.fromkeys(chunk_keys(6), 1)
+        check_reads(objects, engine, chunk_keys(5))
+    assert engine.requests == dict.fromkeys(chunk_keys(5), 1)
+    check_reads(objects, engine, ["X/c/5/0", *chunk_keys(2)])
+    assert engine.requests == dict.fromkeys(chunk_keys(6), 1)
     assert cache.counts.counts() == {"hits": 12, "misses": 6, "dropped": 0}
-    # Another process, or another day.
-    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, chunk_keys(6))
-    assert library.asked == dict.fromkeys(chunk_keys(6), 1)
+    # Another cache object, as in another process, finds the entries.
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), engine), engine, chunk_keys(6))
+    assert engine.requests == dict.fromkeys(chunk_keys(6), 1)
 
 
 def test_refetch_replaces_cached_entry(tmp_path: Path) -> None:
-    library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
+    engine, altered = CountingEngine(), CountingEngine(n_bytes=3 * BLOCK - 7)
     cache = Cache(tmp_path, ENTRY)  # there is room for one alone
     check_reads(open_cached(cache, altered), altered, chunk_keys(1))
-    check_reads(open_cached(cache, library), library, chunk_keys(1), refetch=True)
-    assert library.asked == {chunk_keys(1)[0]: 1}
-    check_reads(open_cached(cache, library), library, chunk_keys(1))
-    assert library.asked == {chunk_keys(1)[0]: 1}
+    check_reads(open_cached(cache, engine), engine, chunk_keys(1), refetch=True)
+    assert engine.requests == {chunk_keys(1)[0]: 1}
+    check_reads(open_cached(cache, engine), engine, chunk_keys(1))
+    assert engine.requests == {chunk_keys(1)[0]: 1}
 
 
 def test_entries_of_other_stores_and_urls_are_separate(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1 << 30)
-    libraries = [Library("1"), Library("2")]
-    for library in libraries:
+    engines = [CountingEngine("1"), CountingEngine("2")]
+    for engine in engines:
         for url in ("lib://shelf", "lib://other"):
-            check_reads(open_cached(cache, library, url), library, chunk_keys(2))
-            check_reads(open_cached(cache, library, url), library, chunk_keys(2))
-        assert library.asked == dict.fromkeys(chunk_keys(2), 2)
-    # A URL that differs in its secrets alone is the same.
+            check_reads(open_cached(cache, engine, url), engine, chunk_keys(2))
+            check_reads(open_cached(cache, engine, url), engine, chunk_keys(2))
+        assert engine.requests == dict.fromkeys(chunk_keys(2), 2)
+    # A URL that differs only in its secrets names the same entries.
     check_reads(
-        open_cached(cache, library, "lib://me:hunter2@shelf?sig=hunter2"), library, chunk_keys(2)
+        open_cached(cache, engine, "lib://me:hunter2@shelf?sig=hunter2"), engine, chunk_keys(2)
     )
-    assert library.asked == dict.fromkeys(chunk_keys(2), 2)
+    assert engine.requests == dict.fromkeys(chunk_keys(2), 2)
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
 
 
 def test_only_whole_chunk_reads_are_cached(tmp_path: Path) -> None:
-    library = Library()
-    objects = open_cached(Cache(tmp_path, 1 << 30), library)
+    engine = CountingEngine()
+    objects = open_cached(Cache(tmp_path, 1 << 30), engine)
     for _ in range(2):
-        assert bytes(objects.get("zarr.json")) == library.bytes("zarr.json")
-        assert bytes(objects.get("X/c/0", 3, 9)) == library.bytes("X/c/0")[3:9]
-    assert library.asked == {"zarr.json": 2, "X/c/0": 2}
+        assert bytes(objects.get("zarr.json")) == engine.bytes("zarr.json")
+        assert bytes(objects.get("X/c/0", 3, 9)) == engine.bytes("X/c/0")[3:9]
+    assert engine.requests == {"zarr.json": 2, "X/c/0": 2}
     assert not finished_entries(tmp_path)
 
 
@@ -166,9 +168,9 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     tmp_path_factory: pytest.TempPathFactory, n_bytes: int, damage: tuple[str, int, int]
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
-    library, cache = Library(n_bytes=n_bytes), Cache(folder, 1 << 30)
-    objects = open_cached(cache, library)
-    check_reads(objects, library, chunk_keys(2))
+    engine, cache = CountingEngine(n_bytes=n_bytes), Cache(folder, 1 << 30)
+    objects = open_cached(cache, engine)
+    check_reads(objects, engine, chunk_keys(2))
     victim, intact_entry = sorted(finished_entries(folder))
     data, (kind, location, bit) = bytearray(victim.read_bytes()), damage
     if kind == "flip":
@@ -182,11 +184,11 @@ def test_damaged_entry_is_dropped_and_fetched_again(
     else:
         data = bytearray(intact_entry.read_bytes())
     victim.write_bytes(data)
-    check_reads(objects, library, chunk_keys(2))
+    check_reads(objects, engine, chunk_keys(2))
     assert cache.counts.dropped == 1
-    assert sum(library.asked.values()) == 3
-    check_reads(objects, library, chunk_keys(2))
-    assert sum(library.asked.values()) == 3
+    assert sum(engine.requests.values()) == 3
+    check_reads(objects, engine, chunk_keys(2))
+    assert sum(engine.requests.values()) == 3
     shutil.rmtree(folder)
 
 
@@ -210,8 +212,8 @@ def test_foreign_folder_is_refused_as_cache(name: str, tmp_path: Path) -> None:
 
 def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
     """Check that only files with the name of an entry are evicted, however full the cache is."""
-    library = Library()
-    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, chunk_keys(5))
+    engine = CountingEngine()
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), engine), engine, chunk_keys(5))
     store = finished_entries(tmp_path)[0].parent
     for folder in (tmp_path, tmp_path / "new", tmp_path / "mine", store, tmp_path / ("b" * 32)):
         folder.mkdir(exist_ok=True)
@@ -219,21 +221,20 @@ def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
             (folder / name).write_text("mine")
             os.utime(folder / name, (0, 0))
     files_before = {name: data for name, data in tree(tmp_path).items() if data == b"mine"}
-    check_reads(open_cached(Cache(tmp_path, ENTRY, idle_s=0.0), library), library, chunk_keys(8))
+    check_reads(open_cached(Cache(tmp_path, ENTRY, idle_s=0.0), engine), engine, chunk_keys(8))
     assert len([p for p in finished_entries(tmp_path) if len(p.name) == 64]) <= 1
     files_after = tree(tmp_path)
     assert {name: files_after.get(name) for name in files_before} == files_before
 
 
 def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None:
-    """Check that a foreign folder at the path of the cache stays unchanged."""
-    library, folder = Library(), tmp_path / "cache"
-    objects = open_cached(Cache(folder, 1 << 30), library)
+    engine, folder = CountingEngine(), tmp_path / "cache"
+    objects = open_cached(Cache(folder, 1 << 30), engine)
     folder.rename(tmp_path / "moved")
     folder.mkdir()
     (folder / "total").write_text("mine")
     with pytest.warns(UserWarning, match="moved, deleted or replaced"):
-        check_reads(objects, library, chunk_keys(2))
+        check_reads(objects, engine, chunk_keys(2))
     assert tree(folder) == {"total": b"mine"}
 
 
@@ -241,14 +242,14 @@ def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None
 
 
 def test_store_in_use_keeps_its_entries(tmp_path: Path) -> None:
-    library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
-    objects = open_cached(cache, library)
+    engine, cache = CountingEngine(), Cache(tmp_path, 5 * ENTRY)
+    objects = open_cached(cache, engine)
     order = random.Random(0)
     for epoch in range(4):
         hits_before, expected = cache.counts.hits, order.sample(chunk_keys(10), 10)
         for key in expected:
-            check_reads(objects, library, [key])
-        # A half fits, and in any order a half is found.
+            check_reads(objects, engine, [key])
+        # Half of the store fits; in any order, half of the chunks are found.
         assert cache.counts.hits - hits_before == (5 if epoch else 0)
         assert len(finished_entries(tmp_path)) == 5
     assert bytes_held(tmp_path) <= 5 * ENTRY
@@ -257,48 +258,48 @@ def test_store_in_use_keeps_its_entries(tmp_path: Path) -> None:
 def test_idle_stores_are_evicted_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * ENTRY)
     for edition, age in (("1", 9000), ("2", 8000), ("3", 60)):
-        library = Library(edition)
-        check_reads(open_cached(cache, library), library, chunk_keys(3))
+        engine = CountingEngine(edition)
+        check_reads(open_cached(cache, engine), engine, chunk_keys(3))
         marker = next(p for p in tmp_path.glob("*/used") if p.stat().st_mtime > time.time() - 60)
         os.utime(marker, (time.time() - age,) * 2)
-    newest = Library("4")
+    newest = CountingEngine("4")
     cache = Cache(tmp_path, 10 * ENTRY)
     check_reads(open_cached(cache, newest), newest, chunk_keys(2))
-    # 9 entries and one more fit. The next one clears a tenth of the limit, in the oldest store.
+    # Ten entries fit; the next one evicts a tenth of the limit from the oldest store.
     for edition, n_kept in (("1", 1), ("2", 3), ("3", 3), ("4", 2)):
-        library = Library(edition)
-        objects = open_cached(Cache(tmp_path, 1), library)
-        check_reads(objects, library, chunk_keys(3 if edition < "4" else 2))
-        assert sum(library.asked.values()) == (3 if edition < "4" else 2) - n_kept
+        engine = CountingEngine(edition)
+        objects = open_cached(Cache(tmp_path, 1), engine)
+        check_reads(objects, engine, chunk_keys(3 if edition < "4" else 2))
+        assert sum(engine.requests.values()) == (3 if edition < "4" else 2) - n_kept
 
 
 def test_lower_limit_applies_from_next_entry_on(tmp_path: Path) -> None:
-    library = Library()
-    check_reads(open_cached(Cache(tmp_path, 1 << 30), library), library, chunk_keys(10))
-    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), library), library, chunk_keys(11))
+    engine = CountingEngine()
+    check_reads(open_cached(Cache(tmp_path, 1 << 30), engine), engine, chunk_keys(10))
+    check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), engine), engine, chunk_keys(11))
     assert bytes_held(tmp_path) <= 4 * ENTRY
-    # An object above the limit is not kept, and pushes nothing out.
-    large = Library("large", n_bytes=4 * ENTRY)
+    # An object above the limit is not kept, and evicts nothing.
+    large = CountingEngine("large", n_bytes=4 * ENTRY)
     n_entries = len(finished_entries(tmp_path))
     check_reads(open_cached(Cache(tmp_path, 4 * ENTRY), large), large, chunk_keys(1))
     assert len(finished_entries(tmp_path)) == n_entries > 0
 
 
 def test_auto_cache_size_is_half_of_the_disk(tmp_path: Path) -> None:
-    library, cache = Library(n_bytes=1 << 20), Cache(tmp_path)
+    engine, cache = CountingEngine(n_bytes=1 << 20), Cache(tmp_path)
     assert 0 < cache.limit <= shutil.disk_usage(tmp_path).total // 2
-    check_reads(open_cached(cache, library), library, chunk_keys(3))
+    check_reads(open_cached(cache, engine), engine, chunk_keys(3))
     (tmp_path / "total").write_text(str(1 << 40))
     assert Cache(tmp_path).limit >= 1 << 39
 
 
 @pytest.mark.parametrize("text", ["", "many", "12\n34"])
 def test_lost_total_is_counted_again(tmp_path: Path, text: str) -> None:
-    library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
-    objects = open_cached(cache, library)
-    check_reads(objects, library, chunk_keys(3))
+    engine, cache = CountingEngine(), Cache(tmp_path, 5 * ENTRY)
+    objects = open_cached(cache, engine)
+    check_reads(objects, engine, chunk_keys(3))
     (tmp_path / "total").write_text(text)
-    check_reads(objects, library, chunk_keys(9))
+    check_reads(objects, engine, chunk_keys(9))
     assert bytes_held(tmp_path) <= 5 * ENTRY
     assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path)
 
@@ -306,26 +307,26 @@ def test_lost_total_is_counted_again(tmp_path: Path, text: str) -> None:
 def test_entry_dropped_during_count_is_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, cache = Library(), Cache(tmp_path, 3 * ENTRY)
-    check_reads(open_cached(cache, library), library, chunk_keys(3))
+    engine, cache = CountingEngine(), Cache(tmp_path, 3 * ENTRY)
+    check_reads(open_cached(cache, engine), engine, chunk_keys(3))
     (victim, *_), make_room = finished_entries(tmp_path), cache._make_room
     dropping = threading.Thread(
         target=cache.drop, args=(EntryName(victim.parent.name, bytes.fromhex(victim.name)),)
     )
 
-    def counted_before_the_drop(n_bytes: int) -> int:
+    def make_room_and_wait_for_drop(n_bytes: int) -> int:
         total = make_room(n_bytes)
         dropping.start()
         while victim.exists():
             time.sleep(0.001)
-        time.sleep(0.05)  # it waits for the lock, or has changed the counters already
+        time.sleep(0.05)  # `drop` waits for the lock, or has changed the counters already
         return total
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "_make_room", counted_before_the_drop)
-        check_reads(open_cached(cache, library), library, ["X/c/8/0"])
+        patch.setattr(cache, "_make_room", make_room_and_wait_for_drop)
+        check_reads(open_cached(cache, engine), engine, ["X/c/8/0"])
     dropping.join()
-    check_reads(open_cached(cache, library), library, ["X/c/9/0"])
+    check_reads(open_cached(cache, engine), engine, ["X/c/9/0"])
     assert len(finished_entries(tmp_path)) == 3
     assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path) == 3 * ENTRY
 
@@ -342,36 +343,36 @@ def text_of_only_warning(caught: list[warnings.WarningMessage]) -> str:
 
 @pytest.mark.parametrize("when", ["before", "lost", "blocked"])
 def test_reading_continues_without_cache_folder(tmp_path: Path, when: str) -> None:
-    library, folder = Library(), tmp_path / "cache"
+    engine, folder = CountingEngine(), tmp_path / "cache"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if when == "before":
             (tmp_path / "file").write_text("")
             folder = tmp_path / "file" / "cache"
-        objects = open_cached(Cache(folder, 1 << 30), library)
-        check_reads(objects, library, chunk_keys(2))
+        objects = open_cached(Cache(folder, 1 << 30), engine)
+        check_reads(objects, engine, chunk_keys(2))
         if when != "before":
             shutil.rmtree(folder)
         if when == "blocked":
             folder.write_text("no folder any more")
         for _ in range(3):
-            check_reads(objects, library, chunk_keys(4))
+            check_reads(objects, engine, chunk_keys(4))
     assert str(folder) in text_of_only_warning(caught)
-    assert library.asked[chunk_keys(1)[0]] == 4
+    assert engine.requests[chunk_keys(1)[0]] == 4
 
 
 def read_on_full_disk(folder: str) -> None:
     """Read through a cache whose process may write only small files, as on a full disk."""
-    library, cache = Library(n_bytes=19_000), Cache(folder, 1 << 30)
-    objects = open_cached(cache, library)
-    check_reads(objects, library, chunk_keys(2))
+    engine, cache = CountingEngine(n_bytes=19_000), Cache(folder, 1 << 30)
+    objects = open_cached(cache, engine)
+    check_reads(objects, engine, chunk_keys(2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            check_reads(objects, library, chunk_keys(5))
+            check_reads(objects, engine, chunk_keys(5))
     assert os.strerror(errno.EFBIG) in text_of_only_warning(caught)
-    assert library.asked[chunk_keys(1)[0]] == 3
+    assert engine.requests[chunk_keys(1)[0]] == 3
     assert len(finished_entries(Path(folder))) == 2
     assert not list(Path(folder).glob("new/*"))
 
@@ -396,12 +397,12 @@ def command_of(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "tests.filesystem.test_cache", *map(str, arguments)]
 
 
-def read_and_ruin(folder: str, seed: str, idle_s: str) -> None:
-    """Read at random, comparing every byte; ruin an entry now and then."""
-    draw, library = random.Random(int(seed)), Library()
-    objects = open_cached(Cache(folder, 12 * ENTRY, idle_s=float(idle_s)), library)
+def read_and_damage(folder: str, seed: str, idle_s: str) -> None:
+    """Read random objects, and compare every byte; damage an entry in every 20th turn."""
+    draw, engine = random.Random(int(seed)), CountingEngine()
+    objects = open_cached(Cache(folder, 12 * ENTRY, idle_s=float(idle_s)), engine)
     for turn in range(250):
-        check_reads(objects, library, draw.sample(chunk_keys(30), 2))
+        check_reads(objects, engine, draw.sample(chunk_keys(30), 2))
         if turn % 20 == 0:
             with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
                 victim = draw.choice(finished_entries(Path(folder)))
@@ -415,7 +416,7 @@ def read_and_ruin(folder: str, seed: str, idle_s: str) -> None:
 @pytest.mark.parametrize("idle_s", [0.0, 3600.0])
 def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
     n, max_bytes, n_samples = 4, 0, 0
-    commands = [command_of("read_and_ruin", tmp_path, seed, idle_s) for seed in range(n)]
+    commands = [command_of("read_and_damage", tmp_path, seed, idle_s) for seed in range(n)]
     processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in commands]
     while any(process.poll() is None for process in processes):
         max_bytes, n_samples = max(max_bytes, bytes_held(tmp_path)), n_samples + 1
@@ -429,9 +430,9 @@ def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
 
 def write_entries(folder: str) -> None:
     """Write large entries for ever."""
-    library = Library(n_bytes=1 << 20)
+    engine = CountingEngine(n_bytes=1 << 20)
     cache = Cache(folder, 1 << 40)
-    data = library.bytes("a") * 16
+    data = engine.bytes("a") * 16
     print("ready", flush=True)
     for i in range(10**6):
         cache.write(EntryName(STORE, hashlib.sha256(b"%d" % (i % 50)).digest()), data)
@@ -452,19 +453,19 @@ def test_cache_survives_kill_while_writing(tmp_path: Path) -> None:
         process.kill()
         assert process.wait() == -signal.SIGKILL
         process.stdout.close()
-    data, cache = Library(n_bytes=1 << 20).bytes("a") * 16, Cache(tmp_path, 1 << 40)
+    data, cache = CountingEngine(n_bytes=1 << 20).bytes("a") * 16, Cache(tmp_path, 1 << 40)
     written = [p for p in finished_entries(tmp_path) if p.suffix == ""]
     assert written
     for path in written:
         assert bytes(cache.read(EntryName(STORE, bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
-    # What was left half written goes when room is made.
+    # Unfinished entries are deleted when room is made.
     leftover = tmp_path / "new" / ("0" * 32)
     leftover.write_bytes(bytes(BLOCK))
     for path in tmp_path.glob("new/*"):
         os.utime(path, (0, 0))
-    library = Library()
+    engine = CountingEngine()
     small = Cache(tmp_path, 8 * ENTRY, idle_s=0.0)
-    check_reads(open_cached(small, library), library, chunk_keys(3))
+    check_reads(open_cached(small, engine), engine, chunk_keys(3))
     assert not list(tmp_path.glob("new/*"))
     assert bytes_held(tmp_path) <= 8 * ENTRY
 
@@ -496,18 +497,18 @@ def test_second_epoch_makes_no_s3_requests(s3: S3Server, bucket: str, tmp_path: 
         first_source = source()
         proxy.log()
         assert_same(batches(first_source, 0), batches(plain, 0))
-        # The table of checksums, by which chunks of this store are recognised.
+        # Without the table of checksums, by which chunks of this store are recognised.
         requested = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
         assert [method for method, _ in requested] == ["GET"] * 20
         assert all("/c/" in path for _, path in requested)
         for epoch in (1, 2):
             assert_same(batches(first_source, epoch), batches(plain, epoch))
             assert proxy.log() == []
-        # Another process reads metadata and checksums alone: a changed store is noticed.
+        # Another process reads only metadata and checksums, so that it notices a changed store.
         unpickled: ZarrSource = pickle.loads(pickle.dumps(source()))
         assert_same(batches(unpickled, 1), batches(plain, 1))
         assert not [path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]
-        # Another store at the same place.
+        # Another store at the same URL is fetched.
         ingest(
             X[::-1].copy(), url, y=Y, chunk_mb=50 * 6 / 2**20, overwrite=True,
             storage_options=s3.options(),
@@ -529,7 +530,7 @@ def test_store_without_digests_is_not_cached(
         source = ZarrSource(f"s3://{bucket}/d", storage_options=s3.options(), cache=cache)
     assert len(batches(source, 0)) == 9
     assert not finished_entries(tmp_path / "cache")
-    # A local store needs none.
+    # A local store is not cached.
     assert len(batches(ZarrSource(path, cache=cache), 0)) == 9
     assert not finished_entries(tmp_path / "cache")
 

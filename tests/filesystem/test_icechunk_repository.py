@@ -1,4 +1,4 @@
-"""Snapshots of icechunk repositories: read as zarr stores, by URL or as objects, never written."""
+"""Check that snapshots of icechunk repositories are read as zarr stores, and never written."""
 
 from __future__ import annotations
 

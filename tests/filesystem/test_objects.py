@@ -43,7 +43,7 @@ PLACES = (*ENGINES, "memory")
 
 
 class Place:
-    """A remote URL and its options, and the same object seen without our code."""
+    """A remote URL with its options; `raw` reads its objects without streamkern."""
 
     def __init__(self, kind: str, s3: S3Server, bucket: str, name: str) -> None:
         self.kind, self._s3, self.bucket, self.name = kind, s3, bucket, name
@@ -92,7 +92,7 @@ def test_list_returns_keys_below_a_folder(place: Place) -> None:
     assert objects.list("nothing") == []
     assert (objects.entries(), objects.children()) == (["a/", "ab", "z"], ["a", "ab", "z"])
     assert (objects.entries("a"), objects.entries("a/b")) == (["b/", "bb"], ["1", "2"])
-    assert objects.entries("nothing") == objects.entries("z") == []  # of a file nothing is below
+    assert objects.entries("nothing") == objects.entries("z") == []  # nothing is below a file
     with pytest.raises(FileNotFoundError):
         objects.stat("a/b")
     objects.delete(["a/bb", "never there", "z"])
@@ -101,19 +101,19 @@ def test_list_returns_keys_below_a_folder(place: Place) -> None:
 
 def test_create_succeeds_for_one_of_many_writers(place: Place) -> None:
     objects = place.open()
-    won: list[int] = []
+    winners: list[int] = []
 
     def create(i: int) -> None:
         if objects.create("lock", f"writer {i}".encode()):
-            won.append(i)
+            winners.append(i)
 
     threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(won) == 1
-    assert place.raw("lock") == f"writer {won[0]}".encode()
+    assert len(winners) == 1
+    assert place.raw("lock") == f"writer {winners[0]}".encode()
 
 
 def test_missing_object_error_names_key_and_url(place: Place) -> None:
@@ -235,7 +235,7 @@ def test_chunk_needs_one_get_per_array(engine: str, s3: S3Server, bucket: str) -
         proxy.log()
         for i in range(store.n_chunks):
             store.read_chunk(i)
-        assert len(proxy.log()) == 2 * store.n_chunks + 1  # and once the checksums
+        assert len(proxy.log()) == 2 * store.n_chunks + 1  # one for the checksums
         assert proxy.stats()["requests"] == {"GET": 7 + 2 * store.n_chunks}
         store.check_unchanged()
         assert len(proxy.log()) == 1
@@ -472,7 +472,7 @@ def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
 
 
 class SilentServer:
-    """A server that takes connections and says nothing."""
+    """A server that accepts connections and never responds."""
 
     def __enter__(self) -> str:
         self._socket = socket.create_server(("127.0.0.1", 0))

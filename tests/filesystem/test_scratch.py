@@ -56,15 +56,14 @@ def put_foreign_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("spilled", [True, False])
 def test_scratch_folder_keeps_foreign_files(tmp_path: Path, spilled: bool) -> None:
-    """Check that foreign files in the scratch folder stay."""
-    data, precious = write_table(tmp_path), tmp_path / "precious"
-    files_before = put_foreign_files(precious)
+    data, folder = write_table(tmp_path), tmp_path / "scratch"
+    files_before = put_foreign_files(folder)
     settings = SMALL if spilled else {}
-    ingest(data, tmp_path / "a.zarr", scratch=precious, **settings)
+    ingest(data, tmp_path / "a.zarr", scratch=folder, **settings)
     with pytest.raises(DataError, match="no array 'Z'"):
-        ingest(data, tmp_path / "b.zarr", scratch=precious, x="Z", **settings)
-    assert tree(precious) == files_before
-    assert sorted(p.name for p in precious.iterdir() if p.is_dir()) == ["sub"]
+        ingest(data, tmp_path / "b.zarr", scratch=folder, x="Z", **settings)
+    assert tree(folder) == files_before
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["sub"]
 
 
 def test_foreign_scratch_folder_is_refused(tmp_path: Path) -> None:
@@ -95,13 +94,13 @@ def test_concurrent_ingests_share_scratch_parent(tmp_path: Path) -> None:
     data, shared = write_table(tmp_path), tmp_path / "shared"
     ingest(data, tmp_path / "whole.zarr", **SMALL)
 
-    def second(phase: str, n_done: int, total: int | None) -> None:
+    def ingest_meanwhile(phase: str, n_done: int, total: int | None) -> None:
         if phase == "write" and n_done < 500:
             ingest(data, tmp_path / "b.zarr", scratch=shared, **SMALL)
             with pytest.raises(DataError, match="in use by another call for the same output"):
                 ingest(data, tmp_path / "a.zarr", scratch=shared, overwrite=True, **SMALL)
 
-    ingest(data, tmp_path / "a.zarr", scratch=shared, progress=second, **SMALL)
+    ingest(data, tmp_path / "a.zarr", scratch=shared, progress=ingest_meanwhile, **SMALL)
     stores = [open_store(tmp_path / f"{name}.zarr") for name in ("a", "b", "whole")]
     assert len({store.spec.fingerprint for store in stores}) == 1
     assert not list(shared.iterdir())
@@ -152,7 +151,7 @@ def test_finished_call_keeps_scratch_of_other_settings(tmp_path: Path) -> None:
     ingest(data, out, **SMALL)
     with pytest.raises(InterruptedError):
         ingest(data, tmp_path / "b.zarr", seed=1, progress=stop, scratch=tmp_path / "s", **SMALL)
-    # As the scratch of an overwrite that had not yet come to its first chunk.
+    # The files are those of an overwrite that was stopped before its first chunk.
     scratch_folder(tmp_path / "b.zarr", tmp_path / "s").rename(scratch_folder(out))
     files_before = tree(scratch_folder(out))
     ingest(data, out, **SMALL)
@@ -165,7 +164,7 @@ def test_array_changed_in_its_middle_is_ingested_again(tmp_path: Path, mapped: b
     X = np.load(tmp_path / "X.npy", mmap_mode="c" if mapped else None)
     y = np.zeros(2000, int)
     first_fingerprint = ingest(X, tmp_path / "a.zarr", y=y).fingerprint
-    if mapped:  # known by its ends, so never taken for the same
+    if mapped:  # identified only by its ends, so an ingest of it is never skipped
         with pytest.raises(DataError, match="already holds a store"):
             ingest(X, tmp_path / "a.zarr", y=y)
     else:
@@ -240,7 +239,7 @@ def test_invalid_scratch_state_restarts_ingest(how: str, tmp_path: Path) -> None
     files_before = tree(scratch_folder(out))
     for path in removable_keys:
         with Scratch(scratch_folder(out)) as scratch:
-            scratch.restore("nobody's")  # so that the folder is there, and empty
+            scratch.restore("another")  # empties the folder
         for file, content in files_before.items():
             (scratch_folder(out) / file).write_bytes(content)
         text = json.dumps(without_key(body, path))

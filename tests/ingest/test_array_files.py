@@ -1,4 +1,4 @@
-"""X in a file or store of its own: sparse archives, Fortran order, Zarr arrays and zipped Zarr."""
+"""Check arrays in files of their own: sparse archives, Fortran order, Zarr arrays, zipped Zarr."""
 
 from __future__ import annotations
 

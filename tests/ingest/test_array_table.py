@@ -1,4 +1,4 @@
-"""Check arrays of every format, dtype, attribute and role: read as intended, or refused.
+"""Check that arrays of every format, dtype, attribute and role are read as intended, or refused.
 
 Each case is a file written by another library, with the expected result: numbers computed here in
 plain NumPy, or a DataError. Cases are made in loops; a test lists all that fail.
@@ -57,18 +57,25 @@ def read(inputs: Any, y: Any = None, **options: Any) -> Rows:
         blocks = list(reader.blocks(0, 1 << 20))
         features = FeatureConverter(blocks[0], None, reader.natural_dtype)
         targets = TargetConverter(blocks[0])
-        X = np.concatenate([features.convert(b) for b in blocks])
-        codes = np.concatenate([targets.convert(b) for b in blocks])
-        w = [b.weights() for b in blocks]
+        X = np.concatenate([features.convert(block) for block in blocks])
+        codes = np.concatenate([targets.convert(block) for block in blocks])
+        weights_of_blocks = [block.weights() for block in blocks]
     if targets.are_classes:
         names, ids_of_codes = targets.sorted_class_ids()
         codes = np.array(names)[ids_of_codes[codes]]
-    weights = None if w[0] is None else np.concatenate([k for k in w if k is not None])
-    return Rows(X, codes, weights, [str(k.message) for k in caught])
+    has_weights = weights_of_blocks[0] is not None
+    weights = np.concatenate(weights_of_blocks) if has_weights else None  # type: ignore[arg-type]
+    return Rows(X, codes, weights, [str(warning.message) for warning in caught])
 
 
 class Case(NamedTuple):
-    """A file, by the call that reads it, and the numbers that it means, or that it is refused."""
+    """A file that is read as X, y and w.
+
+    name : name of the case, for messages
+    role : "X", "y" or "w", the array that is compared
+    read : returns the rows, or raises DataError
+    truth : the array that must be read, or `REFUSED`
+    """
 
     name: str
     role: str
@@ -77,7 +84,7 @@ class Case(NamedTuple):
 
 
 def check(cases: Iterator[Case]) -> int:
-    """Compare all cases with what they should be; return how many they are."""
+    """Compare the rows of each case with its truth; return the number of cases."""
     wrong, n = [], 0
     for case in cases:
         n += 1
@@ -107,14 +114,8 @@ def difference(case: Case, rows: Rows) -> str | None:
     if case.role == "X":
         actual = actual.reshape(truth.shape) if actual.size == truth.size else actual
     if case.role == "y" and actual.dtype.kind == "U":
-        truth = truth.astype(str) if truth.dtype.kind in "US" else truth
-        full = truth.dtype.kind in "biuf"
-        integer = truth.dtype.kind != "b"
-        names = (
-            [str(int(k) if integer else bool(k)) for k in truth.ravel()]
-            if full
-            else truth.astype(object).tolist()
-        )
+        kind = truth.dtype.kind
+        names = (truth.astype(int) if kind in "iuf" else truth).astype(str).tolist()
         return None if actual.tolist() == names else f"{actual.tolist()[:4]} for {names[:4]}"
     if case.role == "y":
         actual = actual[:, 0] if actual.ndim == 2 and truth.ndim == 1 else actual
@@ -131,7 +132,7 @@ def difference(case: Case, rows: Rows) -> str | None:
 
 
 def numbers(dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return numbers of a dtype, five different ones, two of them at its ends."""
+    """Return five numbers of a dtype, repeated; two integers are the ends of what is exact."""
     kind = np.dtype(dtype)
     if kind.kind == "b":
         return (np.arange(np.prod(shape)) % 2 == 0).reshape(shape)
@@ -166,7 +167,7 @@ Write = Callable[[Path, dict[str, Any]], Callable[[str, str, str], Rows]]
 """Write named arrays, and return how to read three of them as X, y and w."""
 
 
-def of_npz(order: str, packed: bool) -> Write:
+def npz_writer(order: str, packed: bool) -> Write:
     """Return a function that writes arrays as .npz, and returns how to read three of them."""
 
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
@@ -178,7 +179,7 @@ def of_npz(order: str, packed: bool) -> Write:
     return write
 
 
-def of_npy(order: str) -> Write:
+def npy_writer(order: str) -> Write:
     """Return a function that writes each array as .npy, and returns how to read three of them."""
 
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
@@ -190,7 +191,7 @@ def of_npy(order: str) -> Write:
     return write
 
 
-def of_hdf5(**options: Any) -> Write:
+def hdf5_writer(**options: Any) -> Write:
     """Return a function that writes arrays to HDF5, and returns how to read three of them."""
 
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
@@ -205,7 +206,7 @@ def of_hdf5(**options: Any) -> Write:
     return write
 
 
-def of_zarr(version: int, **options: Any) -> Write:
+def zarr_writer(version: int, **options: Any) -> Write:
     """Return a function that writes arrays to Zarr, and returns how to read three of them."""
 
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
@@ -225,12 +226,12 @@ def zarr_holds(array: Any, *, sharded: bool = False) -> bool:
     return array.dtype.kind not in ("OV" if sharded else "O") and array.dtype != np.longdouble
 
 
-def in_memory(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+def keep_in_memory(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
     """Return how to read three arrays in memory."""
     return lambda x, y, w: read(arrays[x], arrays[y], sample_weight=arrays[w])
 
 
-def of_lazy(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+def write_zarr_in_memory(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
     """Write a Zarr group in memory; return how to read three of its arrays."""
     group: Any = zarr.create_group(MemoryStore())
     for k, a in arrays.items():
@@ -245,22 +246,22 @@ def pieces(ndim: int) -> tuple[int, ...]:
 
 
 LAYOUTS: dict[str, Write] = {
-    "npz C": of_npz("C", packed=False),
-    "npz F": of_npz("F", packed=False),
-    "npz C packed": of_npz("C", packed=True),
-    "npz F packed": of_npz("F", packed=True),
-    "npy C": of_npy("C"),
-    "npy F": of_npy("F"),
-    "hdf5": of_hdf5(),
-    "hdf5 chunked": of_hdf5(chunks=True),
-    "hdf5 packed": of_hdf5(chunks=True, compression="gzip", shuffle=True, fletcher32=True),
-    "zarr 2": of_zarr(2),
-    "zarr 2 chunked F": of_zarr(2, chunks=pieces, order="F"),
-    "zarr 3": of_zarr(3),
-    "zarr 3 chunked": of_zarr(3, chunks=pieces, compressors=None),
-    "zarr 3 sharded": of_zarr(3, chunks=pieces, shards=lambda n: (10, 4)[:n]),
-    "memory": in_memory,
-    "zarr array": of_lazy,
+    "npz C": npz_writer("C", packed=False),
+    "npz F": npz_writer("F", packed=False),
+    "npz C packed": npz_writer("C", packed=True),
+    "npz F packed": npz_writer("F", packed=True),
+    "npy C": npy_writer("C"),
+    "npy F": npy_writer("F"),
+    "hdf5": hdf5_writer(),
+    "hdf5 chunked": hdf5_writer(chunks=True),
+    "hdf5 packed": hdf5_writer(chunks=True, compression="gzip", shuffle=True, fletcher32=True),
+    "zarr 2": zarr_writer(2),
+    "zarr 2 chunked F": zarr_writer(2, chunks=pieces, order="F"),
+    "zarr 3": zarr_writer(3),
+    "zarr 3 chunked": zarr_writer(3, chunks=pieces, compressors=None),
+    "zarr 3 sharded": zarr_writer(3, chunks=pieces, shards=lambda n: (10, 4)[:n]),
+    "memory": keep_in_memory,
+    "zarr array": write_zarr_in_memory,
 }
 
 
@@ -318,12 +319,12 @@ def refused(stored: Any) -> Any:
     return REFUSED
 
 
-def of_double(number: float) -> str:
+def base64_of_double(number: float) -> str:
     """Return a float as xarray writes it to Zarr v3."""
     return base64.b64encode(struct.pack("<d", number)).decode()
 
 
-HELD, NOT_HELD = 7, 9  # numbers that are in the arrays, and that are not
+HELD, NOT_HELD = 7, 9  # a number that is in the arrays, and one that is not
 ATTRIBUTES: dict[str, AttributeCase] = {
     "none": AttributeCase({}, unchanged),
     "words": AttributeCase(
@@ -372,8 +373,10 @@ ATTRIBUTES: dict[str, AttributeCase] = {
     "other gap": AttributeCase({"MissingValue": HELD}, refused),
     "other no gap": AttributeCase({"NODATA": NOT_HELD}, unchanged),
     "gap NaN": AttributeCase({"_FillValue": float("nan")}, unchanged, "f"),
-    "gap NaN of xarray": AttributeCase({"_FillValue": of_double(float("nan"))}, unchanged, "f"),
-    "gap of xarray": AttributeCase({"_FillValue": of_double(HELD)}, refused, "f"),
+    "gap NaN of xarray": AttributeCase(
+        {"_FillValue": base64_of_double(float("nan"))}, unchanged, "f"
+    ),
+    "gap of xarray": AttributeCase({"_FillValue": base64_of_double(HELD)}, refused, "f"),
 }
 
 
@@ -394,44 +397,44 @@ def attribute_cases(path: Path) -> Iterator[Case]:
                     continue  # among which is -1
                 stored = packed_numbers(dtype, (N, D) if role == "X" else (N,))
                 location = path / f"{format_}-{dtype}-{role}"
-                case = Attributed(location, format_, plain() | {role: stored}, role)
+                file = FileWithAttributes(location, format_, plain() | {role: stored}, role)
                 for case_name, (attributes, decode, kinds) in ATTRIBUTES.items():
                     if dtype[0] in kinds and not (role == "w" and case_name == "signed"):
-                        read_it = partial(case.read, attributes)
+                        read_file = partial(file.read, attributes)
                         name = f"{format_}, {case_name}, {dtype} as {role}"
-                        yield Case(name, role, read_it, decode(stored))
+                        yield Case(name, role, read_file, decode(stored))
 
 
-class Attributed:
-    """A file of arrays, of which one gets other attributes before each reading."""
+class FileWithAttributes:
+    """A file of arrays; the array of `role` gets other attributes before each reading."""
 
     def __init__(self, path: Path, format_: str, arrays: dict[str, Any], role: str) -> None:
         self.format, self.role = format_, role
-        self.place = path.with_suffix(".h5" if format_ == "hdf5" else ".zarr")
+        self.path = path.with_suffix(".h5" if format_ == "hdf5" else ".zarr")
         if format_ == "hdf5":
-            write_hdf5(self.place, **arrays)
+            write_hdf5(self.path, **arrays)
             return
         version = 2 if format_.endswith("2") else 3
-        store = MemoryStore() if format_ == "arrays" else self.place
+        store = MemoryStore() if format_ == "arrays" else self.path
         self.group = zarr.create_group(store, zarr_format=version)
         for k, a in arrays.items():
             self.group.create_array(k, data=a)
 
     def read(self, attributes: dict[str, Any]) -> Rows:
         if self.format == "hdf5":
-            with h5py.File(self.place, "a") as file:
+            with h5py.File(self.path, "a") as file:
                 attrs = file[self.role].attrs
-                for k in list(attrs):
-                    del attrs[k]
-                for k, v in attributes.items():
-                    attrs[k] = v
-            return read(self.place, sample_weight="w")
+                for name in list(attrs):
+                    del attrs[name]
+                for name, attribute in attributes.items():
+                    attrs[name] = attribute
+            return read(self.path, sample_weight="w")
         array: Any = self.group[self.role]
         array.attrs.put(attributes)
         if self.format == "arrays":
             arrays: Any = {k: self.group[k] for k in "Xyw"}
             return read(arrays["X"], arrays["y"], sample_weight=arrays["w"])
-        return read(self.place, sample_weight="w")
+        return read(self.path, sample_weight="w")
 
 
 @pytest.mark.slow
@@ -445,9 +448,9 @@ def test_packing_attributes_are_applied(part: int, tmp_path: Path) -> None:
 
 def test_decoded_attributes_are_reported(tmp_path: Path) -> None:
     for format_ in ("hdf5", "zarr 2", "zarr 3", "arrays"):
-        case = Attributed(tmp_path / format_, format_, plain(), "X")
-        assert case.read({}).warnings == []
-        (message,) = case.read({"scale_factor": 0.1}).warnings
+        file = FileWithAttributes(tmp_path / format_, format_, plain(), "X")
+        assert file.read({}).warnings == []
+        (message,) = file.read({"scale_factor": 0.1}).warnings
         assert "X" in message
         assert "scale_factor=0.1" in message
 
@@ -484,11 +487,11 @@ def missing_label_cases(path: Path) -> Iterator[Case]:
         "missing": np.where(WORDS == "bob", None, WORDS).astype(missing),
     }
     for name in ("empty", "None", "NaN", "missing"):
-        case = partial(in_memory(path, arrays), "X", name, "w")
+        case = partial(keep_in_memory(path, arrays), "X", name, "w")
         yield Case(f"memory, {name}", "y", case, REFUSED)
     empty = plain() | {"y": arrays["empty"].astype(np.dtypes.StringDType())}
     for version in (2, 3):
-        reads = of_zarr(version)(path / str(version), empty)
+        reads = zarr_writer(version)(path / str(version), empty)
         yield Case(f"zarr {version}, empty", "y", partial(reads, "X", "y", "w"), REFUSED)
 
 

@@ -22,7 +22,8 @@ import streamkern
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.cli import main
 from streamkern.cli.main import run_command
-from streamkern.ingest.columns import ReadRequest, assign_columns
+from streamkern.ingest.column_roles import assign_columns
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store

@@ -1,4 +1,4 @@
-"""Rows of a CSV whose quoted fields hold line breaks are read as the csv module reads them."""
+"""Check that quoted fields with line breaks are read as the csv module reads them."""
 
 from __future__ import annotations
 

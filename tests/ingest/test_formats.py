@@ -1,4 +1,4 @@
-"""Formats and layouts that need an option, and files known by their first bytes."""
+"""Check formats and layouts that need an option, and files known by their first bytes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_given_options_override_recorded_ones(tmp_path: Path) -> None:
     sk.ingest_store(tmp_path / "a.csv", tmp_path / "s.zarr", y="y", **FORMS[-1])
     (tmp_path / "b.csv").write_bytes(table({}))
     plain = {"decimal": ".", "delimiter": ";", "encoding": "utf-8", "skip_lines": 0}
-    for header in ({}, {"header": True}):  # the names that are recorded are those of its header
+    for header in ({}, {"header": True}):  # the recorded names are the names in its header
         spec = sk.append_store(
             tmp_path / "b.csv", tmp_path / "s.zarr", seed=len(header), **plain, **header
         )

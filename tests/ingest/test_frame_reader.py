@@ -1,4 +1,4 @@
-"""Stores of data sets of Hugging Face hold the rows, classes and weights of the same arrays."""
+"""Check that stores of Hugging Face data sets hold the rows and classes of equal arrays."""
 
 from __future__ import annotations
 

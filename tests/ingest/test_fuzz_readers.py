@@ -1,6 +1,7 @@
 """Check that mutated input files are read correctly or refused with a message.
 
-With --full 100 000 of each. A batch runs in a process of its own, as a C library may end it.
+With --full, 100 000 mutations of each file. A batch runs in a process of its own, because a damaged
+file may make a C library end its process.
 """
 
 from __future__ import annotations

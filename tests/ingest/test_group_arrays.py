@@ -1,4 +1,4 @@
-"""Groups that stand for an array are read as AnnData means them, in Zarr and in HDF5."""
+"""Check that groups that stand for an array are read as AnnData reads them, in Zarr and HDF5."""
 
 from __future__ import annotations
 

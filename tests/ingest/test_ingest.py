@@ -38,6 +38,7 @@ from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.engines import FsspecEngine
 from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest import input_files
+from streamkern.ingest.append import append
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.shuffle import row_keys
@@ -83,8 +84,8 @@ def test_store_does_not_depend_on_memory(tmp_path: Path) -> None:
     assert not is_sorted_by_class(store)
     order = row_numbers(store)
     np.testing.assert_array_equal(order, np.argsort(row_keys(0, 0, len(X))))
-    got, labels = store.read_rows(np.arange(len(X)))
-    np.testing.assert_array_equal(got[..., 0], X[order])
+    actual, labels = store.read_rows(np.arange(len(X)))
+    np.testing.assert_array_equal(actual[..., 0], X[order])
     np.testing.assert_array_equal(labels, y[order])
 
 
@@ -186,7 +187,7 @@ def write_format(
         case "parquet-lists":
             lists = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
             pq.write_table(pa.table({"X": lists, "y": y, "note": y}), root / "d.parquet")
-            return root / "d.parquet", {"x": "X"}  # or a warning tells of "note"
+            return root / "d.parquet", {"x": "X"}  # without it, there is a warning about "note"
         case "hdf5":
             with h5py.File(root / "d.h5", "w") as file:
                 file.create_dataset("g/pixels", data=X, chunks=(7, *X.shape[1:]))
@@ -742,3 +743,22 @@ def test_altered_scratch_is_detected_and_rebuilt(tmp_path: Path, kind: str) -> N
         ingest(X, tmp_path / "s", **settings)
     ingest(X, tmp_path / "s", **settings)
     assert store_damage.content(tmp_path / "s") == store_damage.content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr"])
+def test_other_meaning_of_missing_chunks_is_another_ingest(tmp_path: Path, kind: str) -> None:
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    if kind == "hdf5":
+        data = write_hdf5(tmp_path / "a.h5", X=X, y=X[:, 0])
+    else:
+        data = tmp_path / "a.zarr"
+        group = zarr.open_group(data, mode="w")
+        group["X"], group["y"] = X, X[:, 0]
+    store = tmp_path / "s.zarr"
+    first = ingest(data, store, missing="fill")
+    if kind == "hdf5":  # a group is identified by its metadata only, so its ingest is not skipped
+        assert ingest(data, store, missing="fill").fingerprint == first.fingerprint
+    with pytest.raises(DataError, match="already holds a store"):
+        ingest(data, store)
+    assert append(data, store, missing="fill").n_rows == 24
+    assert append(data, store).n_rows == 36

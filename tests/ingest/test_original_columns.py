@@ -1,4 +1,4 @@
-"""All columns of a table as they are in the file, for the same rows as the features."""
+"""Check that all columns of a table are returned as in the file, for the rows of the features."""
 
 from __future__ import annotations
 

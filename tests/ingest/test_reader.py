@@ -1,4 +1,4 @@
-"""Rows without a target are refused with the remedy, or left out and counted."""
+"""Check that rows without a target are refused with the remedy, or left out and counted."""
 
 from __future__ import annotations
 

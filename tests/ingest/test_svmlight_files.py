@@ -1,4 +1,4 @@
-"""svmlight files are read as scikit-learn reads them, in pieces, or refused by line."""
+"""Check that svmlight files are read as by scikit-learn, in pieces, or refused by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every type of column in every format of tables, as feature, target and weight."""
+"""Check every type of column in every format of tables, as feature, target and weight."""
 
 from __future__ import annotations
 

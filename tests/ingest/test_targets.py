@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,3 +187,19 @@ def test_many_classes_with_many_rows_need_no_confirmation(n_classes: int) -> Non
 def test_many_integers_that_become_classes_give_warning() -> None:
     with pytest.warns(UserWarning, match=r"become 40 classes.*targets='values'"):
         ingest(np.ones((800, 1)), memory_url(), y=np.arange(800) % 40)
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet", "array"])
+def test_labels_above_2_63_are_exact(tmp_path: Path, kind: str) -> None:
+    y = np.array([2**64 - 1, 0, 2**63, 2**64 - 1], np.uint64)
+    X = np.eye(4, dtype=np.float32)
+    inputs: Any = X
+    if kind == "npy":
+        np.save(tmp_path / "X.npy", X)
+        inputs = tmp_path / "X.npy"
+    elif kind == "parquet":
+        inputs = tmp_path / "t.parquet"
+        pq.write_table(pa.table({"X": X.tolist(), "y": y}), inputs)
+    spec = ingest(inputs, tmp_path / "s", y="y" if kind == "parquet" else y, shuffle=False)
+    assert spec.classes == ("0", str(2**63), str(2**64 - 1))
+    assert spec.class_counts == (1, 1, 2)

@@ -17,7 +17,9 @@ import zarr
 import streamkern as sk
 from tests.remedies import FRAME, Case, N, X, Y, ingested
 
-COVERED = tuple(f"ingest/{name}.py" for name in ("hdf5_files", "zarr_groups", "group_arrays"))
+COVERED = tuple(
+    f"ingest/{name}.py" for name in ("hdf5_files", "netcdf_files", "zarr_groups", "group_arrays")
+)
 SPARSE = sp.csr_array(np.where(np.abs(X) > 0.5, X, 0))
 PARTS: dict[str, Any] = {
     "data": SPARSE.data, "indices": SPARSE.indices, "indptr": SPARSE.indptr,

@@ -25,7 +25,8 @@ from tests.remedies import FRAME, Case, N, X, Y, ingested, long_rows
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "input_files", "path_patterns", "array_files", "decompress", "readers", "reader", "columns",
+        "input_files", "path_patterns", "array_files", "decompress", "readers", "reader",
+        "column_roles",
     )
 )  # fmt: skip
 

@@ -1,6 +1,7 @@
-"""A bit flipped anywhere in a run directory: the same result, an error, or a word about it.
+"""Check that a flipped bit in a run directory never changes a result without a message.
 
-Never another result in silence, of load_model, `info`, a resumed run, or a search that goes on.
+For load_model, `info`, a resumed run and a continued search, the result is the same, or there is an
+error or a warning.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def config(path: Path) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def in_one_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put every copy at the same path, because results and messages contain it."""
+def working_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Change to a new folder, so that every copy has the same path, which results contain."""
     with tempfile.TemporaryDirectory(dir=run.parent) as folder:
         monkeypatch.chdir(folder)
         yield
@@ -89,7 +90,7 @@ def reports_damage(overview: Any) -> bool:
 
 
 def describe_read(run: Path, flip: bit_flips.Flip | None, read_run: ReadRun, expected: Any) -> str:
-    """Copy the run, flip a bit, and say how the result of `read_run` differs from `expected`."""
+    """Copy the run, flip a bit, and return how the result of `read_run` differs from `expected`."""
     path = Path("run")
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(run, path)
@@ -98,31 +99,32 @@ def describe_read(run: Path, flip: bit_flips.Flip | None, read_run: ReadRun, exp
         data = bytearray(file.read_bytes())
         data[flip.byte] ^= 1 << flip.bit
         file.write_bytes(data)
-    with warnings.catch_warnings(record=True) as message:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = read_run(path)
         except StreamkernError:
             return "an error"
+    is_reported = bool(caught) or reports_damage(result)
     if result == expected:
-        return "the same, with a warning" if message or reports_damage(result) else "the same"
-    return "another, with a warning" if message or reports_damage(result) else "SILENT"
+        return "the same, with a warning" if is_reported else "the same"
+    return "another, with a warning" if is_reported else "another, without a warning"
 
 
 def check_flips(run: Path, read_run: ReadRun, n: int, seed: int) -> None:
     """Check that no flipped bit changes the result of `read_run` without an error or a warning."""
     expected = read_run(Path(shutil.copytree(run, "run")))
     assert describe_read(run, None, read_run, expected) == "the same"
-    count: Counter[str] = Counter()
-    silent = []
+    counts: Counter[str] = Counter()
+    unreported_flips = []
     for flip in bit_flips.flips(run, n, seed):
-        how = describe_read(run, flip, read_run, expected)
-        count[how] += 1
-        if how == "SILENT":
-            silent.append(flip)
-    print(f"{read_run.__name__}: {dict(count)}")
-    assert not silent
-    assert count.total() == n > count["the same"]  # some flips have an effect
+        outcome = describe_read(run, flip, read_run, expected)
+        counts[outcome] += 1
+        if outcome == "another, without a warning":
+            unreported_flips.append(flip)
+    print(f"{read_run.__name__}: {dict(counts)}")
+    assert not unreported_flips
+    assert counts.total() == n > counts["the same"]  # some flips have an effect
 
 
 @pytest.mark.slow
@@ -131,7 +133,6 @@ def check_flips(run: Path, read_run: ReadRun, n: int, seed: int) -> None:
     ("read_run", "n"), [(load_model_outputs, 25), (load_overview, 50), (finish_run, 5)]
 )
 def test_flipped_bit_never_changes_a_result_silently(read_run: ReadRun, n: int, run: Path) -> None:
-    """Flip bits of every kind of file; each result is unchanged, or an error."""
     check_flips(run, read_run, n, 1)
 
 
@@ -192,16 +193,15 @@ KINDS = {
 
 
 def alter(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
-    """Return bytes that are not JSON, or a document edited by hand, which in most cases is sealed
-    again."""
-    how = rng.integers(6)
-    if how == 0:
-        at = int(rng.integers(len(full) + 1))
-        return full[:at] + rng.bytes(int(rng.integers(40))) + full[at:]
+    """Return bytes that are not JSON, or a document with edits, which mostly is sealed again."""
+    change = rng.integers(6)  # 0: random bytes are inserted; 1: edited; others: sealed again
+    if change == 0:
+        position = int(rng.integers(len(full) + 1))
+        return full[:position] + rng.bytes(int(rng.integers(40))) + full[position:]
     first_line, *others = full.splitlines(keepends=True) if not kind else [full]
     document = bit_flips.edited(json.loads(first_line), rng)
     text = json.dumps(document).encode() + b"\n"
-    if how > 1:
+    if change > 1:
         seal_keys = ("format", "version", "sha256", "crc32c")
         body = {name: value for name, value in json.loads(text).items() if name not in seal_keys}
         with contextlib.suppress(ValueError):  # NaN
@@ -233,9 +233,9 @@ def acquire_and_release(path: Path) -> None:
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_small_file_with_any_content_is_handled_or_refused(name: str, n: int, run: Path) -> None:
-    """Check that any content of the file raises only our exceptions, with one sentence."""
+    """Check that errors are exceptions of streamkern with a message of one line."""
     path, started_run = Path(shutil.copytree(run, "run")), Path("begun")
-    started_run.mkdir()  # of a run whose setup was not done yet
+    started_run.mkdir()  # the directory of a run that has no setup yet
     for small in ("run.json", "writer.json", "log.jsonl"):
         shutil.copy(run / small, started_run)
     readers: list[Callable[[], Any]] = [lambda: load_overview(started_run)]
@@ -247,8 +247,8 @@ def test_small_file_with_any_content_is_handled_or_refused(name: str, n: int, ru
         lambda: acquire_and_release(started_run),
         lambda: finish_run(Path(shutil.copytree(path, "other", dirs_exist_ok=True))),
     ]
-    with RunDirectory(path):  # so that writer.json names somebody
-        full, message = (path / name).read_bytes(), list[str]()
+    with RunDirectory(path):  # so that writer.json names a process
+        full, messages = (path / name).read_bytes(), list[str]()
     for k in range(n):
         text = alter(full, KINDS[name], np.random.default_rng([k, len(name)]))
         for location in (path, started_run):
@@ -260,12 +260,12 @@ def test_small_file_with_any_content_is_handled_or_refused(name: str, n: int, ru
                 try:
                     read_run()
                 except StreamkernError as error:
-                    message.append(str(error))
+                    messages.append(str(error))
                 except Exception as error:
                     raise AssertionError(f"input {k}: {text[:2000]!r}") from error
         shutil.rmtree("other", ignore_errors=True)
-    assert not [text for text in message if "\n" in text]
-    assert message or name == "writer.json"  # which only a writer reads
+    assert not [text for text in messages if "\n" in text]
+    assert messages or name == "writer.json"  # which only a writer reads
 
 
 @pytest.mark.parametrize("value", [1e308, 1e-308, 0.0, -1.0])

@@ -1,4 +1,4 @@
-"""One writer on an object store: every interleaving of requests, and real processes."""
+"""Check that a run on an object store has one writer, for every interleaving of requests."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_sealed_document_roundtrips(body: dict[str, Any]) -> None:
     data = checksums.seal("run", body)
     assert repr(checksums.unseal("run", data)) == repr(body)
     assert checksums.is_sealed(data)
-    # A person's tools may read it and lay it out anew.
+    # Any JSON tool may write the document again in another layout.
     plain = json.loads(data)
     assert checksums.unseal("run", json.dumps(plain, sort_keys=True).encode()) == body
 
@@ -129,7 +129,7 @@ def rerun(path: Path, **more: Any) -> Any:
 
 
 def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
-    """Check every function of Python that loads a checkpoint."""
+    """Check `load_model`, the overview of `info`, and a warm start."""
     flip_bit(run, NEWEST)
     text = f"checkpoint of step {STEPS} .* was skipped, and the checkpoint of step 10 is used"
     with pytest.warns(UserWarning, match=text) as caught:
@@ -240,11 +240,10 @@ def test_sizes_of_another_version_give_one_sentence(run: Path) -> None:
     ],
 )
 def test_file_name_alone_does_not_mark_a_run_directory(name: str, tmp_path: Path) -> None:
-    """Check that no file name alone, such as writer.json, marks a run directory, and that the
-    folder stays unchanged."""
-    for mine in (name, "000000000001.json", "notes.txt"):
-        (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / mine).write_text('{"project": "streamkern-tests"}')
+    """Write files of other content; they are refused and stay unchanged."""
+    for file_name in (name, "000000000001.json", "notes.txt"):
+        (tmp_path / file_name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file_name).write_text('{"project": "streamkern-tests"}')
     files_before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
     top_name = name.partition("/")[0]
     with pytest.raises(RunError, match=rf"{top_name}.* (?:no run of|was not made by)") as caught:

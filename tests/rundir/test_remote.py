@@ -1,4 +1,4 @@
-"""Run directories on disks and on object stores behave alike."""
+"""Check that run directories on disks and on object stores behave alike."""
 
 from __future__ import annotations
 

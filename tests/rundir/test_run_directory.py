@@ -1,4 +1,4 @@
-"""Crash safety of the run directory, checked on real processes that are really killed.
+"""Check the crash safety of the run directory with real processes that are really killed.
 
 Run as a script, this file is a fork server: it imports everything once, then forks a child per
 request, so that each of the hundred kills below costs milliseconds and not an import of zarr.

@@ -1,4 +1,4 @@
-"""The run log, in a file and in objects."""
+"""Check the run log, in a file and in objects."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Run directory, lease and cache under everything that happens to them, in any order.
+"""Check the run directory, the lease and the cache for any sequence of events.
 
-A machine of Hypothesis draws what happens: saves, kills before any call of the file system or at
-any request, resumes, second writers, a deleted run.lock, silent writers, clocks that are not those
-of others, lost answers, damaged files, evicted and damaged cache entries. What must hold is looked
-up by code of its own (`complete_steps`), which knows the layout and not the package.
+A state machine of Hypothesis draws the events: saves, kills before any call of the file system or
+at any request, resumes, second writers, a deleted run.lock, silent writers, clocks that differ from
+other clocks, lost answers, damaged files, evicted and damaged cache entries. The expected state is
+computed by independent code (`complete_steps`), which knows the layout and not the package.
 
-Processes are imitated: each has its own objects of the package, one of them acts at a time, and
-who is killed can do nothing more. Real processes are killed in test_checkpoint, test_lease and
-test_resume.
+Processes are imitated: each has its own objects of the package, one of them acts at a time, and a
+killed one does nothing more. Real processes are killed in test_run_directory, test_lease
+and tests/train/test_resume.
 """
 
 from __future__ import annotations

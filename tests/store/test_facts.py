@@ -1,4 +1,4 @@
-"""A store in a notebook: the figures of the store, foreign text as text, no request, no secret."""
+"""Check how a notebook shows a store: its figures, foreign text as text, no request, no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks read as files against the same chunks read by zarr."""
+"""Compare chunks read as files with the same chunks read by zarr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores as arrays of Dask and datasets of xarray, compared with the rows that were ingested."""
+"""Compare Dask arrays and xarray datasets of a store with the rows that were ingested."""
 
 from __future__ import annotations
 

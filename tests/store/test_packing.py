@@ -1,4 +1,4 @@
-"""Arrays that are packed by their attributes are refused wherever they are read as they are."""
+"""Check that packed arrays are refused wherever they would be read as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample weights: whole numbers against repeated rows, 0 against absent rows, formulas, bytes."""
+"""Check sample weights: whole numbers against repeated rows, 0 against absent rows, formulas."""
 
 from __future__ import annotations
 
@@ -511,6 +511,12 @@ def test_invalid_weight_is_named(tmp_path: Path, value: str) -> None:
     with pytest.raises(DataError, match="weight"):
         ingest(tmp_path / "d.csv", tmp_path / "s", sample_weight="w")
     assert not (tmp_path / "s").exists()
+
+
+def test_invalid_weight_after_dropped_row_is_named_by_its_row_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("a,w,y\n1,0.5,0.5\n2,1,\n3,1,1.5\n4,-1,2.5\n")
+    with pytest.raises(DataError, match="row 3, is -1"):
+        ingest(tmp_path / "d.csv", tmp_path / "s", sample_weight="w", drop_missing_targets=True)
 
 
 def test_missing_or_reused_weight_column_is_refused(tmp_path: Path) -> None:

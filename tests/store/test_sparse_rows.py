@@ -1,4 +1,4 @@
-"""Packed sparse rows: the same numbers as SciPy's arrays, at any number of features."""
+"""Compare packed sparse rows with SciPy's arrays, at any number of features."""
 
 from __future__ import annotations
 

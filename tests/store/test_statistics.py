@@ -1,4 +1,4 @@
-"""Statistics of rows: the same bits however they lie in memory."""
+"""Check that statistics of rows have the same bits however the rows lie in memory."""
 
 from __future__ import annotations
 

@@ -620,6 +620,12 @@ def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
         store.verify()
 
 
+def test_store_opened_without_targets_is_not_verified(tmp_path: Path) -> None:
+    write(tmp_path / "s", *sample(9, (3,), "float32"))
+    with pytest.raises(DataError, match="was opened without its targets, so it cannot be verified"):
+        open_store(tmp_path / "s", y=None).verify()
+
+
 def test_foreign_targets_are_read(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     values = np.linspace(0, 1, 30)

@@ -1,3 +1,5 @@
+"""Check batches that are read ahead: their order, memory and threads, retries and errors."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""Check reads on a Dask cluster: equal batches, lost workers and schedulers, errors, secrets."""
+
 from __future__ import annotations
 
 import asyncio
@@ -80,7 +82,7 @@ def read_epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
     return batches
 
 
-def tasks(client: Any) -> int:
+def n_tasks(client: Any) -> int:
     """Return the number of tasks and results that the scheduler knows."""
     return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
@@ -102,7 +104,7 @@ def test_workers_read_the_same_as_threads(client: Any, make_zarr: MakeZarr, tmp_
         np.testing.assert_array_equal(
             np.sort(np.concatenate([b.row_ids for b in source_epochs[:11]])), np.arange(240)
         )
-    eventually(lambda: tasks(client) == 0)  # nothing is left there
+    eventually(lambda: n_tasks(client) == 0)  # nothing is left there
     (path / "X" / "c" / "7" / "0").unlink()
     with pytest.raises(CorruptChunkError, match="X/c/7/0") as caught:
         read_epochs(ZarrSource(path), client=client)
@@ -112,25 +114,24 @@ def test_workers_read_the_same_as_threads(client: Any, make_zarr: MakeZarr, tmp_
 def test_result_that_arrives_at_timeout_is_used(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Late(Future):  # type: ignore[type-arg]
+    class FutureWithTimeout(Future):  # type: ignore[type-arg]
         def result(self, timeout: float | None = None) -> Any:
-            answer = super().result()
+            result = super().result()
             if timeout is not None:
                 raise TimeoutError
-            return answer
+            return result
 
     def run_on(loop: Any, coroutine: Any) -> Any:
-        answer = asyncio.run_coroutine_threadsafe(coroutine, loop.asyncio_loop)
-        answer.__class__ = Late
-        return answer
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop.asyncio_loop)
+        future.__class__ = FutureWithTimeout
+        return future
 
     source = clusters.source()
     reader = unit_readers.ClusterReader(source, client, 60.0)
     monkeypatch.setattr(unit_readers, "run_on", run_on)
-    for ours, theirs in zip(
-        reader.read(0, 3, 0, threading.Event()), source.read_unit(0, 3, 0), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    block, expected_block = reader.read(0, 3, 0, threading.Event()), source.read_unit(0, 3, 0)
+    for actual, expected in zip(block, expected_block, strict=True):
+        np.testing.assert_array_equal(actual, expected)
     reader.close()
 
 
@@ -147,8 +148,8 @@ def test_window_bounds_submitted_reads(client: Any, tmp_path: Path, transforms: 
         consumer = threading.Thread(target=lambda: list(batches))
         consumer.start()
         eventually((tmp_path / "waiting").exists)
-        # What was read and handed on is forgotten a moment later; without a window all 24 stay.
-        eventually(lambda: 0 < tasks(client) <= 3 * (1 + len(transforms)))
+        # Results are released soon after they are fetched; without a window all 24 would stay.
+        eventually(lambda: 0 < n_tasks(client) <= 3 * (1 + len(transforms)))
         assert loader.stats.bytes_in_flight <= 3 * unit_bytes
         (tmp_path / "go").touch()
         consumer.join()
@@ -161,7 +162,7 @@ def transformed_source() -> GeneratorSource:
 
 
 class NegatedRows(GeneratorSource):
-    """Has transforms, and another `read_unit`."""
+    """A source with transforms that overrides `read_unit`, and so is read by one task."""
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = super().read_unit(u, seed, epoch)
@@ -191,7 +192,7 @@ def test_dashboard_shows_steps_of_each_unit(
     batches = read_epochs(source, 1, client=client)
     assert_same(batches, read_epochs(source, 1))
     keys = [task["key"] for task in client.get_task_stream(start=start_time)]
-    # As the dashboard calls and colours them.
+    # The dashboard names and colours tasks by `key_split`.
     assert Counter(map(key_split, keys)) == dict.fromkeys(steps, source.n_units)
     groups = {group for group, *_ in keys}
     assert sorted(map(key_split, groups)) == steps
@@ -233,7 +234,7 @@ def test_killed_worker_changes_no_batch(client: Any, cluster: Cluster, tmp_path:
     fn = Misbehaving(tmp_path, Dies(1), at=50)
     source = clusters.source(fn)
     loader = read_epochs(source, client=client)
-    assert len(fn.notes("deaths")) == 3  # the one that died of it, and one an epoch
+    assert len(fn.notes("deaths")) == 3  # one that killed its worker, and one an epoch
     assert_same(loader, read_epochs(clusters.source()))
     cluster.worker()
 
@@ -257,7 +258,7 @@ def test_results_lost_with_their_worker_are_read_again(client: Any, cluster: Clu
 def test_task_with_too_many_worker_deaths_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")  # one is too many
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")  # no death is allowed
     fn = Misbehaving(tmp_path, Dies(1), at=50)
     with Cluster(tmp_path) as cluster:
         cluster.worker()
@@ -278,13 +279,13 @@ def test_task_with_too_many_worker_deaths_is_retried(
 @pytest.mark.slow
 def test_read_without_workers_waits_and_then_fails(own_cluster: Cluster) -> None:
     with connect(own_cluster.address) as client:
-        check_cluster(client, clusters.source())  # they may join later
+        check_cluster(client, clusters.source())  # passes, because workers may join later
         with pytest.raises(ClusterError, match=r"tcp://127.*has had no worker for .*same command"):
             read_epochs(clusters.source(), client=client, retry_s=1)
         with BatchReader(clusters.source(), batch_size=23, seed=3, client=client) as loader:
             batches = loader.epoch(0)
             threading.Timer(0.5, own_cluster.worker).start()
-            assert len(next(batches).row_ids) == 23  # of a worker that joined in the meantime
+            assert len(next(batches).row_ids) == 23  # read by a worker that joined meanwhile
 
 
 # --------------------------------------------------------------------- a scheduler that dies
@@ -362,7 +363,7 @@ def test_close_does_not_wait_for_workers(client: Any, tmp_path: Path) -> None:
     assert len(ended) == 1
     assert loader.stats.bytes_in_flight == 0
     (tmp_path / "go").touch()
-    eventually(lambda: tasks(client) == 0)
+    eventually(lambda: n_tasks(client) == 0)
 
 
 # ---------------------------------------------------------------------------------- failures

@@ -78,8 +78,11 @@ def backend() -> Iterator[Backend]:
         yield cpu_backend
 
 
-class Reader:
-    """Hashes of every batch of a source, before and after the feed."""
+class BatchHashes:
+    """Hashes of every batch of a source, before and after the feed.
+
+    uninterrupted : hashes of all batches of both epochs, read at once
+    """
 
     def __init__(self, source: Source, backend: Backend) -> None:
         self.source, self.backend = source, backend
@@ -88,7 +91,7 @@ class Reader:
         self.block_bytes = 3 * unit_rows * (source.read_unit(0, 0, 0).X[0].nbytes + 8 + 16)
         with self.loader() as loader:
             self.n_batches = loader.n_batches
-        self.whole = self.read(0)
+        self.uninterrupted = self.read(0)
 
     def loader(self, **options: Any) -> BatchReader:
         return BatchReader(
@@ -96,18 +99,17 @@ class Reader:
         )
 
     def read(self, first_batch: int, n: int | None = None, **options: Any) -> list[str]:
-        """Return at most n batches of both epochs, from number `first` on, as hashes."""
+        """Return the hashes of at most n batches of both epochs, from `first_batch` on."""
         epoch, start = divmod(first_batch, self.n_batches)
-        digests = []
         with (
             self.loader(**options) as loader,
             Feed(loader, self.backend, dtype=np.float32, seed=5) as feed,
         ):
-            host = loader.epochs(epoch, EPOCHS, start)
-            hashes = [digest(*b.arrays) for b in take_first(host, n)]
-            fed = feed.epochs(epoch, EPOCHS, start)
-            digests = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in take_first(fed, n)]
-        return [a + b for a, b in zip(hashes, digests, strict=True)]
+            host_batches = take_first(loader.epochs(epoch, EPOCHS, start), n)
+            host_digests = [digest(*batch.arrays) for batch in host_batches]
+            fed_batches = take_first(feed.epochs(epoch, EPOCHS, start), n)
+            fed_digests = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in fed_batches]
+        return [host + fed for host, fed in zip(host_digests, fed_digests, strict=True)]
 
 
 def take_first(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
@@ -118,23 +120,23 @@ def take_first(batches: Iterator[Any], n: int | None) -> Iterator[Any]:
         yield batch
 
 
-def digest(*parts: Any) -> str:
-    """Return a SHA-256 of arrays and other values."""
-    whole_digest = hashlib.sha256()
-    for part in parts:
-        a = np.ascontiguousarray(part)
-        whole_digest.update(f"{a.dtype.str}{a.shape}".encode())
-        whole_digest.update(a.tobytes())
-    return whole_digest.hexdigest()
+def digest(*values: Any) -> str:
+    """Return the SHA-256 of arrays and numbers."""
+    sha256 = hashlib.sha256()
+    for value in values:
+        array = np.ascontiguousarray(value)
+        sha256.update(f"{array.dtype.str}{array.shape}".encode())
+        sha256.update(array.tobytes())
+    return sha256.hexdigest()
 
 
 @cache
-def reader(name: str, path: Path, backend: Backend) -> Reader:
-    return Reader(SOURCES[name](path), backend)
+def batch_hashes(name: str, path: Path, backend: Backend) -> BatchHashes:
+    return BatchHashes(SOURCES[name](path), backend)
 
 
 def stages() -> Any:
-    """Draw where a run is stopped, and how many threads each part has."""
+    """Draw the stages of a run: the number of batches of each, and its number of threads."""
     return st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), max_size=5)
 
 
@@ -145,18 +147,19 @@ def stages() -> Any:
 def test_threads_change_nothing_at_any_resume(
     name: str, store: Path, backend: Backend, stages: list[tuple[int, int]]
 ) -> None:
-    resumable = reader(name, store, backend)
+    resumable = batch_hashes(name, store, backend)
     digests: list[str] = []
     for n, threads in stages:
         digests += resumable.read(len(digests), n, threads=threads)
     digests += resumable.read(len(digests), threads=2)
-    assert digests == resumable.whole
+    assert digests == resumable.uninterrupted
 
 
 def test_hashes_cover_every_byte(store: Path, backend: Backend) -> None:
     """Check the hashes, on which the test above depends."""
-    resumable = reader("augmented", store, backend)
-    assert len(set(resumable.whole)) == len(resumable.whole) == EPOCHS * resumable.n_batches
+    resumable = batch_hashes("augmented", store, backend)
+    digests = resumable.uninterrupted
+    assert len(set(digests)) == len(digests) == EPOCHS * resumable.n_batches
     with resumable.loader() as loader:
         batch = next(loader.epoch(0))
         parts = [a.copy() for a in batch.arrays]
@@ -179,22 +182,22 @@ def test_workers_change_nothing_at_any_resume(
             client.wait_for_workers(1)
             for workers in (1, 2, 3):
                 for name in SOURCES:
-                    resumable = reader(name, store, backend)
+                    resumable = batch_hashes(name, store, backend)
                     for first_batch in (0, resumable.n_batches - 1, 2 * resumable.n_batches - 1):
                         part = resumable.read(
                             first_batch, 4, client=client, in_flight_bytes=1 << (10 + first_batch)
                         )
-                        assert part == resumable.whole[first_batch : first_batch + 4]
+                        assert part == resumable.uninterrupted[first_batch : first_batch + 4]
                 if workers < 3:
                     cluster.worker()
                     client.wait_for_workers(workers + 1)
-            resumable = reader("augmented", store, backend)
+            resumable = batch_hashes("augmented", store, backend)
             digests = resumable.read(0, 5, threads=3)
             digests += resumable.read(len(digests), 4, client=client)
             cluster.processes[-1].kill()
             digests += resumable.read(len(digests), 4, client=client)
             digests += resumable.read(len(digests), threads=1)
-            assert digests == resumable.whole
+            assert digests == resumable.uninterrupted
 
 
 @pytest.mark.parametrize("threads", [(1, 16, 3), (7, 1, 2)])

@@ -1,3 +1,5 @@
+"""Check batches on the device: casts, one-hot rows, transforms, reused memory."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Batches of the loader in JAX, by DLPack; skipped without it."""
+"""Check batches of the loader in JAX, by DLPack; skipped without it."""
 
 from __future__ import annotations
 

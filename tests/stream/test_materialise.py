@@ -79,7 +79,7 @@ def one_hot(y: np.ndarray) -> np.ndarray:
 def test_materialised_rows_equal_an_epoch(
     tmp_path: Path, source: Source, threads: int | str
 ) -> None:
-    """Compare with the order of the plan, and transforms applied to all rows at once."""
+    """Compare with rows in the order of the plan, transformed all at once."""
     seed, epoch = 5, 2
     progress_calls: list[tuple[str, int, int | None]] = []
     spec = materialise(
@@ -188,6 +188,11 @@ def test_mixture_of_stores_is_materialised(tmp_path: Path) -> None:
     source = AugmentedSource(mixture, 3, from_config(tables))
     expected = materialise(source, tmp_path / "again.zarr", seed=4, chunk_mb=CHUNK_MB)
     assert spec.fingerprint == expected.fingerprint
+    by_objects = augment_store(
+        urls, tmp_path / "objects.zarr", copies=3, transforms=from_config(tables), weights=[1, 2],
+        seed=4, chunk_mb=CHUNK_MB,
+    )  # fmt: skip
+    assert by_objects.fingerprint == expected.fingerprint
 
 
 def test_single_store_is_shuffled_without_changes(tmp_path: Path) -> None:
@@ -337,7 +342,7 @@ def test_holes_and_damage_are_repaired(tmp_path: Path, complete_store: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("changed", "difference"),
     [
         ({"seed": 6}, "seed"),
         ({"epoch": 1}, "epoch"),
@@ -348,19 +353,19 @@ def test_holes_and_damage_are_repaired(tmp_path: Path, complete_store: dict[str,
     ],
 )
 def test_changed_settings_are_refused_by_name(
-    tmp_path: Path, changed: dict[str, Any], named: str
+    tmp_path: Path, changed: dict[str, Any], difference: str
 ) -> None:
     out = tmp_path / "out.zarr"
     interrupt(out, n_rows=0)
     settings = {"seed": 5, "chunk_mb": CHUNK_MB, **changed}
-    with pytest.raises(ResumeMismatchError, match=rf"\(.*{named}.* differ\)"):
+    with pytest.raises(ResumeMismatchError, match=rf"\(.*{difference}.* differ\)"):
         materialise(augmented(*NOISY), out, **settings)
     with pytest.raises(ResumeMismatchError, match="source"):
         materialise(augmented(*NOISY[:2]), out, seed=5, chunk_mb=CHUNK_MB)
 
 
 def test_memory_that_changes_the_order_is_refused(tmp_path: Path) -> None:
-    """Check a memory for 8 units where the shuffle block has 9."""
+    """Resume with memory for a shuffle block of 8 units instead of 9."""
     out, source = tmp_path / "out.zarr", base(transforms=NOISY)
     interrupt(out, n_rows=0, source=source)
     with pytest.raises(ResumeMismatchError, match=r"\(memory differ\)"):
@@ -369,7 +374,7 @@ def test_memory_that_changes_the_order_is_refused(tmp_path: Path) -> None:
 
 
 def test_blas_threads_are_limited_once_for_all_threads(tmp_path: Path) -> None:
-    """Check that the limit is restored, which threads that each set and restore it would not do."""
+    """Check that the limit is restored; threads that each set it would restore each other's."""
 
     def limits() -> list[int]:
         return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]

@@ -1,3 +1,5 @@
+"""Check the order of an epoch: a permutation that depends on seed and epoch only."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The scale of the targets and its inverse, also on a log scale."""
+"""Check the scale of the targets and its inverse, also on a log scale."""
 
 from __future__ import annotations
 

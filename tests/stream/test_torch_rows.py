@@ -1,4 +1,4 @@
-"""Batches of the loader in PyTorch's DataLoader and torchdata's StatefulDataLoader."""
+"""Check batches of the loader in PyTorch's DataLoader and torchdata's StatefulDataLoader."""
 
 from __future__ import annotations
 

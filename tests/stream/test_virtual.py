@@ -42,8 +42,8 @@ CASES = {
     "eigenpro4, resident": ("eigenpro4", {"projection": "resident"}),
     "eigenpro4, inexact": ("eigenpro4", {"projection": "inexact"}),
 }
-WARM, STEADY = 7, 9
-"""Steps: a little over two periods, in which every buffer is made; then the counted steps."""
+N_WARM_UP_STEPS, N_COUNTED_STEPS = 7, 9
+"""The first steps allocate every buffer; the operations of the next ones are counted."""
 
 
 def case_of(name: str, precision: str, options: SolverConfig) -> Case:
@@ -62,7 +62,10 @@ def solver_on_device(case: Case, precision: str, seed: int) -> tuple[VirtualBack
 
 
 def take_steps(case: Case, solver: Solver, state: State, upload: list[Any], steps: range) -> None:
-    """Queue steps on uploaded batches; a pass ends after the fourth."""
+    """Queue steps on uploaded batches; an epoch ends after the fourth.
+
+    upload : functions that upload X and Y
+    """
     for t in steps:
         ids = case.batch(t)
         host = (case.X[ids].astype(solver.op.dtype), case.Y[ids].astype(solver.op.dtype))
@@ -76,30 +79,32 @@ def take_steps(case: Case, solver: Solver, state: State, upload: list[Any], step
 @pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_steps_need_no_allocation_transfer_or_wait(name: str, precision: str) -> None:
-    """Check also that the bits are NumPy's, for any order of the streams."""
+    """Compare the bits with NumPy's as well, for three random orders of the streams."""
     options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     case = case_of(name, precision, options)
-    plain = case.solver()
-    state = plain.init()
-    take_steps(case, plain, state, [np.asarray] * 2, range(WARM + STEADY))
+    numpy_solver = case.solver()
+    numpy_state = numpy_solver.init()
+    n_steps = N_WARM_UP_STEPS + N_COUNTED_STEPS
+    take_steps(case, numpy_solver, numpy_state, [np.asarray] * 2, range(n_steps))
     for seed in range(3):
         backend, solver = solver_on_device(case, precision, seed)
         rings = [backend.uploader() for _ in "XY"]
         upload = [ring.upload for ring in rings]
-        first_state = solver.init()
-        take_steps(case, solver, first_state, upload, range(WARM))
+        state = solver.init()
+        take_steps(case, solver, state, upload, range(N_WARM_UP_STEPS))
         backend.device.counts = counts = Counts()
-        take_steps(case, solver, first_state, upload, range(WARM, WARM + STEADY))
-        assert counts == Counts(sent=2 * STEADY, pageable=2 * STEADY)
-        for name_, a in plain.arrays(state).items():
-            np.testing.assert_array_equal(backend.to_host(solver.arrays(first_state)[name_]), a)
-        np.testing.assert_array_equal(backend.to_host(solver.losses), plain.losses)
+        take_steps(case, solver, state, upload, range(N_WARM_UP_STEPS, n_steps))
+        assert counts == Counts(sent=2 * N_COUNTED_STEPS, pageable=2 * N_COUNTED_STEPS)
+        for array_name, expected in numpy_solver.arrays(numpy_state).items():
+            actual = backend.to_host(solver.arrays(state)[array_name])
+            np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_array_equal(backend.to_host(solver.losses), numpy_solver.losses)
         for ring in rings:
             ring.close()
 
 
 class FloatOperands(PlainBackend):
-    """The same walk with operands of float32, as on the CPU."""
+    """A backend that computes the same products with operands of float32, as on the CPU."""
 
     operand_dtype = Backend.operand_dtype
     gemm = Backend.gemm
@@ -109,7 +114,7 @@ class FloatOperands(PlainBackend):
 def test_half_precision_operands_are_exact(precision: str) -> None:
     """Check that the operands fit half precision, so that float32 emulates the products exactly.
 
-    Of 8 features, which are not padded: zeros would have sums in another order.
+    Eight features need no padding: zeros would change the order of the sums.
     """
     results = []
     for backend in (PlainBackend(), FloatOperands()):
@@ -155,7 +160,7 @@ class MeasuredBackend(VirtualBackend):
 
     tile_rows, prepare_rows = 512, 256
     tile_cols = wide_tile_cols = 512
-    training = 0
+    training_bytes = 0
 
     def memory_available(self) -> int:
         return 1 << 30
@@ -164,11 +169,11 @@ class MeasuredBackend(VirtualBackend):
         ring = super().uploader(depth)
         upload = ring.upload
 
-        def looking(host: np.ndarray) -> Any:
-            self.training = max(self.training, self.device.live_bytes)
+        def record_memory_and_upload(host: np.ndarray) -> Any:
+            self.training_bytes = max(self.training_bytes, self.device.live_bytes)
             return upload(host)
 
-        ring.upload = looking  # type: ignore[method-assign]
+        ring.upload = record_memory_and_upload  # type: ignore[method-assign]
         return ring
 
 
@@ -217,15 +222,15 @@ def test_device_memory_stays_within_plan(
     assert backends[-1].device.peak <= 1.1 * planned.peak
     if solver["name"] == "block":
         assert backends[-1].device.peak >= 0.9 * planned.peak
-    # Looked at in training: rows being evaluated come at other times.
+    # The memory is recorded at uploads of training, when no rows are being evaluated.
     evaluated = [
         size for _, buffer_name, size in planned.lines if buffer_name == "rows being evaluated"
     ]
     expected = planned.total("train") - evaluated[0]
-    assert backends[-1].training <= 1.1 * expected
-    # These have their largest moments between two passes, or in setup.
+    assert backends[-1].training_bytes <= 1.1 * expected
+    # `direct` and `falkon` take most memory between two epochs, or in the setup.
     uses_setup_peak = solver["name"] in ("direct", "falkon")
-    peak_bytes = backends[-1].device.peak if uses_setup_peak else backends[-1].training
+    peak_bytes = backends[-1].device.peak if uses_setup_peak else backends[-1].training_bytes
     assert peak_bytes >= 0.8 * expected
     on_host = {buffer_name for phase, buffer_name, _ in planned.lines if phase == "host"}
     assert "loader, its shuffle blocks, pinned" in on_host
@@ -254,8 +259,8 @@ def run_ring(backend: VirtualBackend, transfers: Transfers, depth: int, sizes: l
         host_buffer[...] = host
         X = ring.upload(host_buffer)
         copied[i % 2] = memory.last_copy()
-        for part in result:  # two things a step does with the batch, one after the other
-            np.multiply(X, 2, out=part)
+        for half in result:  # a step reads the batch twice
+            np.multiply(X, 2, out=half)
     ring.close()
     copies = [backend.to_host(result) for result in results]
     return all(np.array_equal(a, [2 * b] * 2) for a, b in zip(copies, batches, strict=True))
@@ -272,8 +277,8 @@ def test_upload_ring_is_safe_in_any_order(seed: int, depth: int, sizes: list[int
     assert run_ring(backend, backend.transfers(), depth, sizes)
 
 
-class Careless:
-    """A stream or an event that forgets to wait."""
+class NotWaiting:
+    """A stream or an event that does not wait."""
 
     def __init__(self, real: Stream | Event) -> None:
         self._real = real
@@ -295,15 +300,14 @@ class Careless:
 
 
 MUTANTS: dict[str, Callable[[Transfers], Transfers]] = {
-    "a step before its copy": lambda t: t._replace(computing=Careless(t.computing)),
-    "a copy into a batch in use": lambda t: t._replace(copying=Careless(t.copying)),
-    "a buffer of the host in use": lambda t: t._replace(event=lambda: Careless(t.event())),
+    "a step before its copy": lambda t: t._replace(computing=NotWaiting(t.computing)),
+    "a copy into a batch in use": lambda t: t._replace(copying=NotWaiting(t.copying)),
+    "a buffer of the host in use": lambda t: t._replace(event=lambda: NotWaiting(t.event())),
 }
 
 
 @pytest.mark.parametrize("mutant", sorted(MUTANTS))
 def test_missing_waits_are_detected(mutant: str) -> None:
-    """Check that the virtual device detects each missing wait."""
     comparisons = []
     for seed in range(20):
         backend = VirtualBackend(seed)
@@ -355,9 +359,9 @@ def read_fed_batches(
             batches = feed.epoch(epoch)
             for batch in batches:
                 total = backend.device.empty((2, len(batch.row_ids), 4), np.float32)
-                for part in total:  # two things a step does, one after the other
-                    part[:, :3] = batch.X
-                    part[:, 3:] = batch.Y
+                for half in total:  # a step reads the batch twice
+                    half[:, :3] = batch.X
+                    half[:, 3:] = batch.Y
                 uploads.append((batch.row_ids, total))
                 if batch.index == stop:
                     break
@@ -379,7 +383,7 @@ def test_batches_are_copied_from_the_blocks(
         assert backend.device.counts.pageable == 0
 
 
-class Hasty(PinnedMemory):
+class PinnedMemoryWithoutWaits(PinnedMemory):
     """Pinned memory that lets buffers be reused before their copy has ended."""
 
     def last_copy(self) -> Any:
@@ -387,16 +391,16 @@ class Hasty(PinnedMemory):
 
 
 @pytest.mark.parametrize(("batch_size", "block_rows"), [(10, 40), (30, 20)])
-def test_a_block_that_is_free_too_early_is_noticed(batch_size: int, block_rows: int) -> None:
+def test_block_that_is_freed_too_early_is_detected(batch_size: int, block_rows: int) -> None:
     comparisons = []
     for seed in range(6):
         backend = VirtualBackend(seed, lazy=seed < 3)
-        backend.host_memory = Hasty(backend.transfers())
+        backend.host_memory = PinnedMemoryWithoutWaits(backend.transfers())
         comparisons += read_fed_batches(backend, batch_size, block_rows)
     assert not all(comparisons)
 
 
-def test_blocks_that_cannot_be_pinned_are_copied_all_the_same() -> None:
+def test_blocks_that_cannot_be_pinned_are_copied_with_a_warning() -> None:
     """Check that one warning names the bytes of the first buffer."""
 
     def pin(nbytes: int) -> Any:

@@ -57,7 +57,7 @@ class ColumnCode(ABC):
 
     def json(self) -> dict[str, Any]:
         """Return the code as JSON, for `column_code`."""
-        return {"kind": self.kind, **{k: _lists(value) for k, value in asdict(self).items()}}
+        return {"kind": self.kind, **{name: _lists(field) for name, field in asdict(self).items()}}
 
     @abstractmethod
     def description(self) -> str:

@@ -78,14 +78,14 @@ class Encoder:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], location: str) -> Encoder:
-        """Return the encoder that `json` saved; raise DataError if a newer streamkern wrote it."""
+        """Return the encoder that `json` saved; raise DataError if it is of another version."""
         if saved.get("version") != ENCODER_VERSION:
             raise DataError(
                 f"the encoder of {location} is of version {saved.get('version')}, but this "
                 f"streamkern supports version {ENCODER_VERSION}",
                 "install a newer streamkern",
             )
-        codes = tuple(column_code(k) for k in saved["columns"])
+        codes = tuple(map(column_code, saved["columns"]))
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
 
     def encode(self, table: Any, location: str, start: RowsInFile) -> NDArray[np.float32]:
@@ -96,8 +96,12 @@ class Encoder:
 
         Raises DataError for a cell that does not fit its column as seen in training.
         """
-        parts = [encode_column(k, self.cells(table, k.name), location, start) for k in self.codes]
-        return side_by_side(parts)
+        return side_by_side(
+            [
+                encode_column(code, self.cells(table, code.name), location, start)
+                for code in self.codes
+            ]
+        )
 
     def cells(self, table: Any, name: str) -> Any:
         """Return a column of a table, with null in cells whose text marks a missing one."""
@@ -128,8 +132,8 @@ class UnknownWords:
     def add(self, table: Any) -> None:
         """Count the words of an Arrow table."""
         self._n_rows += len(table)
-        for k, code in enumerate(self._codes):
-            self._counts[k] += code.n_unknown(self._encoder.cells(table, code.name))
+        for counts, code in zip(self._counts, self._codes, strict=True):
+            counts += code.n_unknown(self._encoder.cells(table, code.name))
 
     def warn_if_many(self, location: str) -> None:
         """Warn of columns most of whose words are unknown, usually because of their spelling.

@@ -34,7 +34,10 @@ def array_is_rounded(values: NDArray[Any]) -> bool:
 
 
 def cells_are_rounded(column: Any) -> bool:
-    """Return whether an Arrow column of integers, decimals or text holds integers above 2**53."""
+    """Return whether an Arrow column of integers, decimals or text holds integers above 2**53.
+
+    Of decimals, fractions that are so large count as well. Columns of other types do not hold any.
+    """
     if is_of_kind(column.type, "string", "large_string"):
         long_texts = column.filter(compute.match_substring_regex(column, _LONG_INTEGER.pattern))
         return any(map(text_is_rounded, long_texts.to_pylist()))

@@ -30,7 +30,7 @@ from streamkern.ingest.tables.numbers import is_number
 class MissingMarkers:
     """Texts that mark a missing cell, in columns of text, numbers and dates.
 
-    A marker that is a number also matches other notations of it: "-99" matches "-99.0".
+    A marker that is a finite number also matches its other notations: "-99" matches "-99.0".
 
     Attributes
     ----------
@@ -137,7 +137,10 @@ class MissingMarkers:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a Python value is missing: None, NaN, NA, NaT or a text for one of these."""
+    """Return whether a value is missing.
+
+    Missing are None, a float NaN, NA and NaT of pandas, and the texts in `MISSING`.
+    """
     if isinstance(value, str):
         return value.strip() in MISSING
     if value is None or type(value).__name__ in ("NAType", "NaTType"):

@@ -1,4 +1,7 @@
-"""Align data with a model, or sources with each other: shape of rows, named columns, class ids."""
+"""Align data with a model, or sources with each other: row shapes, named columns, class ids.
+
+`PaddedSource` gives packed sparse rows of several sources one length.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
-from streamkern.ingest.columns import in_order
+from streamkern.ingest.column_roles import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import is_packed, sparse_features, widen_rows
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.base import BaseSource, DerivedSource
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Moments
+from streamkern.stream.sources.unitwise import UnitwiseSource
 
 SPARSITY_REMEDY = "give both as sparse rows, or both as dense ones"
 
@@ -40,7 +44,8 @@ def check_row_shape(
     and has the same number of features. Other shapes are refused: with its axes in another order, a
     row would be another image.
 
-    subject, whose : beginnings of two clauses of the message: "X has", "the model was trained on"
+    subject, whose : beginnings of the two clauses of the message, about the rows and about the
+        expected rows, such as "X has" and "the model was trained on"
     sparse : whether rows of `expected_shape` are packed sparse rows
     """
     if sparse:
@@ -138,6 +143,8 @@ def targets_in_order(
     """Return the target names in the expected order; `names` if they are matched by position.
 
     location : name of the data in messages
+
+    Raises DataError if as many names as expected are other names.
     """
     # Different numbers of targets are refused where the outputs are compared.
     by_name = names is not None and expected is not None and 1 < len(names) == len(expected)
@@ -153,7 +160,7 @@ def _names_in_order(
     return tuple(in_order(names, expected, location, role))
 
 
-class ReorderedSource(DerivedSource):
+class ReorderedSource(UnitwiseSource):
     """The rows of `base` with the columns and targets in another order.
 
     columns, target_columns : names in the new order, or None for the order of `base`
@@ -167,38 +174,16 @@ class ReorderedSource(DerivedSource):
         columns: tuple[str, ...] | None,
         target_columns: tuple[str, ...] | None,
     ) -> None:
-        self._copy_from(base, *self._ROW_ATTRIBUTES)
-        self._set_base(base)
+        super().__init__(base)
         self.columns, self.target_columns = columns, target_columns
         self._index = column_index(base.columns, columns)
         self._target_index = column_index(base.target_columns, target_columns)
-
-    def _set_base(self, base: BaseSource) -> None:
-        """Take the units from `base`, and all attributes that do not depend on the columns."""
-        self.parts = (base,)
-        self._copy_from(
-            base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
-            "level", "feed_transforms", "repeats", "passes_differ", "statistics_read",
-        )  # fmt: skip
 
     def with_base(self, base: BaseSource) -> ReorderedSource:
         """Return the rows of another base, with the same columns and targets, in this order."""
         source = copy.copy(self)
         source._set_base(base)
         return source
-
-    @property
-    def n_units(self) -> int:
-        return self.base.n_units
-
-    def unit_bounds(self, u: int) -> tuple[int, int]:
-        return self.base.unit_bounds(u)
-
-    def source_rows(self, u: int) -> np.ndarray:
-        return self.base.source_rows(u)
-
-    def origins(self, u: int, epoch: int) -> np.ndarray:
-        return self.base.origins(u, epoch)
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = self.base.read_unit(u, seed, epoch)
@@ -208,16 +193,14 @@ class ReorderedSource(DerivedSource):
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
         return y if y.ndim == 1 else np.ascontiguousarray(y[:, self._target_index])
 
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        return self.read_unit(u, seed, epoch).contents
-
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         return self._ordered_targets(self.base.read_targets(u, seed, epoch))
 
     def statistics(self) -> Moments:
-        mean, scale, *features = self.base.statistics()
+        mean, scale, *feature_moments = self.base.statistics()
         feature_mean, feature_scale = (
-            None if k is None else k.reshape(-1)[self._index] for k in features
+            None if moments is None else moments.reshape(-1)[self._index]
+            for moments in feature_moments
         )
         return mean, scale, feature_mean, feature_scale
 
@@ -303,11 +286,11 @@ def align_classes(
                 f"the known class '{classes[class_id]}'",
                 "give them the same label",
             )
-    id_map = np.array([-1 if k is None else k for k in ids_in_classes], np.int64)
-    return _Relabelled(source, tuple(classes), label_dtype, id_map)
+    id_map = [-1 if class_id is None else class_id for class_id in ids_in_classes]
+    return _RelabelledSource(source, tuple(classes), label_dtype, np.array(id_map, np.int64))
 
 
-class _Relabelled(ReorderedSource):
+class _RelabelledSource(ReorderedSource):
     """The rows of `base` with other class ids.
 
     classes, label_dtype : names and dtype of the new classes

@@ -19,7 +19,7 @@ import zarr
 from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.values import checked_int
-from streamkern.ingest.numeric import is_sparse as is_sparse  # also imported from here
+from streamkern.ingest.numeric import is_sparse
 from streamkern.store.class_labels import TEXT, encode_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import check_finite, without_mask
@@ -65,7 +65,14 @@ class ArraySource(BaseSource):
     transforms : transforms of the rows, applied in this order
     classes : class names, if y already holds ids 0..c-1 or some of these names
     sample_weight : (n,) finite numbers, 0 or above, kept as float32; see `sample_weights`
-    unit_rows : rows per unit; by default about 4 MiB, in whole chunks
+    unit_rows : rows per unit, in whole chunks; by default about 4 MiB of X, or of y if it is larger
+
+    Raises
+    ------
+    ConfigError
+        If classes are given for values or are not distinct, or if there are too many units.
+    DataError
+        If a shape, a dtype or a sample weight is not supported, or y has over 10 000 labels.
     """
 
     kind = "array"
@@ -282,7 +289,7 @@ def read_dense_rows(a: Any, start: int, stop: int, name: str = "X") -> HostArray
 def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
     """Raise DataError unless X and y have supported shapes and dtypes."""
     axes = (3,) if isinstance(X, PackedRows) else (2, 4)
-    if len(X.shape) not in axes or not all(k >= 1 for k in X.shape):  # also catches NaN
+    if len(X.shape) not in axes or not all(size >= 1 for size in X.shape):  # also NaN
         raise DataError(
             f"X has shape {X.shape}",
             "give the shape (n, d) or (n, height, width, channels), with each dimension known "
@@ -325,7 +332,10 @@ def _target_form(y: Any, classes: Sequence[str] | None, edges: Ints) -> ArrayTar
 
 
 def _find_labels(y: Any, edges: Ints) -> HostArray:
-    """Return the sorted distinct labels in y, (c,). edges : see `_target_form`"""
+    """Return the sorted distinct labels in y, (c,); raise DataError for over `MAX_LABELS`.
+
+    edges : see `_target_form`
+    """
     dtype = np.dtype(y.dtype)
     labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
     for start, stop in pairwise(edges):

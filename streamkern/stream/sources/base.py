@@ -224,7 +224,7 @@ class BaseSource(ABC):
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Return (rows, indices), (j,) int64 each, where row rows[i] equals ``X[indices[i]]``.
 
-        X is (k, *row_shape). The result is None if all rows would have to be read from storage.
+        X is (k, *row_shape). The result is None if the source cannot tell without reading all rows.
         """
         return None
 

@@ -61,6 +61,13 @@ class MixtureSource(BaseSource):
     transforms : transforms of the rows of the mixture
         The sources must leave a transform that runs after the upload, and all that follow it, to
         these.
+
+    Raises
+    ------
+    ConfigError
+        If the sources do not agree, or have feed transforms, or if an argument is not possible.
+    DataError
+        If columns, targets or encoders of the sources differ.
     """
 
     kind = "mixture"
@@ -154,40 +161,40 @@ class MixtureSource(BaseSource):
         """Return the row numbers, counted over all sources; with weights, positions in an epoch."""
         if self._passes:
             return super().source_rows(u)
-        k, j, _ = self._locate(u, 0)
+        k, part_unit = self._locate(u)
         n_before = sum(part.n_rows for part in self.parts[:k])
-        return self.parts[k].source_rows(j) + np.uint64(n_before)
+        return self.parts[k].source_rows(part_unit) + np.uint64(n_before)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins: origin o of source k of K becomes o K + k, which is unique."""
-        k, j, _ = self._locate(u, 0)
+        k, part_unit = self._locate(u)
         part = self.parts[k]
         if self._passes:
-            pieces = self._passes[k].pieces(part, j, epoch)
+            pieces = self._passes[k].pieces(part, part_unit, epoch)
             origins = np.concatenate(
                 [part.origins(v, pass_number)[rows] for v, rows, pass_number in pieces]
             )
         else:
-            origins = part.origins(j, epoch)
+            origins = part.origins(part_unit, epoch)
         unique_origins: np.ndarray = origins * np.uint64(len(self.parts)) + np.uint64(k)
         return unique_origins
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        k, j, source_seed = self._locate(u, seed)
         if self._passes:
             return super()._read_targets(u, seed, epoch)
-        return self.parts[k].read_targets(j, source_seed, epoch)
+        k, part_unit = self._locate(u)
+        return self.parts[k].read_targets(part_unit, _source_seed(seed, k), epoch)
 
-    def _locate(self, u: int, seed: int) -> tuple[int, int, int]:
-        """Return the index of the source of unit u, the unit in that source, and its seed."""
-        k = int(self.strata[u]) if self.strata is not None else 0
-        return k, u - int(self._first_units[k]), _seed_of(seed, k)
+    def _locate(self, u: int) -> tuple[int, int]:
+        """Return the index k of the source of unit u, and the unit in that source."""
+        k = int(np.searchsorted(self._first_units, u, side="right")) - 1
+        return k, u - int(self._first_units[k])
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        k, j, source_seed = self._locate(u, seed)
+        k, part_unit = self._locate(u)
         if self._passes:
-            return self._passes[k].read(self.parts[k], j, source_seed, epoch)
-        return self.parts[k].read_unit(j, source_seed, epoch).contents
+            return self._passes[k].read(self.parts[k], part_unit, _source_seed(seed, k), epoch)
+        return self.parts[k].read_unit(part_unit, _source_seed(seed, k), epoch).contents
 
 
 def open_stores(
@@ -336,8 +343,8 @@ def _row_kind(source: BaseSource) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _seed_of(seed: int, k: int) -> int:
-    """Return the seed of source k, so that rows i of two sources get different draws."""
+def _source_seed(seed: int, k: int) -> int:
+    """Return the seed of source k; with one seed, rows i of all sources would get equal draws."""
     digest = hashlib.blake2b(f"mixture,{seed},{k}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

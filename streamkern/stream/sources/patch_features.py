@@ -330,7 +330,7 @@ def restore_patches(
     arrays: Mapping[str, npt.NDArray[Any]], numbers: Mapping[str, Any]
 ) -> PatchFeatures:
     """Return patch features from their stored arrays and numbers."""
-    filters, offsets, mean, scale = (np.asarray(arrays[k], np.float64) for k in PATCH_ARRAYS)
+    filters, offsets, mean, scale = (np.asarray(arrays[name], np.float64) for name in PATCH_ARRAYS)
     return PatchFeatures(
         filters, offsets, mean, scale, int(numbers["size"]), float(numbers["floor"]),
         int(numbers["grid"]), float(numbers["threshold"]),

@@ -21,9 +21,9 @@ def check_repeatable(
     The first results are copied, because a function may return the same memory in every call.
 
     make_rows : returns the arrays of the rows from its first argument to before its second
-    start, stop : a unit, of whose first rows some are requested
-    n_rows : number of rows of the source; a source of one unit has no other rows, and the rows are
-        only requested again
+    start, stop : bounds of a unit; its first `REPEATED_CHECK_ROWS` rows are requested twice
+    n_rows : number of rows of the source, whose later rows are requested to see if they overwrite
+        the first ones; in a last unit, the first rows of the source are requested for that
     location : the unit, in messages
     """
     # Calls begin at the first row of a unit, as the calls that read units.

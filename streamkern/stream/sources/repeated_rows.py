@@ -130,31 +130,31 @@ def moves_of_equal_rows(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MAX_HASHED_ROWS:
         return [NO_MOVES] * len(draws)
-    hashes = np.unique(np.concatenate([part for draw in draws for part in _drawn_hashes(draw)]))
+    unit_hashes = [hashes for draw in draws for hashes in _drawn_hashes(draw)]
+    hashes = np.unique(np.concatenate(unit_hashes))
     return _moves_of_groups(_find_matches(draws, hashes), hashes, draws)
 
 
 def _drawn_hashes(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
-    """Return the hashes of the drawn rows, unit after unit."""
+    """Return the hashes of the drawn rows, an array for each unit with such rows."""
 
-    def hashes_of(u: int) -> npt.NDArray[np.uint64]:
+    def hash_drawn_rows(u: int) -> npt.NDArray[np.uint64]:
         return row_hashes(draw.read_unit(u).X[draw.drawn_mask(u)])
 
-    return prefetch_results(
-        draw.base, (partial(hashes_of, int(u)) for u in np.flatnonzero(draw.counts))
-    )
+    units = np.flatnonzero(draw.counts).tolist()
+    return prefetch_results(draw.base, (partial(hash_drawn_rows, u) for u in units))
 
 
 def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Matches:
-    """Return the rows with one of the hashes; rows in units with drawn rows come first.
+    """Return the rows with one of the hashes (sorted); rows in units with drawn rows come first.
 
     Once a hash has more than `MAX_COPIES` rows, further rows with this hash are left out.
     """
     counts = np.zeros(len(hashes), np.int64)
     matches = []
-    for has_drawn, (k, draw) in itertools.product((True, False), enumerate(draws)):
+    for has_drawn, (draw_index, draw) in itertools.product((True, False), enumerate(draws)):
         units = np.flatnonzero((draw.counts > 0) == has_drawn)
-        calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in units)
+        calls = (partial(_matches_in_unit, draw, draw_index, int(u), hashes) for u in units)
         for part in prefetch_results(draw.base, calls):
             is_below_limit = counts[part.hash_index] <= MAX_COPIES
             np.add.at(counts, part.hash_index, 1)
@@ -164,15 +164,18 @@ def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Mat
     return _Matches(*columns)
 
 
-def _matches_in_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Matches:
-    """Return the rows of unit u of draw k that have one of the hashes."""
+def _matches_in_unit(
+    draw: Draw, draw_index: int, u: int, hashes: npt.NDArray[np.uint64]
+) -> _Matches:
+    """Return the rows of unit u of a draw that have one of the hashes."""
     block = draw.read_unit(u)
     row_hash = row_hashes(block.X)
     index = np.minimum(np.searchsorted(hashes, row_hash), len(hashes) - 1)
     rows = np.flatnonzero(hashes[index] == row_hash)
     is_drawn = draw.drawn_mask(u)[rows] if draw.counts[u] else np.zeros(len(rows), bool)
     targets = row_hashes(block.y[rows])
-    return _Matches(index[rows], np.full(len(rows), k), draw.edges[u] + rows, targets, is_drawn)
+    draws = np.full(len(rows), draw_index)
+    return _Matches(index[rows], draws, draw.edges[u] + rows, targets, is_drawn)
 
 
 def _moves_of_groups(

@@ -2,8 +2,8 @@
 
 The split is a function of seed and rows alone, so a resumed run sets the same rows aside. It is
 made for the original rows, not for their copies: no replica of a row set aside is trained on, and
-this row is read without augmentation. Equal rows are kept on one side (`repeated_rows`), for which
-rows are read. No array of n entries is stored.
+this row is read without augmentation. Equal rows are kept on one side where `split_rows` searches
+for them, which reads rows. No array of n entries is stored.
 
     store of chunks      the share of the rows, from 256 random chunks, or from more if these hold
                          too few rows; an evaluation reads only these chunks
@@ -79,17 +79,18 @@ def split_rows(
     Raises
     ------
     ConfigError
-        If rows are made by a function, or come in the shares of a mixture.
+        If rows are made by a function or a user's source, or come in the shares of a mixture; if
+        the origins of copies in a store are unknown, or may be rows of another source; or if
+        columns are reordered after an augmentation.
     DataError
         If too few rows would be set aside or left to train on.
     """
     splits = [_Split(leaf, share, seed, purpose) for leaf in _leaves(source, purpose)]
     without_origins = [split for split in splits if not split.base.n_origins]
-    n_read = sum(len(split.sizes) for split in without_origins if not _in_memory(split.base))
-    if n_read <= SAMPLE_UNITS:  # else finding equal rows would read all of the data
-        for split, moves in zip(
-            without_origins, moves_of_equal_rows([s.draw() for s in without_origins]), strict=True
-        ):
+    stored_splits = [split for split in without_origins if not _in_memory(split.base)]
+    if sum(len(split.sizes) for split in stored_splits) <= SAMPLE_UNITS:  # else too much is read
+        moves_of_splits = moves_of_equal_rows([split.draw() for split in without_origins])
+        for split, moves in zip(without_origins, moves_of_splits, strict=True):
             split.apply_moves(moves)
     for split in splits:
         split.check(purpose)
@@ -106,7 +107,12 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
                 "these shares",
                 "leave one of them out",
             )
-        _check_copies_alone(source, purpose.setting)
+        if len({part.hides_copies for part in _stored_sources(source)}) > 1:
+            raise ConfigError(
+                f"{purpose.setting} cannot be used with a store of copies in a mixture, because "
+                "the copies may come from rows of the other sources",
+                f"leave {purpose.setting} out, or train on the store alone",
+            )
     if isinstance(source, AugmentedSource | BalancedSource | MixtureSource):
         for part in source.parts:
             yield from _leaves(part, purpose)
@@ -144,16 +150,6 @@ def n_distinct_rows(held_out: BaseSource) -> int:
     if isinstance(held_out, SplitSource) and held_out.held_out:
         n_copies += len(held_out.split.moves.copies)
     return held_out.n_rows - n_copies
-
-
-def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
-    """Raise ConfigError if copies in a store may be made from rows of another part."""
-    if len({part.hides_copies for part in _stored_sources(mixture)}) > 1:
-        raise ConfigError(
-            f"{setting} cannot be used with a store of copies in a mixture, because the copies "
-            "may come from rows of the other sources",
-            f"leave {setting} out, or train on the store alone",
-        )
 
 
 def _stored_sources(source: BaseSource) -> Iterator[BaseSource]:
@@ -202,6 +198,9 @@ class _Split:
     """The rows of each unit of `base` that are set aside.
 
     share : share of the rows
+    edges, sizes : (n_units + 1,) edges of the units, and (n_units,) their numbers of rows
+    largest : number of rows of the largest unit
+    by_class : whether the same share of each class is set aside
     counts : (n_units,) number of rows of each unit that are set aside
     drawn_counts : the same before equal rows were moved to one side
     moves : the rows that were moved
@@ -213,8 +212,10 @@ class _Split:
         self.sizes = np.diff(self.edges)
         self.largest = int(self.sizes.max())
         self.by_class = base.classes is not None and _in_memory(base)
-        if base.n_origins:
-            self.counts = self._count_drawn_rows()
+        if base.n_origins:  # the origins of all rows are read
+            calls = (partial(self.drawn_mask, u) for u in range(len(self.sizes)))
+            counts = [np.count_nonzero(mask) for mask in prefetch_results(base, calls)]
+            self.counts = np.array(counts, np.int64)
         else:
             self.counts = _rows_per_unit(self.sizes, share, seed, self.stage)
         self.drawn_counts, self.moves = self.counts, NO_MOVES
@@ -241,29 +242,24 @@ class _Split:
                 f"rows, {purpose.remedy}",
             )
 
-    def _count_drawn_rows(self) -> np.ndarray:
-        """Return the number of drawn rows of each unit, (n_units,); reads all origins."""
-        calls = (partial(self.drawn_mask, u) for u in range(len(self.sizes)))
-        counts = [np.count_nonzero(mask) for mask in prefetch_results(self.base, calls)]
-        return np.array(counts, np.int64)
-
     def drawn_mask(self, u: int) -> np.ndarray:
-        """Return whether each row of unit u is set aside, (k,) bool."""
+        """Return whether each row of unit u is set aside, (k,) bool; moves are applied if any."""
         if self.base.n_origins:
             origins = self.base.origins(u, 0).astype(np.int64)
             draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
             has_drawn_origin: np.ndarray = draws.uniform() < self.share
             return has_drawn_origin
-        # The random draw of `count` of k rows.
-        k, count = int(self.sizes[u]), int(self.drawn_counts[u])
+        # The random draw of `count` rows: at equal steps through a random order.
+        n_rows, count = int(self.sizes[u]), int(self.drawn_counts[u])
         rng = np.random.default_rng([self.seed, self.stage, 1, u])
-        order, start = rng.permutation(k), rng.random()
+        order, start = rng.permutation(n_rows), rng.random()
         if self.by_class:  # equal steps through the classes take the same share of each
             labels = self.base.read_targets(u, 0, 0)
             order = order[np.argsort(labels[order], kind="stable")]
-        is_drawn = np.zeros(k, bool)
+        is_drawn = np.zeros(n_rows, bool)
         if count:
-            is_drawn[order[((np.arange(count) + start) * (k / count)).astype(np.int64)]] = True
+            steps = (np.arange(count) + start) * (n_rows / count)
+            is_drawn[order[steps.astype(np.int64)]] = True
         # The rows of the unit that were moved.
         in_unit = slice(*np.searchsorted(self.moves.rows, self.edges[u : u + 2]))
         is_drawn[self.moves.rows[in_unit] - self.edges[u]] = self.moves.is_drawn[in_unit]

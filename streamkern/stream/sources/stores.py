@@ -30,6 +30,8 @@ class ZarrSource(BaseSource):
     store : `Store`, or an argument of `open_store`
     transforms : transforms of the rows, applied in this order
     x, y, w, storage_options, missing, foreign, cache : as for `open_store`; ignored with a `Store`
+
+    Raises the errors of `open_store`, and ConfigError for transforms that cannot be used.
     """
 
     kind = "zarr"
@@ -71,9 +73,11 @@ class ZarrSource(BaseSource):
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     def with_stop_event(self, stopped: threading.Event) -> ZarrSource:
+        if not self.remote:
+            return self
         source = copy.copy(self)
         source.store = self.store.with_stop_event(stopped)
-        return source if self.remote else self
+        return source
 
     @property
     def decoded_bytes(self) -> int:

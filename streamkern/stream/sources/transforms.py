@@ -91,7 +91,7 @@ def integers_stay(transforms: Sequence[Transform]) -> bool:
 
 
 def is_deterministic(transform: Transform) -> bool:
-    """Return whether a transform belongs to the model (scaling) rather than to augmentation."""
+    """Return whether a transform belongs to the model, such as a scaling, not to augmentation."""
     return bool(getattr(transform, "deterministic", False))
 
 
@@ -141,7 +141,10 @@ class Scale:
         return self.mode == "none"
 
     def bind(self, data: BaseData) -> Scale:
-        """Return the same transform, with mean and scale of the data in the shape of a row."""
+        """Return the same transform, with mean and scale of the data in the shape of a row.
+
+        Raises ConfigError if they are not known, or have another number of entries.
+        """
         if self.mode in ("none", "quantiles"):
             return self
         mean, scale = self.mean, self.scale
@@ -212,7 +215,8 @@ TRANSFORM_KINDS: dict[str, Callable[..., Transform]] = {
 def from_config(settings: Sequence[Mapping[str, Any] | Transform]) -> tuple[Transform, ...]:
     """Make transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``.
 
-    Entries that are not mappings are returned as they are.
+    Entries that are not mappings are returned as they are. Raises ConfigError for an unknown kind,
+    and for options or values that the kind does not accept.
     """
     transforms: list[Transform] = []
     for number, entry in enumerate(settings, start=1):
@@ -260,7 +264,10 @@ def bind_transforms(
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """Return (host transforms, feed transforms), bound to the data.
 
-    before : feed transforms that run before these; after them, all of these are feed transforms
+    before : feed transforms that run before these; if there are any, all of these are feed
+        transforms
+
+    Raises ConfigError if a transform cannot be used with the data or after the earlier ones.
     """
     bound = [bind_transform(t, data) for t in checked_list("transforms", transforms)]
     n_host = 0
@@ -384,4 +391,4 @@ def _checked_arrays(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArra
         rule = f'transform "{name}" must return {arrays}, not {type_text}'
         raise DataError(rule, "correct the transform")
     location = f' from transform "{name}"'
-    return [without_mask(part, k, location) for part, k in zip(parts, "XYw", strict=False)]
+    return [without_mask(part, role, location) for part, role in zip(parts, "XYw", strict=False)]

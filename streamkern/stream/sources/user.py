@@ -178,7 +178,7 @@ def _are_totals(source: BaseSource, totals: np.ndarray) -> bool:
     return totals.shape == (n,) and bool((np.isfinite(totals) & (totals >= 0)).all())
 
 
-_BOOLEAN = _Rule(_boolean, lambda source, b: True, "True or False")
+_BOOLEAN = _Rule(_boolean, lambda source, value: True, "True or False")
 _TRANSFORMS = _Rule(
     tuple, lambda source, transforms: all(map(callable, transforms)), "a tuple of transforms"
 )
@@ -199,7 +199,7 @@ _REQUIRED = {
     ),
     "y_dtype": _Rule(
         _dtype,
-        lambda source, t: t.kind == "f" if source.classes is None else t == np.int64,
+        lambda source, dtype: dtype.kind == "f" if source.classes is None else dtype == np.int64,
         "int64 with classes, and floating without",
     ),
     "feed_transforms": _TRANSFORMS,
@@ -216,7 +216,7 @@ _OPTIONAL = {
     ),
     "strata": _Rule(
         np.asarray,
-        lambda source, k: k.shape == (source.n_units,) and k.dtype.kind in "iu",
+        lambda source, strata: strata.shape == (source.n_units,) and strata.dtype.kind in "iu",
         "None, or a whole number for each unit",
     ),
     "totals": _Rule(
@@ -238,8 +238,8 @@ class GeneratorSource(BaseSource):
 
     `fn` must return the same values of row i in every call, for example by `streamkern.RowRandom`.
     It runs in the threads that read ahead, so each call must return new arrays. Each block is
-    checked. At first a few rows are requested twice, and then rows of the next block, to detect a
-    function that returns other values in each call, or overwrites those that it has returned.
+    checked. At first a few rows are requested twice, and then rows of another block if there is
+    one, to detect a function that returns other values in each call, or overwrites returned ones.
 
     Parameters
     ----------
@@ -253,6 +253,8 @@ class GeneratorSource(BaseSource):
     transforms : transforms of the rows, applied in this order
     weight_totals : for a function that returns (X, y, w) with sample weights w (k,): the sum of w
         over an epoch, (c,) by class or one number for values; for random weights, its expectation
+
+    Raises ConfigError for an invalid argument, and DataError for a dtype that rows cannot have.
     """
 
     kind = "generator"
@@ -355,8 +357,10 @@ class GeneratorSource(BaseSource):
                 f"{location} returned {len(arrays)} arrays",
                 "return (X, y, w) with weight_totals, and (X, y) without",
             )
-        parts = [without_mask(a, k, f" of {location}") for a, k in zip(arrays, "Xyw", strict=False)]
-        X, y, *w = map(np.asarray, parts)
+        X, y, *w = (
+            np.asarray(without_mask(array, name, f" of {location}"))
+            for array, name in zip(arrays, "Xyw", strict=False)
+        )
         w = [as_weights(a, n_rows, location, start) for a in w]
         if X.shape != (n_rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(

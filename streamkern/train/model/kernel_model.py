@@ -23,6 +23,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.ingest.columns import DEFAULT_ARRAYS, RecordedArrays
+from streamkern.ingest.numeric import is_sparse
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
@@ -37,7 +38,7 @@ from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.alignment import align_classes, align_columns, check_row_shape
-from streamkern.stream.sources.arrays import is_sparse, read_dense_rows
+from streamkern.stream.sources.arrays import read_dense_rows
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import stores_in
 from streamkern.stream.sources.transforms import Transform, describe_transform

@@ -19,7 +19,7 @@ from streamkern.config.model import METRICS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
-from streamkern.ingest.columns import in_order
+from streamkern.ingest.column_roles import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.planning.sizes import EFFORT_LEVELS
 from streamkern.solver.methods import find

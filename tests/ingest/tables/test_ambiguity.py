@@ -1,4 +1,4 @@
-"""Remedies for ambiguous columns: each option and each code in an error is tried."""
+"""Try each option and each code that an error about an ambiguous column suggests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers above 2**53 and indices of the rows are found, and reported once."""
+"""Check that integers above 2**53 and indices of the rows are found, and reported once."""
 
 from __future__ import annotations
 

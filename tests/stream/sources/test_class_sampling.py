@@ -123,15 +123,15 @@ def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
     K = np.exp(-cdist(X, model.centers_, "sqeuclidean") / 8)
     Kzz = np.exp(-cdist(model.centers_, model.centers_, "sqeuclidean") / 8)
     w = 120 / np.bincount(y)[y]
-    T = np.eye(2)[y] - 0.5  # the mean of classes that come alike often
+    T = np.eye(2)[y] - 0.5  # the mean if both classes are equally frequent
     alpha = np.linalg.solve(K.T @ (w[:, None] * K) + 240 * 1e-2 * Kzz, K.T @ (w[:, None] * T))
     np.testing.assert_allclose(model.intercept_, 0.5, atol=1e-12)
-    got, expected = K @ model.dual_coef_, K @ alpha
-    assert np.abs(got - expected).max() < 0.01 * np.abs(expected).max()
-    plain = np.linalg.solve(K.T @ K + 240 * 1e-2 * Kzz, K.T @ (np.eye(2)[y] - np.bincount(y) / 240))
-    assert (
-        np.abs(K @ plain - expected).max() > 0.2 * np.abs(expected).max()
-    )  # it would be told apart
+    actual, expected = K @ model.dual_coef_, K @ alpha
+    assert np.abs(actual - expected).max() < 0.01 * np.abs(expected).max()
+    # A fit without class sampling differs far more.
+    T = np.eye(2)[y] - np.bincount(y) / 240
+    unweighted_alpha = np.linalg.solve(K.T @ K + 240 * 1e-2 * Kzz, K.T @ T)
+    assert np.abs(K @ unweighted_alpha - expected).max() > 0.2 * np.abs(expected).max()
 
 
 def test_held_out_rows_keep_class_frequencies() -> None:
@@ -185,7 +185,7 @@ def test_tune_uses_class_sampling(shares: Any, tmp_path: Any) -> None:
         assert result.config.data.class_sampling == sampling
         [searched] = [row for row in result.table if row["bandwidth"] == 1.0]
         errors.append(searched["held_out_mse"])
-    # The best for rows as they come are the shares in which they come.
+    # Held-out rows keep the class frequencies of the store, so a fit with these is better.
     assert errors[0] < errors[1]
 
 

@@ -96,8 +96,8 @@ def test_rows_are_used_equally_often(n: int, unit: int, units: int, n_passes: in
     mixture = MixtureSource([source], [1.0], n_rows=units * size)
     per_pass = -(-n // size)
     uses: Counter[int] = Counter(dict.fromkeys(range(n), 0))
-    for location in range(n_passes * per_pass):
-        epoch, u = divmod(location, units)
+    for index in range(n_passes * per_pass):
+        epoch, u = divmod(index, units)
         uses.update(mixture.read_unit(u, 0, epoch).X[:, 1].astype(int).tolist())
     assert set(uses) == set(range(n))
     assert max(uses.values()) - min(uses.values()) <= 1
@@ -123,7 +123,7 @@ def test_units_of_any_size_are_filled_in_turn() -> None:
     uses: Counter[int] = Counter()
     for epoch in range(5):
         uses.update(read_epoch(mixture, epoch)[:, 1].tolist())
-    assert sorted(uses.values()) == [8] * 20  # 5 passes of 32 places
+    assert sorted(uses.values()) == [8] * 20  # 5 epochs of 32 rows are 8 passes over 20 rows
 
 
 def test_host_transforms_are_drawn_per_pass_and_source() -> None:
@@ -148,15 +148,15 @@ def test_batches_keep_the_shares() -> None:
         assert loader.mix_units == 8
         counts = np.array([(b.X[:, 0] == 1).sum() for b in loader.epoch(0)])
     assert counts.mean() == 75
-    # 8 units of a block: 6 of the second source, give or take 1 + 0.75 * 2.
-    assert counts.std() < 6  # 11 in a random order
+    # Of 8 units of a block, 6 are of the second source, to within 1 + 0.75 * 2 (`EpochPlan`).
+    assert counts.std() < 6  # in a random order it would be 11
     assert abs(np.cumsum(counts - 75)).max() <= 60
 
 
 def test_copies_inherit_strata() -> None:
     mixture = MixtureSource([labelled_source(600, 0, 50), labelled_source(300, 1, 60)])
-    full = AugmentedSource(mixture, 3)  # everything fits a unit
-    assert (full.n_units, full.strata) == (1, None)
+    small_copies = AugmentedSource(mixture, 3)  # all replicas fit into one unit
+    assert (small_copies.n_units, small_copies.strata) == (1, None)
     nested = AugmentedSource(MixtureSource([big_source(0), big_source(1)]), 3)
     assert nested.strata is not None
     assert nested.strata.tolist() == [0, 0, 1, 1] * 3
@@ -199,12 +199,12 @@ def test_description_fingerprint_and_pickle_roundtrip() -> None:
     assert described["shares"] == list(mixture.shares)
     assert [d["n_rows"] for d in described["sources"]] == [23, 12]
     assert [t["kind"] for t in described["transforms"]] == ["scale", "noise"]
-    prints = {
+    fingerprints = {
         MixtureSource(parts).fingerprint,
         MixtureSource(parts[::-1]).fingerprint,
         MixtureSource(parts[:1]).fingerprint,
     }
-    assert len(prints) == 3
+    assert len(fingerprints) == 3
     assert MixtureSource([big_source(0), big_source(1)]).fingerprint.startswith("meta:")
     unpickled = pickle.loads(pickle.dumps(mixture))
     np.testing.assert_array_equal(read_epoch(unpickled, 2, seed=4), read_epoch(mixture, 2, seed=4))

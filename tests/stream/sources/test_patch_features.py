@@ -1,4 +1,4 @@
-"""Patch features against correlations of single images in float64, and against their definition."""
+"""Compare patch features with correlations of single images in float64, and their definition."""
 
 from __future__ import annotations
 

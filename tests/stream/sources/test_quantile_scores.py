@@ -1,4 +1,4 @@
-"""Quantile scores of features against the distribution that a sample was drawn from."""
+"""Compare quantile scores of features with the distribution that a sample was drawn from."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Check sources of arrays, stores, copies and functions: units, samples, labels and refusals."""
+
 from __future__ import annotations
 
 import json

@@ -59,12 +59,12 @@ def test_split_of_many_units_reads_few() -> None:
     source = rows(7 * 3000)
     train, held_out = check_split(source, 0.1)
     assert held_out.n_rows == 2100
-    assert held_out.n_units == 300  # whole ones
+    assert held_out.n_units == 300  # whole units
     assert train.n_units == 2700
     assert max_rows_read(AugmentedSource(train, 2)) == 7
     assert max_rows_read(source) == 0
-    assert 200 < split_rows(source, 0.01, 5)[1].n_units <= 210  # of 256 that were to give some
-    # From all over the rows, which may be sorted.
+    assert 200 < split_rows(source, 0.01, 5)[1].n_units <= 210  # 210 rows, from 256 drawn units
+    # The units are spread over all rows, which may be sorted.
     assert np.histogram(rows_by_target(held_out), bins=10, range=(0, source.n_rows))[0].min() > 100
 
 
@@ -165,7 +165,7 @@ def test_split_of_a_store_of_copies_is_disjoint(
     assert source.n_origins == 120
     assert source.n_units > 4
     train, held_out = check_split(source, 0.2)
-    assert set(np.bincount(rows_by_target(held_out))) <= {0, 4}  # whole families
+    assert set(np.bincount(rows_by_target(held_out))) <= {0, 4}  # all copies of a row, or none
     assert 0.1 < held_out.n_rows / source.n_rows < 0.3
     assert train.n_origins + held_out.n_origins == 120
 
@@ -187,9 +187,9 @@ def test_rows_are_found_in_each_part() -> None:
     for part in (train, held_out):
         matches = part.find_rows(expected)
         assert matches is not None
-        numbers, places = matches
-        np.testing.assert_array_equal(rows_by_target(part)[numbers], expected[places, 0])
-        assert set(expected[places, 0]) == set(expected[:, 0]) & set(rows_by_target(part))
+        rows_found, indices = matches
+        np.testing.assert_array_equal(rows_by_target(part)[rows_found], expected[indices, 0])
+        assert set(expected[indices, 0]) == set(expected[:, 0]) & set(rows_by_target(part))
 
 
 def test_origins_and_source_rows_equal_those_of_base() -> None:

@@ -1,3 +1,5 @@
+"""Check transforms of rows: formulas, draws of each row, settings and refusals."""
+
 from __future__ import annotations
 
 import json
