@@ -86,8 +86,9 @@ loss_curve_ : (n_iter_,) the training loss of each epoch, oldest first: the mean
     over rows and outputs, each row before the step that learned from it, in squared units of y, or
     of its logarithm on a log scale (`target_transform`). With the solvers "direct" and "falkon",
     which change the model at the end of an epoch, it is the loss of that model; after the last
-    epoch it is computed on up to 512 rows. NaN if an older version began the run and did not record
-    it. The curve includes the epochs before a resume from `run_dir`.
+    epoch it is computed on up to 512 rows. Steps that the divergence guard discards do not count.
+    NaN if an epoch has no other steps, or if an older version began the run and did not record it.
+    The curve includes the epochs before a resume from `run_dir`.
 history_ : the evaluations on `test`, oldest first: `test_mse` in squared units of y, as the mean
     over rows and outputs, and `test_r2` or, for classes, `test_accuracy`; with `early_stopping`
     also `validation_mse` and so on, for the validation rows. The evaluation of the final weights is

@@ -111,7 +111,8 @@ def resolve_data(
         Targets or weights are given beside a store or source that has its own, or the names are not
         those of the store's targets and weights.
     DataError
-        X has no column or array of a name.
+        X has no column or array of a name, or some target columns of a data frame have other names
+        than in the earlier data.
     """
     if (y is not None or sample_weight is not None) and _has_targets(X):
         raise own_targets_error("sample_weight" if y is None else "y")
@@ -125,6 +126,7 @@ def resolve_data(
     data = convert_data(X, expected.in_trained_order(y), sample_weight, arrays)
     if data.y is None and (names := _find_targets(data.X, expected)):
         data = convert_data(data.X, names, data.sample_weight, arrays)
+    data = data.with_target_order(expected.target_names)
     if data.sample_weight is not None:
         return data
     return data._replace(sample_weight=_find_weights(data.X, expected))

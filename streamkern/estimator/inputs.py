@@ -18,13 +18,20 @@ from streamkern.basics.text import some
 from streamkern.estimator.mistakes import shorten_errors
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
+from streamkern.ingest.frames import (
+    arrow_table,
+    is_dask_table,
+    is_frame,
+    is_of_duckdb,
+    names_of_columns,
+)
 from streamkern.ingest.input_files import are_paths
 from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.tables.ambiguity import (
     ARROW_REMEDIES,
     PANDAS_REMEDIES,
     POLARS_REMEDIES,
+    ColumnRemedies,
 )
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
@@ -312,6 +319,14 @@ class _TableReader:
             yield RawBlock(self._table[rows], self._y[rows], "X", row)
 
 
+_DUCKDB_REMEDIES = ColumnRemedies(
+    'X.df().astype({...: "category"})', "X.select('* REPLACE (...::DOUBLE AS ...)')", "",
+    "X.select('* EXCLUDE (...)')", "X.select('* REPLACE (TRY_CAST(... AS DOUBLE) AS ...)')",
+    "X.select('* REPLACE (TRY_CAST(... AS TIMESTAMP) AS ...)')",
+    """X.select('* REPLACE (strptime("{name}", $${form}$$) AS "{name}")')""",
+)  # fmt: skip
+
+
 def fit_encoder(
     X: Any, y: npt.NDArray[Any], seed: int, *, classes: bool
 ) -> tuple[npt.NDArray[np.float32], Encoder]:
@@ -328,6 +343,8 @@ def fit_encoder(
         remedies = PANDAS_REMEDIES
     elif X.implementation.is_polars():
         remedies = POLARS_REMEDIES
+    elif is_of_duckdb(X):
+        remedies = _DUCKDB_REMEDIES
     fitted = fit(
         _TableReader(table, y), lambda block: TargetConverter(block, kind), ColumnDeclarations(),
         MISSING, seed, 0, remedies=remedies,

@@ -203,11 +203,11 @@ def warn_of_weights(
 def _read_slice(array: Any, start: int, stop: int, name: str) -> NDArray[Any]:
     """Return rows start … stop - 1 of an array as a dense array; raise DataError for a mask."""
     part = array[start:stop]
-    if is_sparse(part):
-        part = part.toarray()
     of_dask = hasattr(part, "__dask_graph__")
     if of_dask:  # NumPy would compute it, too, but drop its mask
         part = part.compute()
+    if is_sparse(part):  # the blocks of a Dask array may be sparse, too
+        part = part.toarray()
     location = f" of rows {start} to {stop - 1}"
     return np.asarray(without_mask(part, name, location, of_dask=of_dask))
 

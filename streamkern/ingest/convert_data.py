@@ -13,6 +13,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
+from streamkern.basics.text import some
 from streamkern.ingest.column_roles import ColumnRoles, assign_columns
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, RecordedArrays
 from streamkern.ingest.convert_input import (
@@ -117,6 +118,26 @@ class ConvertedData(NamedTuple):
     names: tuple[Any, ...] | None = None
     targets_are_columns: bool = False
     weight_column: str | None = None
+
+    def with_target_order(self, expected: Sequence[Any]) -> ConvertedData:
+        """Return the data with their targets in the order of these names.
+
+        expected : names of the targets of earlier data; empty if they had none
+
+        Raises DataError if the targets have some of the expected names and others. Targets without
+        names, or with other names only, are taken by their position.
+        """
+        names = tuple(self.names or ())
+        if len(names) < 2 or names == tuple(expected) or not {*names} & {*expected}:
+            return self
+        if len(names) != len(expected) or {*names} != {*expected}:
+            raise DataError(
+                f"the targets are called {some(names)}, but were called {some(expected)} in the "
+                "training data",
+                "give the same targets, or arrays, whose columns are taken by their position",
+            )
+        order = [names.index(name) for name in expected]
+        return self._replace(y=self.y[:, order], names=tuple(expected))
 
 
 def convert_data(

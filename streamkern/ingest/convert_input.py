@@ -168,6 +168,8 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
     """Return the names of the columns of y, a data frame or one of its columns; otherwise None."""
     if is_frame(y) or (hasattr(y, "columns") and hasattr(y, "dtypes")):
         return tuple(y.columns)
+    if hasattr(y, "column_names") and hasattr(y, "schema"):  # a table of Arrow
+        return tuple(y.column_names)
     name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
     return None if name is None or name == "" else (name,)
 

@@ -22,6 +22,8 @@ from streamkern.ingest.hub_datasets import hub_table, is_hub_dataset
 from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
 
+_DUCKDB_METADATA = {b"streamkern.library": b"duckdb"}
+"""Mark of the Arrow table that replaces a relation of DuckDB, which has other methods."""
 _NARWHALS = "narwhals.stable.v2"
 
 
@@ -85,7 +87,15 @@ def _as_supported_by_narwhals(data: Any) -> Any:
         return arrow.chunked_array([data])
     if library.startswith("pyarrow") and hasattr(data, "to_table"):
         return data.to_table()  # a data set, or a scanner of one
-    return _arrow_copy(data) if "duckdb" in library and _exports_arrow(data) else data
+    if "duckdb" in library and _exports_arrow(data):
+        return _arrow_copy(data).replace_schema_metadata(_DUCKDB_METADATA)
+    return data
+
+
+def is_of_duckdb(frame: Any) -> bool:
+    """Return whether a frame of `as_frame` was made from a relation of DuckDB, for remedies."""
+    is_table = frame.implementation.is_pyarrow()
+    return bool(is_table and frame.to_native().schema.metadata == _DUCKDB_METADATA)
 
 
 def _arrow_copy(data: Any) -> Any:
@@ -252,6 +262,8 @@ def remedies(frame: Any, column: str) -> tuple[str, str]:
     """
     if frame.implementation.is_pandas_like():
         return f"X.drop(columns={column!r})", f'X.astype({{{column!r}: "category"}})'
+    if is_of_duckdb(frame):
+        return f"""X.select('* EXCLUDE ("{column}")')""", ""
     method = "drop" if frame.implementation.is_polars() else "drop_columns"
     return f"X.{method}({column!r})", ""
 

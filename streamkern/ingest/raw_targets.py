@@ -21,6 +21,7 @@ from streamkern.ingest.tables.numbers import (
     other_notation,
     style_remedy,
 )
+from streamkern.store.class_labels import as_boolean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,6 +170,42 @@ def as_values(block: RawBlock) -> NDArray[Any]:
     if is_missing_row.any():
         raise missing_target_error(block, int(np.argmax(is_missing_row)))
     return y
+
+
+def boolean_columns(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return (c,) bool: whether the first present target of each column is the text true or false.
+
+    y : (k,) or (k, c) targets of the first rows
+    """
+    columns = y.reshape(len(y), -1).T
+    if y.dtype.kind != "U":
+        return np.zeros(len(columns), bool)
+    first_texts = (next((t for t in c.tolist() if not is_missing(t)), "") for c in columns)
+    return np.array([as_boolean(text) is not None for text in first_texts])
+
+
+def booleans_as_numbers(block: RawBlock, are_booleans: NDArray[np.bool_]) -> RawBlock:
+    """Return the block with 1 and 0 in place of the texts true and false, as NumPy converts them.
+
+    are_booleans : (c,) the columns with such targets, from `boolean_columns`
+
+    Raises DataError for another text in one of these columns, since the first row has none.
+    """
+    if block.y.dtype.kind != "U" or not are_booleans.any():
+        return block
+    y = block.y.reshape(len(block.y), -1).copy()
+    for k in np.flatnonzero(are_booleans):
+        for row, text in enumerate(y[:, k].tolist()):
+            truth = as_boolean(text)
+            if truth is not None:
+                y[row, k] = str(int(truth))
+            elif not is_missing(text):
+                raise DataError(
+                    f"the target of {block.cell_location(row)} is {text[:MAX_SHOWN]!r}, but the "
+                    "target of the first row is true or false",
+                    "write all of them as true or false, or all as numbers",
+                )
+    return block._replace(y=y.reshape(block.y.shape))
 
 
 def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:

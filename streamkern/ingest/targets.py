@@ -23,6 +23,8 @@ from streamkern.ingest.raw_targets import (
     as_labels,
     as_native_targets,
     as_values,
+    boolean_columns,
+    booleans_as_numbers,
     check_storable_text,
     missing_target_error,
     mixed_labels_error,
@@ -100,6 +102,7 @@ class TargetConverter:
             )
         self.shape: tuple[int, ...] = ()
         self.dtype: np.dtype[Any] = np.dtype(np.int32)
+        self._are_booleans = boolean_columns(y)
         if not self.are_classes:
             self.shape = (1 if y.ndim == 1 else y.shape[1],)
             # Integers and text may need more digits than float32 has.
@@ -180,10 +183,12 @@ class TargetConverter:
         return tuple(ordered), np.array([index_of[name] for name in names], np.int64)
 
     def check_classes(self, location: str) -> None:
-        """Raise DataError if classes inferred by "auto" look like values or names of rows.
+        """Raise DataError if all classes are numbers, but not integers, or if classes inferred by
+        "auto" look like values or names of rows.
 
         Warns if many classes are integers. Called once all rows are converted.
         """
+        self._check_not_fractions(location)
         if not (self._auto and self.are_classes) or not len(self._counts):
             return
         n_classes, n_rows = len(self._counts), int(self._counts.sum())
@@ -211,16 +216,32 @@ class TargetConverter:
                 f"{mention('targets', 'classes')} if they are classes"
             )
 
+    def _check_not_fractions(self, location: str) -> None:
+        """Raise DataError if a file without types has only numbers as labels, some with a fraction.
+
+        A file or data frame with types has such targets as floats, which are refused as well.
+        """
+        labels = list(map(str, self._codes))
+        if not self._as_text or any(not is_number(k) or is_missing(k) for k in labels):
+            return
+        fractions = [label for label in labels if _has_fraction(label)]
+        if fractions:
+            raise DataError(
+                f"the labels of {location} are numbers, such as {fractions[0]}",
+                f"class labels are integers or text; pass {mention('targets', 'values')} for "
+                "regression",
+            )
+
     def _values(self, block: RawBlock) -> NDArray[Any]:
         """Return targets as finite values (k, c); raise DataError for another number of them."""
-        y = as_values(block)
-        y = y.reshape(len(y), -1)
-        if y.shape[1:] != self.shape:
+        n_targets = block.y.reshape(len(block.y), -1).shape[1]
+        if (n_targets,) != self.shape:
             raise DataError(
-                f"{block.cell_location(0)} has {y.shape[1]} targets, but the rows before have "
+                f"{block.cell_location(0)} has {n_targets} targets, but the rows before have "
                 f"{self.shape[0]}",
                 "give all rows the same number of targets",
             )
+        y = as_values(booleans_as_numbers(block, self._are_booleans)).reshape(len(block.y), -1)
         warn_of_rounding(y, block)
         with np.errstate(over="ignore"):
             y = np.ascontiguousarray(y, dtype=self.dtype)
@@ -284,13 +305,15 @@ class TargetConverter:
             return
         rows = enumerate(y.tolist())
         row, label = next((row, label) for row, label in rows if _label_kind(label) != self._kind)
+        or_labels = f", {mention('targets', 'classes')} if all are labels"
+        if self._as_text and self._kind == _INTEGER_TEXT and _has_fraction(label):
+            or_labels = ""  # `check_classes` would refuse them
         if self._kind == _INTEGER_TEXT and is_number(label) and np.isinf(float(label)):
             raise _nonfinite_error(block, row, label)
         raise DataError(
             f"the target of {block.cell_location(row)} is {label!r}, {_label_kind(label)}, but the "
             f"target of the first row is {self._kind}",
-            f"pass {mention('targets', 'values')} if all are numbers, "
-            f"{mention('targets', 'classes')} if all are labels, or correct it",
+            f"pass {mention('targets', 'values')} if all are numbers{or_labels}, or correct it",
         )
 
     def _check_labels(self, block: RawBlock) -> None:
@@ -326,6 +349,11 @@ def _label_kind(label: str) -> str:
     if is_integer(label):
         return _INTEGER_TEXT
     return _FRACTION_TEXT if is_number(label) else _WORD_TEXT
+
+
+def _has_fraction(label: str) -> bool:
+    """Return whether a label is a number that is no integer."""
+    return is_number(label) and not float(label).is_integer()
 
 
 def _look_like_labels(first_block: RawBlock, y: NDArray[Any]) -> bool:

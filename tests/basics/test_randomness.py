@@ -22,7 +22,7 @@ from streamkern.basics.randomness import (
     words,
 )
 from streamkern.centers import balanced, random_rows
-from streamkern.train.restart import scaling
+from streamkern.train.resolve import find_scaling, target_moments
 from streamkern.train.setup import setup_rows
 from streamkern.tuning import holdout
 from tests.strategies import epochs, row_ids, seeds, splits
@@ -134,8 +134,8 @@ def test_random_streams_of_a_run_are_distinct() -> None:
     """Check the numbers of random streams, to which the sources of a search add hundreds."""
     stages = [
         setup_rows.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
-        holdout.TUNING_SAMPLE_STAGE, holdout.SPLIT_STAGE, scaling.INTERCEPT_SAMPLE_STAGE,
-        scaling.SCALE_STAGE,
+        holdout.TUNING_SAMPLE_STAGE, holdout.SPLIT_STAGE, target_moments.INTERCEPT_SAMPLE_STAGE,
+        find_scaling.SCALE_STAGE,
     ]  # fmt: skip
     assert len({stage % 100 for stage in stages}) == len(stages)
 

@@ -72,6 +72,24 @@ def test_runs_json_equals_info_json(run: Run, folder: Path) -> None:
         assert row["started"] <= row["last_seen"]
 
 
+@pytest.mark.parametrize("n_deleted", [1, 2])
+def test_runs_and_info_agree_on_a_run_without_its_newest_checkpoints(
+    run: Run, folder: Path, tmp_path: Path, n_deleted: int
+) -> None:
+    """Check that a stopped run is at its checkpoint, although its log knows later steps."""
+    shutil.copytree(folder / "b-first", tmp_path / "run")
+    steps = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.json"))
+    for step in steps[-n_deleted:]:
+        (tmp_path / "run" / "checkpoints" / f"{step}.json").unlink()
+    info = json.loads(run("info", tmp_path / "run", "--json")[1])
+    (row,) = json.loads(run("runs", tmp_path, "--json")[1])["runs"]
+    assert row["state"] == "stopped"
+    assert [row[key] for key in ("samples", "step", "epoch", "held_out")] == [
+        info[key] for key in ("samples", "step", "epoch", "metrics")
+    ]
+    assert row["samples"] < 600
+
+
 def test_damaged_run_does_not_hide_others(run: Run, folder: Path, tmp_path: Path) -> None:
     for name in ("a-second", "b-first"):
         shutil.copytree(folder / name, tmp_path / name)

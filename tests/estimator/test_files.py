@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import dask.dataframe
 import h5py
 import numpy as np
 import pandas as pd
 import polars
+import pyarrow as pa
 import pytest
 
 import streamkern as sk
@@ -231,6 +233,32 @@ def test_names_of_several_targets_may_have_any_order() -> None:
             assert model.score(rows, names) == pytest.approx(expected["r2"])
     with pytest.raises(sk.DataError, match="'w'"):
         sk.evaluate(model, frame, ["u", "w"])
+
+
+def test_target_frames_are_matched_by_name() -> None:
+    """Check frames of targets in another order, at score, evaluate, fit and partial_fit."""
+    Z = pd.DataFrame({"u": Y, "v": X[:, 1] ** 2})
+    turned = Z[["v", "u"]]
+    model = sk.KernelRegressor(n_centers=9).fit(X, Z)
+    expected = sk.evaluate(model, X, Z.to_numpy())
+    frames = [make(turned) for make in (polars.from_pandas, pa.Table.from_pandas)]
+    lazy_X = dask.array.from_array(X, chunks=(50, 3))
+    lazy = dask.dataframe.from_pandas(turned, npartitions=3)
+    for rows, targets in ((X, turned), *((X, frame) for frame in frames), (lazy_X, lazy)):
+        assert model.score(rows, targets) == pytest.approx(expected["r2"])
+        assert sk.evaluate(model, rows, targets) == pytest.approx(expected)
+    other_names = Z.rename(columns={"u": "p", "v": "q"})
+    assert model.score(X, other_names) == pytest.approx(expected["r2"])  # by position
+    for mixed in (turned.rename(columns={"u": "p"}), Z.assign(w=Y)):
+        with pytest.raises(sk.DataError, match=r"called .* but were called 'u', 'v' in the train"):
+            model.score(X, mixed)
+    blocks = [sk.KernelRegressor(n_centers=9).partial_fit(X, Z) for _ in range(2)]
+    for block, targets in zip(blocks, (Z, turned), strict=True):
+        block.partial_fit(X, targets)
+    np.testing.assert_array_equal(blocks[0].predict(X), blocks[1].predict(X))
+    labels = (Z > 0.5).astype(int)
+    classifier = sk.KernelClassifier(n_centers=9).fit(X, labels)
+    assert classifier.score(X, labels[["v", "u"]]) == classifier.score(X, labels)
 
 
 def test_unused_columns_of_all_sources_are_recorded(

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -124,6 +125,22 @@ def test_numeric_text_is_refused_as_ambiguous() -> None:
         sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), class_ids)._state.schema.encoder
         is None
     )
+
+
+def test_remedies_for_a_relation_of_duckdb_work() -> None:
+    """Check that a relation of DuckDB gets the code of DuckDB, and that this code works."""
+    houses = pd.DataFrame({"house": ["1", "2", "10115"] * 40, "b": np.arange(120.0)})
+    relation = duckdb.from_df(houses)
+    y = np.arange(120.0) % 3
+    with pytest.raises(DataError, match="every cell is a number") as error:
+        sk.KernelRegressor(**FAST).fit(relation, y)
+    for code in (
+        """X.df().astype({...: "category"})""", "X.select('* EXCLUDE (...)')",
+        "X.select('* REPLACE (...::DOUBLE AS ...)')",
+    ):  # fmt: skip
+        assert code in str(error.value)
+        name = '"house"' if "astype" in code else "house"
+        sk.KernelRegressor(**FAST).fit(eval(code.replace("...", name), {"X": relation}), y)
 
 
 def test_unique_names_need_explicit_category_dtype() -> None:

@@ -18,6 +18,7 @@ from streamkern import (
     KernelClassifier,
     KernelRegressor,
     ingest_store,
+    open_store,
     tune,
 )
 from streamkern.estimator.targets import drop_negligible_rows
@@ -120,6 +121,18 @@ def test_sparse_source_equals_dense_in_small_units() -> None:
     other = sp.csr_array(DENSE * 2)
     assert sparse.fingerprint != ArraySource(other, Y).fingerprint
     assert not sparse.fingerprint.startswith("meta:")
+
+
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_matrix])
+@pytest.mark.parametrize("width", [6, 2])
+def test_dask_blocks_may_be_sparse(tmp_path: Any, kind: Any, width: int) -> None:
+    """Check that a store of sparse blocks of Dask equals a store of dense rows."""
+    blocks = da.from_array(DENSE, chunks=(100, width)).map_blocks(kind)
+    spec = ingest_store(blocks, tmp_path / "a.zarr", y=Y, shuffle=False)
+    assert spec.n_rows == len(DENSE)
+    ingest_store(DENSE, tmp_path / "b.zarr", y=Y, shuffle=False)
+    stores = [open_store(tmp_path / name) for name in ("a.zarr", "b.zarr")]
+    np.testing.assert_array_equal(*(store.read_chunk(0)[0] for store in stores))
 
 
 # ----------------------------------------------------------------------------------- data frames

@@ -58,9 +58,15 @@ def form_cases() -> list[Case]:
     mixed[:, 1] = FRAME["w"]
     fields = np.zeros(N, [("a", "f8"), ("b", "f8"), ("c", "c16"), ("d", "f8", (2,))])
     plain = np.zeros(N, [("a", "f8"), ("b", "f8")])
+    two_targets = pd.DataFrame({"u": Y, "v": -Y})
+    renamed = two_targets.rename(columns={"u": "t"})
     parts = np.zeros(N, [("re", "f8"), ("im", "f8")])
     text, days = X.astype(str), np.full((N, 2), "2020-01-01", "M8[D]")
     return [
+        ("give the same targets, or arrays, whose columns are taken by their position",
+         lambda: fit(X, two_targets).score(X, renamed),
+         lambda: fit(X, two_targets).score(X, two_targets),
+         lambda: fit(X, two_targets).score(X, renamed.to_numpy())),
         (r"fill the masked entries, X.filled.value.",
          Do(fit, masked, Y), Do(fit, masked.filled(0), Y)),
         ("give a dense array on the CPU", Do(fit, Lent(X, 2), Y), Do(fit, Lent(X, 1), Y)),

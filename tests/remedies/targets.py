@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from functools import partial as Do
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -36,6 +37,17 @@ def objects(*labels: Any) -> Any:
     return made
 
 
+def csv_targets(*texts: str, **given: Any) -> Any:
+    """Ingest a CSV with these targets, repeated to many rows."""
+
+    def do() -> Any:
+        rows = "".join(f"{k}.5,{texts[k % len(texts)]}\n" for k in range(N))
+        Path("targets.csv").write_text(f"a,fare\n{rows}")
+        return ingested("targets.csv", y="fare", **given)
+
+    return do
+
+
 def label_cases() -> list[Case]:
     """Return mistakes in targets that are labels, or look like labels."""
     days = np.full(N, "2020-01-01", "M8[D]") + np.arange(N)
@@ -66,6 +78,11 @@ def label_cases() -> list[Case]:
          targets(np.where(words == "up", "1", words), targets="values")),
         ("pass targets='classes' if all targets are labels", targets(LABELS, targets="values"),
          targets(LABELS, targets="classes")),
+        ("write all of them as true or false, or all as numbers",
+         csv_targets("true", "0", targets="values"), csv_targets("true", "false", targets="values"),
+         csv_targets("1", "0", targets="values")),
+        ("are numbers, such as 1.5.*pass targets='values' for regression",
+         csv_targets("1.5", "2", targets="classes"), csv_targets("1.5", "2", targets="values")),
         ("pass targets='values' for regression", targets(Y, targets="classes"),
          targets(Y, targets="values")),
         (r"convert an array with list.map.str, y..",

@@ -256,12 +256,20 @@ def run_cases() -> list[Case]:
         ).backend.close()
 
     trained(every)
+
+    def subclass(method: str) -> Any:
+        """Train with a callback that has one method of this name."""
+        made = type("Made", (sk.Callback,), {method: lambda self, *given: None})
+        return lambda: trained({}, callbacks=[made()])
+
     return [
         ("cannot share the steps of a run whose centers are all of its rows; leave ranks",
          lambda: opened(ranks=2), lambda: (opened(), opened(ranks=2, run_dir="anew"))),
         ("callbacks=.* must be a list of callbacks; put a single callback in a list",
          lambda: trained({}, callbacks=sk.Callback()),
          lambda: trained({}, callbacks=[sk.Callback()])),
+        ("override one of begin, record, pass_ended, end", subclass("on_epoch_end"),
+         subclass("end")),
         ("give objects of subclasses of streamkern.Callback",
          lambda: trained({}, callbacks=[print]), lambda: trained({}, callbacks=[sk.Callback()])),
         ("stopped by SIGTERM after .* and saved; run the same command again to continue",

@@ -57,8 +57,9 @@ class RunFacts:
     n_setup_centers : number of centers in the setup
     steps : steps that have a checkpoint
     history : the events and curves of the log
-    progress : number of samples, steps and epochs so far, by "samples", "step" and "epoch"
-    figures : newest metrics on data that is not trained on
+    progress : number of samples, steps and epochs, by "samples", "step" and "epoch"; in the log
+        while a process works on the run, otherwise in the newest checkpoint
+    figures : metrics on data that is not trained on, at the same position
     start_time : time of the first record, in UTC; None without records
     last_seen : time of the newest record, in UTC; None without records
     notes : messages on damaged files
@@ -176,10 +177,12 @@ def _facts(summary: RunSummary) -> RunFacts:
     saved_meta = saved.get("meta", {})
     position = saved_meta.get("position", {})
     is_finished = bool(position.get("done"))
-    progress = position if is_finished or history.last_record is None else history.last_record
     state = "finished" if is_finished else "stopped"
     if summary.writer:
         state = "running"
+    # A stopped run continues from its checkpoint, whatever the log says of later steps.
+    follows_log = summary.writer is not None and not is_finished
+    progress = history.last_record if follows_log and history.last_record else position
     times = [manifest["saved"] for manifest in (summary.setup, summary.checkpoint) if manifest]
     times += [record["time"] for record in (*summary.records[:1], *summary.records[-1:])]
     return RunFacts(
@@ -196,7 +199,7 @@ def _facts(summary: RunSummary) -> RunFacts:
         steps=summary.steps,
         history=history,
         progress={key: int(progress.get(key, 0)) for key in ("samples", "step", "epoch")},
-        figures=_figures(saved_meta.get("metrics") or {}, history),
+        figures=_figures(saved_meta.get("metrics") or {}, history if follows_log else None),
         start_time=min(times, default=None),
         last_seen=max(times, default=None),
         notes=summary.notes,
@@ -204,9 +207,14 @@ def _facts(summary: RunSummary) -> RunFacts:
     )
 
 
-def _figures(saved_metrics: Mapping[str, Any], history: RunHistory) -> Mapping[str, float | None]:
-    """Return the newest metrics on data that is not trained on, from the log or a checkpoint."""
-    if history.evaluations:
+def _figures(
+    saved_metrics: Mapping[str, Any], history: RunHistory | None
+) -> Mapping[str, float | None]:
+    """Return the newest metrics on data that is not trained on, from the log or a checkpoint.
+
+    history : the log, if a process works on the run; None to use the checkpoint
+    """
+    if history is not None and history.evaluations:
         newest: Mapping[str, float | None] = history.evaluations[-1]["figures"]
         return newest
     return {name: finite_number(value) for name, value in saved_metrics.items()}

@@ -25,7 +25,8 @@ from streamkern.stream.sources.base import (
     check_unit,
     empty_rows,
 )
-from streamkern.stream.sources.repeatable import check_repeatable
+from streamkern.stream.sources.repeatable import FirstRows, check_repeatable
+from streamkern.stream.sources.total_weights import TotalWeights
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges, unit_edges
 
@@ -65,6 +66,9 @@ class UserSource(BaseSource):
             if hasattr(source, name):
                 setattr(self, name, self._checked_value(name, getattr(source, name), rule))
         self._layout = empty_rows(self, 0)
+        if self.totals is not None:
+            subject = f"totals of {self._name}"
+            self._total_weights = TotalWeights(subject, self.totals, self.classes, self.n_units)
 
     def _checked_value(self, name: str, value: Any, rule: _Rule) -> Any:
         """Return the value as `BaseSource` has it; raise ConfigError if it breaks the rule."""
@@ -108,6 +112,8 @@ class UserSource(BaseSource):
                 "unit_bounds, in order",
                 "correct RowBlock.row_ids, or unit_bounds",
             )
+        if self.totals is not None:
+            self._total_weights.add(u, seed, epoch, block.y, block.w)
         return block
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
@@ -297,10 +303,13 @@ class GeneratorSource(BaseSource):
             block_rows = max(1, UNIT_BYTES // self.row_bytes)
         self._edges = regular_edges(self.n_rows, checked_int("block_rows", block_rows))
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
-        self._was_repeated = False
+        self._first_rows: FirstRows | None = None
         self.weighted = weight_totals is not None
         if weight_totals is not None:
             self.totals = self._checked_totals(weight_totals)
+            self._total_weights = TotalWeights(
+                f"weight_totals of generator {self.name}", self.totals, self.classes, self.n_units
+            )
 
     def _checked_totals(self, weight_totals: npt.ArrayLike) -> np.ndarray:
         """Return the totals as float64; raise ConfigError if they are invalid."""
@@ -338,20 +347,28 @@ class GeneratorSource(BaseSource):
             ) from error
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        arrays = self._checked_arrays(u, seed, epoch)
+        if self.weighted:
+            self._total_weights.add(u, seed, epoch, *arrays[1:])
+        return arrays
+
+    def _checked_arrays(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        """Return the rows of unit u; raise DataError if they do not agree with the attributes."""
         start, stop = self.unit_bounds(u)
         location = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
-        if not self._was_repeated:
+        if self._first_rows is None:
 
             def make_rows(start: int, stop: int) -> Any:
                 return self._call_function(seed, epoch, start, stop, location)
 
-            check_repeatable(make_rows, start, stop, self.n_rows, location)
-            self._was_repeated = True
+            self._first_rows = check_repeatable(make_rows, start, stop, self.n_rows, location)
         arrays = self._call_function(seed, epoch, start, stop, location)
+        if self._first_rows is not None:
+            self._first_rows.check_kept()
         n_rows = stop - start
         if not isinstance(arrays, tuple | list):
-            type_name = type(arrays).__name__
-            raise DataError(f"{location} returned a {type_name}", "return a tuple of arrays")
+            kind = type(arrays).__name__
+            raise DataError(f"{location} returned a {kind}", "return a tuple of arrays")
         if len(arrays) != 2 + self.weighted:
             raise DataError(
                 f"{location} returned {len(arrays)} arrays",

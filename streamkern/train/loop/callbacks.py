@@ -109,7 +109,11 @@ class Callback:
 
 
 def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return callbacks as a tuple, () for None; raise ConfigError if an object is no callback."""
+    """Return callbacks as a tuple, () for None.
+
+    Raises ConfigError if an object is no callback, or of a subclass that overrides no method,
+    because methods of other libraries, such as on_epoch_end, would never be called.
+    """
     if not isinstance(callbacks, Iterable | None):
         raise ConfigError(
             f"callbacks={callbacks!r} must be a list of callbacks",
@@ -123,7 +127,23 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
                 "give objects of subclasses of streamkern.Callback; give callbacks of scikit-learn "
                 "to set_callbacks",
             )
+        is_subclass = type(callback) is not Callback
+        if is_subclass and not any(_overrides(callback, name) for name in _METHODS):
+            raise ConfigError(
+                f"callbacks has a {type(callback).__name__}, which overrides no method of "
+                "streamkern.Callback, so that nothing calls it",
+                f"override one of {', '.join(_METHODS)}",
+            )
     return checked
+
+
+_METHODS = ("begin", "record", "pass_ended", "end")
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    """Return whether a callback has its own method of this name."""
+    own_method = getattr(callback, name)
+    return getattr(own_method, "__func__", own_method) is not getattr(Callback, name)
 
 
 class Callbacks:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
+from streamkern.basics.warning import warn
 from streamkern.solver.base import LOSS_BUFFER_STEPS, Solver, State
 
 WINDOW = LOSS_BUFFER_STEPS
@@ -194,6 +195,7 @@ class Watch:
             is_bad = self.guard.judge(loss, zero_loss, self.solver.remedies)
         else:
             is_bad = not math.isfinite(loss)
+        self.curve.end_window(is_accepted=not is_bad)
         if is_bad:
             self.solver.back_off(self.state, self.good_weights, BACK_OFF_FACTOR)
             fields = {"loss": user_loss, "zero_loss": user_zero_loss, "scale": self.state.scale}
@@ -216,7 +218,8 @@ class Watch:
         unreliable, or if a loss or a weight is not finite.
 
         Raises DivergenceError if the back-off returns to the weights with which the solver begins
-        without initial weights.
+        without initial weights. Warns of any other back-off at the end of the run, because no later
+        step makes up for the discarded ones.
         """
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
@@ -237,6 +240,10 @@ class Watch:
                 f"check the data for outliers, lower {mention('solver.step_scale')} or set "
                 f"{self.solver.remedies}",
             )
+        warn(
+            f"training diverged in its last {n} steps (loss {loss:.3g}), which are discarded: "
+            f"lower {mention('solver.step_scale')} or set {self.solver.remedies}"
+        )
 
 
 LossEntries = Sequence[Sequence[float | None]]
@@ -250,22 +257,35 @@ class LossCurve:
     only at the end of an epoch (`at_ends`), the steps of epoch k + 1 measure the model at the end
     of epoch k, and their loss is recorded for epoch k; `measure` sets the loss of the last epoch.
 
+    Steps that a back-off discards do not count. The loss of an epoch without others is unknown.
+
     entries : a pair (sum of the loss over rows, number of rows) for each epoch, or (loss, 0) after
-        `measure`; None stands for numbers that are not finite
+        `measure`; (0, 0) if all steps were discarded; None stands for numbers that are not finite
+    accepted : the entries at the start of the window; None if it is empty
     """
 
-    def __init__(self, entries: LossEntries = (), *, at_ends: bool = False) -> None:
+    def __init__(
+        self,
+        entries: LossEntries = (),
+        accepted: LossEntries | None = None,
+        *,
+        at_ends: bool = False,
+    ) -> None:
         self._at_ends = at_ends
-        self._entries = [[math.nan if x is None else float(x) for x in pair] for pair in entries]
+        self._entries = _as_floats(entries)
+        self._accepted = _as_floats(entries if accepted is None else accepted)
         self._unread_steps: list[tuple[int, int]] = []
 
-    def continue_from(self, entries: LossEntries, epochs: int) -> Self:
+    def continue_from(
+        self, entries: LossEntries, epochs: int, accepted: LossEntries | None = None
+    ) -> Self:
         """Return a curve that continues from entries after `epochs` epochs.
 
         The losses of epochs without an entry are unknown.
         """
         n_unknown = epochs - self._at_ends - len(entries)  # one epoch less is measured `at_ends`
-        return type(self)([*entries, *[(None, 0.0)] * n_unknown], at_ends=self._at_ends)
+        padded = [*entries, *[(None, 0.0)] * n_unknown]
+        return type(self)(padded, accepted, at_ends=self._at_ends)
 
     def record_step(self, epoch: int, rows: int) -> None:
         """Record a step on `rows` rows, whose loss is read later."""
@@ -279,10 +299,22 @@ class LossCurve:
         for (epoch, rows), loss in zip(self._unread_steps, losses, strict=False):
             if epoch == len(self._entries):
                 self._entries.append([loss * rows, rows])
-            elif epoch >= 0 and self._entries[epoch][1]:
+            elif epoch >= 0 and (self._entries[epoch][1] or self._is_empty(epoch)):
                 self._entries[epoch][0] += loss * rows
                 self._entries[epoch][1] += rows
         del self._unread_steps[: len(losses)]
+
+    def _is_empty(self, epoch: int) -> bool:
+        """Return whether all steps of the epoch so far were discarded."""
+        return not self._at_ends and self._entries[epoch] == [0.0, 0.0]
+
+    def end_window(self, *, is_accepted: bool) -> None:
+        """Remove the losses that were read since the last call, unless they are accepted."""
+        if not is_accepted:
+            n_new = len(self._entries) - len(self._accepted)
+            sum_so_far = math.nan if self._at_ends else 0.0  # NaN stays unknown
+            self._entries = [*self._accepted, *([sum_so_far, 0.0] for _ in range(n_new))]
+        self._accepted = [entry.copy() for entry in self._entries]
 
     def measure(self, epoch: int, loss: float) -> None:
         """Set the loss of an epoch, measured with the model at its end."""
@@ -290,9 +322,27 @@ class LossCurve:
 
     def entries(self) -> list[list[float | None]]:
         """Return the entries as JSON values."""
-        return [[x if math.isfinite(x) else None for x in entry] for entry in self._entries]
+        return _as_json(self._entries)
+
+    def accepted_entries(self) -> list[list[float | None]]:
+        """Return the entries at the start of the window, as JSON values."""
+        return _as_json(self._accepted)
 
     def losses(self, epochs: int) -> list[float]:
         """Return the losses of the first `epochs` epochs; NaN if unknown."""
-        losses = [loss / rows if rows else loss for loss, rows in self._entries[:epochs]]
+        entries = [
+            [math.nan, 0.0] if self._is_empty(k) else entry
+            for k, entry in enumerate(self._entries[:epochs])
+        ]
+        losses = [loss / rows if rows else loss for loss, rows in entries]
         return losses + [math.nan] * (epochs - len(losses))
+
+
+def _as_floats(entries: LossEntries) -> list[list[float]]:
+    """Return entries of a `LossCurve` as floats; None becomes NaN."""
+    return [[math.nan if x is None else float(x) for x in pair] for pair in entries]
+
+
+def _as_json(entries: list[list[float]]) -> list[list[float | None]]:
+    """Return entries of a `LossCurve` as JSON values; numbers that are not finite become None."""
+    return [[x if math.isfinite(x) else None for x in pair] for pair in entries]

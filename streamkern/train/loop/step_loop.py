@@ -154,7 +154,8 @@ class StepLoop:
         state, self._best_weights = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self.calibration = Calibration.from_arrays(arrays)
         self.posterior = Posterior.from_arrays(arrays)
-        self._curve = self._curve.continue_from(meta.get("losses", ()), meta["position"]["epoch"])
+        losses, accepted = meta.get("losses", ()), meta.get("accepted_losses")
+        self._curve = self._curve.continue_from(losses, meta["position"]["epoch"], accepted)
         self._set_state(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, current in asdict(self.position).items():
             setattr(self.position, name, type(current)(meta["position"][name]))
@@ -200,6 +201,7 @@ class StepLoop:
             "state": self.solver.scalars(self.state),
             "guard": self.watch.guard.scalars(),
             "losses": self._curve.entries(),
+            "accepted_losses": self._curve.accepted_entries(),
             "evaluated": "average" if uses_average else "alpha",
         }
 

@@ -9,6 +9,7 @@ import pytest
 
 from streamkern.basics.errors import DataError
 from streamkern.stream.sources.repeatable import check_repeatable
+from streamkern.stream.sources.user import GeneratorSource
 
 ROWS = np.random.default_rng(0).normal(size=(20, 3))
 
@@ -57,3 +58,22 @@ def test_rows_that_change_in_place_are_refused() -> None:
 
     with pytest.raises(DataError, match="other values in a second call"):
         check_repeatable(make_rows, 0, 10, 20, "unit 0")
+
+
+@pytest.mark.parametrize("reuses", [True, False])
+def test_one_unit_that_overwrites_itself_in_the_next_epoch_is_refused(*, reuses: bool) -> None:
+    buffer = np.empty((20, 3))
+
+    def make_rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+        X = buffer if reuses else np.empty((20, 3))
+        X[start:stop] = ROWS[start:stop] + epoch
+        return X[start:stop], ROWS[start:stop, 0]
+
+    source = GeneratorSource(make_rows, 20, (3,), np.float64, 1)
+    assert source.n_units == 1
+    source.read_unit(0, 0, 0)
+    if reuses:
+        with pytest.raises(DataError, match=r"overwrote .* unit 0 .*; return new arrays"):
+            source.read_unit(0, 0, 1)
+    else:
+        np.testing.assert_array_equal(source.read_unit(0, 0, 1).X, ROWS + 1)

@@ -11,7 +11,7 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.rundir.run_log import read_log
-from streamkern.train.loop.callbacks import Callback, EpochEnd, TrainStart
+from streamkern.train.loop.callbacks import Callback, EpochEnd, TrainStart, check_callbacks
 from streamkern.train.train import train
 from tests.runs import (
     Array,
@@ -200,3 +200,19 @@ def test_objects_that_are_not_callbacks_are_refused(tmp_path: Path, invalid: Any
     with pytest.raises(ConfigError, match=r"must be a list of callbacks; put a single"):
         train(settings(tmp_path / "run"), source=stream(), callbacks=RecordingCallback())  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
+
+
+def test_subclass_without_a_method_of_callbacks_is_refused() -> None:
+    """Check a name of another library, and methods of the class, a base class and an object."""
+
+    class Misnamed(Callback):
+        def on_epoch_end(self) -> None: ...
+
+    class Derived(RecordingCallback): ...
+
+    with pytest.raises(ConfigError, match=r"a Misnamed, which overrides no .*; override one of"):
+        check_callbacks([Misnamed()])
+    own = Misnamed()
+    own.end = lambda error: None  # type: ignore[method-assign]
+    valid = (RecordingCallback(), Derived(), own, Callback())
+    assert check_callbacks(list(valid)) == valid

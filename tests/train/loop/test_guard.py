@@ -18,7 +18,7 @@ from streamkern.config.solver import solver_options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.loop.guard import BACK_OFF_FACTOR, MAX_BACK_OFFS, WINDOW, Guard
+from streamkern.train.loop.guard import BACK_OFF_FACTOR, MAX_BACK_OFFS, WINDOW, Guard, LossCurve
 from tests.counts import TARGETS, X, of_loss
 from tests.runs import (
     METHODS,
@@ -191,6 +191,10 @@ def test_run_with_too_long_steps_recovers(
     assert [event["scale"] for event in events] == [
         BACK_OFF_FACTOR ** (i + 1) for i in range(len(events))
     ]
+    # Losses of discarded steps, some of them infinite, are no part of the losses of epochs.
+    n_known = np.isfinite(result.losses).sum()
+    assert n_known >= result.epochs - len(events) * WINDOW // 7
+    assert np.nanmax(result.losses) <= 10 * events[0]["zero_loss"]
     assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # also true for NaN
     assert result.metrics["test_mse"] <= 1.5 * undisturbed.metrics["test_mse"]
 
@@ -279,8 +283,14 @@ def test_divergence_after_last_window_is_detected(
         tmp_path, **METHODS["eigenpro3"], **{"data.epochs": epochs, "run.evaluate_every": 1}
     )
     test = array_source(60, 5)
-    result = finished(config, source=stream(), test=test, on_evaluation=on_evaluation)
+    with pytest.warns(UserWarning, match=f"diverged in its last {rest} steps .* discarded: lower"):
+        result = finished(config, source=stream(), test=test, on_evaluation=on_evaluation)
     assert [event["step"] for event in back_offs(tmp_path)] == [steps]
+    # The losses of discarded steps do not count, so that only epochs without others have none.
+    n_discarded = -(-rest // 7) - (rest % 7 > 0)
+    assert np.isfinite(result.losses[: epochs - n_discarded]).all()
+    assert max(result.losses[: epochs - n_discarded]) <= 1.1 * result.losses[0]
+    assert np.isnan(result.losses[epochs - n_discarded :]).all()
     assert np.isfinite(result.model.weights).all()
     before = next(r for r in result.history if r["step"] == steps - rest)
     assert result.metrics["test_mse"] <= 1.5 * before["test_mse"]
@@ -302,3 +312,18 @@ def test_non_finite_metrics_can_be_saved(tmp_path: Path, step_factor: StepSizeFa
 def test_converging_run_never_backs_off(method: str, tmp_path: Path) -> None:
     finished(settings(tmp_path, **METHODS[method], **LONG), source=stream(method))
     assert back_offs(tmp_path) == []
+
+
+def test_discarded_losses_do_not_count() -> None:
+    """Check means over accepted steps, and that a curve resumes within a window."""
+    whole, kept = LossCurve(), [[1.0, 2.0], [np.inf, np.nan, 1e30], [3.0, 5.0], [7.0]]
+    epochs = iter([0, 0, 0, 1, 1, 1, 2, 3])
+    for losses, is_accepted in zip(kept, (True, False, True, False), strict=True):
+        for k, loss in enumerate(losses):
+            whole.record_step(next(epochs), 10)
+            whole.read([loss])
+            if k == 0:  # a checkpoint between the steps of a window
+                saved = json.loads(json.dumps([whole.entries(), whole.accepted_entries()]))
+                whole = LossCurve().continue_from(saved[0], len(saved[0]), saved[1])
+        whole.end_window(is_accepted=is_accepted)
+    np.testing.assert_allclose(whole.losses(5), [1.5, 3.0, 5.0, np.nan, np.nan])
