@@ -63,6 +63,9 @@ MAX_RELATIVE_MINIMUM = 0.98
 not determine kappa, and the noise of squares is used."""
 EQUIVALENT_LOSS_RATIO = 1.01
 """The largest kappa is chosen whose held-out loss is at most this multiple of the least."""
+MAX_KAPPAS_AFTER_LEAST = 2
+"""Number of consecutive kappas, each with a held-out loss above `EQUIVALENT_LOSS_RATIO` times the
+least one, after which the search ends."""
 MAX_NEWTON_STEPS = 30
 """Largest number of steps for one kappa."""
 MAX_STEP_LENGTHS = 6
@@ -120,8 +123,9 @@ def losses_by_kappa(
 ) -> list[tuple[float, float]]:
     """Return each kappa, from the largest, with its mean held-out loss.
 
-    The list ends before the first loss that is not finite, and is empty if there are too few rows.
-    For the parameters, see `loss_noise`.
+    The list ends before the first loss that is not finite, or when the losses grow
+    (`MAX_KAPPAS_AFTER_LEAST`). It is empty if there are too few rows. For the parameters, see
+    `loss_noise`.
     """
     if len(rows.Y) < RIDGE_FOLDS:
         return []
@@ -133,13 +137,18 @@ def losses_by_kappa(
         exact = exact and isinstance(loss, Quantile)
         paths = [_BoundedPath(loss.at(math.inf), rows, fitted, exact) for fitted in parts]
     losses: list[tuple[float, float]] = []
-    scale = float(rows.K.diagonal().mean())
+    scale, least_loss, n_after_least = float(rows.K.diagonal().mean()), math.inf, 0
     for exponent in KAPPA_EXPONENTS:
         kappa = scale * 10.0**exponent
         held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.score_w.sum()
         if not math.isfinite(held_out):
             break
         losses.append((kappa, float(held_out)))
+        least_loss = min(least_loss, held_out)
+        is_worse = held_out > EQUIVALENT_LOSS_RATIO * least_loss
+        n_after_least = n_after_least + 1 if is_worse else 0
+        if n_after_least == MAX_KAPPAS_AFTER_LEAST:
+            break
     return losses
 
 
