@@ -13,6 +13,10 @@ rows is kappa / n. For squares, kappa is the variance of the noise. For another 
 with outliers, Huber's loss has a smaller kappa than squares, and for the log loss kappa depends on
 the size of the logits.
 
+For the log loss, the kappa of squares refines the kappa of the folds: it lies between tens, and
+follows from leave-one-out errors of more rows than the folds fit. More values of kappa do not help,
+since the held-out losses are too noisy; docs/explanation/losses-measured.md has the measurements.
+
 A loss with a log link has no bound L, and its minima are approached by Newton steps. For each
 output, h stands for the second derivative of l (its Fisher information, or larger, see
 `LogLink.row_curvature`). The objective is
@@ -39,6 +43,7 @@ from streamkern.basics.array_types import Floats, Ints
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.losses.log_link import LogLink
+from streamkern.losses.log_loss import LogLoss
 from streamkern.solver.precondition.noise import Noise
 from streamkern.stream.target_scale import TargetScale
 
@@ -66,6 +71,9 @@ EQUIVALENT_LOSS_RATIO = 1.01
 MAX_KAPPAS_AFTER_LEAST = 2
 """Number of consecutive kappas, each with a held-out loss above `EQUIVALENT_LOSS_RATIO` times the
 least one, after which the search ends."""
+MAX_REFINEMENT = math.sqrt(10.0)
+"""Largest factor by which the kappa of squares changes a kappa of the log loss: half the distance
+of two tens."""
 MAX_NEWTON_STEPS = 30
 """Largest number of steps for one kappa."""
 MAX_STEP_LENGTHS = 6
@@ -106,6 +114,9 @@ class LossRows(NamedTuple):
 def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False) -> Noise:
     """Return `noise` with the kappa of the least held-out loss as its variance.
 
+    For the log loss, the variance is the geometric mean of this kappa and `noise.variance`, within
+    a factor `MAX_REFINEMENT` of this kappa.
+
     loss : the loss with its parameters
     noise : noise for squares; its other fields are kept
     exact : whether the solver of the run reaches the minimum of the loss
@@ -115,7 +126,11 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
         return noise
     equivalent = [kappa for kappa, value in losses if value <= EQUIVALENT_LOSS_RATIO * least_loss]
-    return replace(noise, variance=max(equivalent))
+    kappa = max(equivalent)
+    if isinstance(loss, LogLoss) and noise.trials:
+        factor = math.sqrt(noise.variance / kappa)
+        kappa *= min(max(factor, 1 / MAX_REFINEMENT), MAX_REFINEMENT)
+    return replace(noise, variance=kappa)
 
 
 def losses_by_kappa(

@@ -120,6 +120,20 @@ def test_search_ends_after_least_loss_and_finds_same_ridge(
     assert loss_noise(LOSSES[name], rows, NO_NOISE).variance == actual
 
 
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("factor", "change"), [(4.0, 2.0), (0.25, 0.5), (1e4, math.sqrt(10)), (0.0, math.sqrt(0.1))]
+)
+def test_noise_of_squares_refines_ridge_of_log_loss_only(
+    name: str, factor: float, change: float
+) -> None:
+    rows = noisy_rows(name, 1.0)
+    kappa = loss_noise(LOSSES[name], rows, NO_NOISE).variance
+    squares = Noise(variance=factor * kappa, trials=[(factor * kappa, 1.0)])
+    expected = kappa * change if name == "log_loss" else kappa
+    assert loss_noise(LOSSES[name], rows, squares).variance == pytest.approx(expected)
+
+
 def test_too_few_rows_keep_noise_of_squares() -> None:
     rows, noise = noisy_rows("huber", 1.0, n=RIDGE_FOLDS - 1), Noise(variance=0.5)
     assert loss_noise(LOSSES["huber"], rows, noise) is noise
