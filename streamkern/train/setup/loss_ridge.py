@@ -13,6 +13,10 @@ rows is kappa / n. For squares, kappa is the variance of the noise. For another 
 with outliers, Huber's loss has a smaller kappa than squares, and for the log loss kappa depends on
 the size of the logits.
 
+For the log loss, the kappa of squares refines the kappa of the folds: it lies between tens, and
+follows from leave-one-out errors of more rows than the folds fit. More values of kappa do not help,
+since the held-out losses are too noisy; docs/explanation/losses-measured.md has the measurements.
+
 A loss with a log link has no bound L, and its minima are approached by Newton steps. For each
 output, h stands for the second derivative of l (its Fisher information, or larger, see
 `LogLink.row_curvature`). The objective is
@@ -39,6 +43,7 @@ from streamkern.basics.array_types import Floats, Ints
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.losses.log_link import LogLink
+from streamkern.losses.log_loss import LogLoss
 from streamkern.solver.precondition.noise import Noise
 from streamkern.stream.target_scale import TargetScale
 
@@ -63,6 +68,12 @@ MAX_RELATIVE_MINIMUM = 0.98
 not determine kappa, and the noise of squares is used."""
 EQUIVALENT_LOSS_RATIO = 1.01
 """The largest kappa is chosen whose held-out loss is at most this multiple of the least."""
+MAX_KAPPAS_AFTER_LEAST = 2
+"""Number of consecutive kappas, each with a held-out loss above `EQUIVALENT_LOSS_RATIO` times the
+least one, after which the search ends."""
+MAX_REFINEMENT = math.sqrt(10.0)
+"""Largest factor by which the kappa of squares changes a kappa of the log loss: half the distance
+of two tens."""
 MAX_NEWTON_STEPS = 30
 """Largest number of Newton steps for one kappa."""
 MAX_STEP_LENGTHS = 6
@@ -106,6 +117,9 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     Returns `noise` unchanged if the rows do not determine kappa, see `MAX_RELATIVE_MINIMUM`, or are
     too few.
 
+    For the log loss, the variance is the geometric mean of this kappa and `noise.variance`, within
+    a factor `MAX_REFINEMENT` of this kappa.
+
     loss : the loss with its parameters
     noise : noise for squares; its other fields are kept
     exact : whether the solver of the run reaches the minimum of the loss
@@ -115,7 +129,11 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
         return noise
     equivalent = [kappa for kappa, value in losses if value <= EQUIVALENT_LOSS_RATIO * least_loss]
-    return replace(noise, variance=max(equivalent))
+    kappa = max(equivalent)
+    if isinstance(loss, LogLoss) and noise.trials:
+        factor = math.sqrt(noise.variance / kappa)
+        kappa *= min(max(factor, 1 / MAX_REFINEMENT), MAX_REFINEMENT)
+    return replace(noise, variance=kappa)
 
 
 def losses_by_kappa(
@@ -123,8 +141,9 @@ def losses_by_kappa(
 ) -> list[tuple[float, float]]:
     """Return each kappa, from the largest, with its mean held-out loss.
 
-    The list ends before the first loss that is not finite, and is empty if there are too few rows.
-    For the parameters, see `loss_noise`.
+    The list ends before the first loss that is not finite, or when the losses grow
+    (`MAX_KAPPAS_AFTER_LEAST`). It is empty if there are too few rows. For the parameters, see
+    `loss_noise`.
     """
     if len(rows.Y) < RIDGE_FOLDS:
         return []
@@ -136,13 +155,18 @@ def losses_by_kappa(
         exact = exact and isinstance(loss, Quantile)
         paths = [_BoundedPath(loss.at(math.inf), rows, fitted, exact) for fitted in parts]
     losses: list[tuple[float, float]] = []
-    scale = float(rows.K.diagonal().mean())
+    scale, least_loss, n_after_least = float(rows.K.diagonal().mean()), math.inf, 0
     for exponent in KAPPA_EXPONENTS:
         kappa = scale * 10.0**exponent
         held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.score_w.sum()
         if not math.isfinite(held_out):
             break
         losses.append((kappa, float(held_out)))
+        least_loss = min(least_loss, held_out)
+        is_worse = held_out > EQUIVALENT_LOSS_RATIO * least_loss
+        n_after_least = n_after_least + 1 if is_worse else 0
+        if n_after_least == MAX_KAPPAS_AFTER_LEAST:
+            break
     return losses
 
 

@@ -13,7 +13,14 @@ from streamkern.losses.base import Loss
 from streamkern.losses.errors import Huber, Quantile
 from streamkern.losses.log_loss import LogLoss
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.train.setup.loss_ridge import RIDGE_FOLDS, LossRows, loss_noise
+from streamkern.train.setup import loss_ridge
+from streamkern.train.setup.loss_ridge import (
+    KAPPA_EXPONENTS,
+    RIDGE_FOLDS,
+    LossRows,
+    loss_noise,
+    losses_by_kappa,
+)
 
 LOSSES: dict[str, Loss] = {
     "log_loss": LogLoss(),
@@ -99,6 +106,32 @@ def _minimised(loss: Loss, z: np.ndarray, errors: np.ndarray, Y: np.ndarray) -> 
     h, size = np.asarray(loss.width), np.abs(errors)
     ramp = np.where(size < h, errors**2 / (4 * h) + h / 4, size / 2)
     return (ramp + (0.5 - np.asarray(loss.quantile)) * errors).sum(axis=1)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_search_ends_after_least_loss_and_finds_same_ridge(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = noisy_rows(name, 1.0)
+    actual = loss_noise(LOSSES[name], rows, NO_NOISE).variance
+    n_tried = len(losses_by_kappa(LOSSES[name], rows))
+    monkeypatch.setattr(loss_ridge, "MAX_KAPPAS_AFTER_LEAST", math.inf)
+    assert n_tried < len(losses_by_kappa(LOSSES[name], rows)) == len(KAPPA_EXPONENTS)
+    assert loss_noise(LOSSES[name], rows, NO_NOISE).variance == actual
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("factor", "change"), [(4.0, 2.0), (0.25, 0.5), (1e4, math.sqrt(10)), (0.0, math.sqrt(0.1))]
+)
+def test_noise_of_squares_refines_ridge_of_log_loss_only(
+    name: str, factor: float, change: float
+) -> None:
+    rows = noisy_rows(name, 1.0)
+    kappa = loss_noise(LOSSES[name], rows, NO_NOISE).variance
+    squares = Noise(variance=factor * kappa, trials=[(factor * kappa, 1.0)])
+    expected = kappa * change if name == "log_loss" else kappa
+    assert loss_noise(LOSSES[name], rows, squares).variance == pytest.approx(expected)
 
 
 def test_too_few_rows_keep_noise_of_squares() -> None:
