@@ -261,7 +261,7 @@ class _LeftOut:
         """Return the inverse of the lower Cholesky factor of A; None if A has none."""
         A = self.K.copy()
         add_to_diagonal(A, relative * self.scale)
-        if not self.backend.cholesky(A):
+        if not self.backend.cholesky(A, keep_upper=True):  # only the lower part is read
             return None
         return self.backend.inverse_lower(A)
 

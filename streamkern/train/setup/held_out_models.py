@@ -290,14 +290,14 @@ class HeldOutProblem:
         if norm is None:
             A = G.astype(dtype if ridge >= MIN_SINGLE_PRECISION_RIDGE else np.float64)
             A[diagonal, diagonal] += ridge
-            has_factor = backend.cholesky(A)
+            has_factor = backend.cholesky(A, keep_upper=True)
         else:
             trace = float(G.trace())
             for jitter in JITTERS:
                 A = ridge * norm
                 A += G
                 A[diagonal, diagonal] += jitter * trace
-                if has_factor := backend.cholesky(A):
+                if has_factor := backend.cholesky(A, keep_upper=True):
                     break
         if not has_factor:
             return None

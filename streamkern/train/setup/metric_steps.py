@@ -240,7 +240,7 @@ def error_derivatives(
         L *= root[:, None]
         L *= root
     L[xp.arange(len(L)), xp.arange(len(L))] += ridge
-    if not backend.cholesky(L):
+    if not backend.cholesky(L, keep_upper=True):  # only the lower part of L is read
         return None
 
     def solve(B: Array) -> Array:
