@@ -227,9 +227,9 @@ class TargetConverter:
         fractions = [label for label in labels if _has_fraction(label)]
         if fractions:
             raise DataError(
-                f"the labels of {location} are numbers, such as {fractions[0]}",
-                f"class labels are integers or text; pass {mention('targets', 'values')} for "
-                "regression",
+                f"the labels of {location} are numbers with fractions, such as {fractions[0]}",
+                "class labels are integers or text; for regression, use KernelRegressor, or ingest "
+                f"with {mention('targets', 'values')}",
             )
 
     def _values(self, block: RawBlock) -> NDArray[Any]:

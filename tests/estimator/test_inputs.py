@@ -143,12 +143,13 @@ def test_remedies_for_a_relation_of_duckdb_work() -> None:
         sk.KernelRegressor(**FAST).fit(eval(code.replace("...", name), {"X": relation}), y)
 
 
-def test_unique_names_need_explicit_category_dtype() -> None:
+def test_unique_names_are_left_out_unless_they_are_a_category() -> None:
     X = pd.DataFrame({"name": [f"n{k}" for k in range(120)], "b": np.arange(120.0)})
-    with pytest.raises(
-        DataError, match=r'or make it categorical \(X.astype\(.*"category"}\), X.drop'
+    with pytest.warns(
+        UserWarning, match=r'it is left out: .*\(X.drop\(.*\) or X.astype\(.*"category"'
     ):
-        sk.KernelRegressor(**FAST).fit(X, X["b"])
+        model = sk.KernelRegressor(**FAST).fit(X, X["b"])
+    assert model.report_["encoder"]["name"] == "left out"
     model = sk.KernelRegressor(**FAST).fit(X.astype({"name": "category"}), X["b"])
     assert "120 words" in model.report_["encoder"]["name"]
 

@@ -237,7 +237,9 @@ def test_another_target_among_true_and_false_is_refused(cut: int, other: str) ->
 @pytest.mark.parametrize("labels", [["1.5", "2"], ["2", "3", "-0.5"]])
 def test_fractions_are_no_classes_in_any_file(tmp_path: Path, labels: list[str]) -> None:
     """Check that a CSV follows the rule of floats."""
-    with pytest.raises(DataError, match=r"labels of .*t.csv are numbers, such as .*'values'"):
+    with pytest.raises(
+        DataError, match=r"labels of .*t.csv are numbers with fractions, .*'values'"
+    ):
         ingest(
             write_targets(tmp_path / "t.csv", labels * 30), tmp_path / "a", y="t", targets="classes"
         )

@@ -81,7 +81,7 @@ def label_cases() -> list[Case]:
         ("write all of them as true or false, or all as numbers",
          csv_targets("true", "0", targets="values"), csv_targets("true", "false", targets="values"),
          csv_targets("1", "0", targets="values")),
-        ("are numbers, such as 1.5.*pass targets='values' for regression",
+        ("are numbers with fractions, such as 1.5.*or ingest with targets='values'",
          csv_targets("1.5", "2", targets="classes"), csv_targets("1.5", "2", targets="values")),
         ("pass targets='values' for regression", targets(Y, targets="classes"),
          targets(Y, targets="values")),

@@ -317,9 +317,8 @@ class GeneratorSource(BaseSource):
         n_totals = 1 if self.classes is None else self.n_outputs
         are_numbers = totals.dtype.kind in "iuf" and bool(np.isfinite(totals).all())
         if len(totals) != n_totals or not (are_numbers and (totals >= 0).all() and totals.any()):
-            shape_text = (
-                "one number" if self.classes is None else f"{n_totals} numbers, one for each class"
-            )
+            one_each = f"{n_totals} numbers, one for each class"
+            shape_text = "one number" if self.classes is None else one_each
             raise ConfigError(
                 f"weight_totals={weight_totals!r} of generator {self.name} must be {shape_text}, "
                 "0 or above and not all 0; give the sums of the sample weights of an epoch"
@@ -357,23 +356,20 @@ class GeneratorSource(BaseSource):
         start, stop = self.unit_bounds(u)
         location = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
         if self._first_rows is None:
-
-            def make_rows(start: int, stop: int) -> Any:
-                return self._call_function(seed, epoch, start, stop, location)
-
-            self._first_rows = check_repeatable(make_rows, start, stop, self.n_rows, location)
+            self._first_rows = check_repeatable(
+                lambda start, stop: self._call_function(seed, epoch, start, stop, location),
+                start, stop, self.n_rows, location,
+            )  # fmt: skip
         arrays = self._call_function(seed, epoch, start, stop, location)
         if self._first_rows is not None:
             self._first_rows.check_kept()
         n_rows = stop - start
         if not isinstance(arrays, tuple | list):
-            kind = type(arrays).__name__
-            raise DataError(f"{location} returned a {kind}", "return a tuple of arrays")
+            problem = f"{location} returned a {type(arrays).__name__}"
+            raise DataError(problem, "return a tuple of arrays")
         if len(arrays) != 2 + self.weighted:
-            raise DataError(
-                f"{location} returned {len(arrays)} arrays",
-                "return (X, y, w) with weight_totals, and (X, y) without",
-            )
+            problem = f"{location} returned {len(arrays)} arrays"
+            raise DataError(problem, "return (X, y, w) with weight_totals, and (X, y) without")
         X, y, *w = (
             np.asarray(without_mask(array, name, f" of {location}"))
             for array, name in zip(arrays, "Xyw", strict=False)

@@ -356,6 +356,8 @@ def test_steps_after_direct_solution_use_random_order() -> None:
     np.testing.assert_allclose(model.fit(X, y).predict(X), values, atol=1e-3)
 
 
+# The kept kernel is far from the best one for rows of another scale.
+@pytest.mark.filterwarnings("ignore:training diverged in its last")
 def test_open_settings_keep_found_values() -> None:
     X, y = smooth_rows(200)
     parts = ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]
