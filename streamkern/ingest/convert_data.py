@@ -125,12 +125,15 @@ class ConvertedData(NamedTuple):
         expected : names of the targets of earlier data; empty if they had none
 
         Raises DataError if the targets have some of the expected names and others. Targets without
-        names, or with other names only, are taken by their position.
+        names, or with other names only, are taken by their position, and so are whole numbers as
+        names, which count the columns, unless they are those expected.
         """
         names = tuple(self.names or ())
         if len(names) < 2 or names == tuple(expected) or not {*names} & {*expected}:
             return self
         if len(names) != len(expected) or {*names} != {*expected}:
+            if all(isinstance(name, int | np.integer) for name in (*names, *expected)):
+                return self
             raise DataError(
                 f"the targets are called {some(names)}, but were called {some(expected)} in the "
                 "training data",

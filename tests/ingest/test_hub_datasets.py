@@ -107,7 +107,7 @@ def test_unique_hub_texts_alone_are_refused() -> None:
     ]
     data = hub_datasets.dataset(hub_datasets.features(text=datasets.Value("string")), text=texts)
     with (
-        pytest.warns(UserWarning, match=r"'text' of X has 120 .* left out.*X.remove_columns"),
+        pytest.warns(UserWarning, match=r"'text' has 120 .* left out.*X.remove_columns"),
         pytest.raises(DataError, match=r"no column is left .* turn texts into numbers"),
     ):
         KernelClassifier(**SMALL).fit(data, "label")

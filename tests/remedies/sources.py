@@ -125,8 +125,6 @@ def function_cases() -> list[Case]:
         ("failed for .*ZeroDivisionError.*correct the function", generated(lambda k: 1 // 0),
          valid),
         ("return a tuple of arrays", generated(lambda k: np.ones((k, 3))), valid),
-        ("weights of an epoch sum to 60; give 60",
-         generated(lambda k: (*ones(k), np.ones(k)), weight_totals=[N / 2]), weighted),
         (r"return \(X, y, w\) with weight_totals", generated(ones, weight_totals=[60.0]), weighted),
         (r"give \(60, 3\) float64, or correct row_shape=",
          generated(lambda k: (np.ones((k, 2)), np.ones(k))), valid),

@@ -39,7 +39,7 @@ class Case(NamedTuple):
 VALUES = ("--targets", "values")
 NAMED = [f"c{i}" for i in range(31)]
 CASES = [
-    Case("airports.csv", "latitude", "'name'", ("--drop", "iata,name,city")),
+    Case("airports.csv", "latitude", None, ("--drop", "iata,name,city")),
     Case("iowa-electricity.csv", "net_generation", "targets='values'", VALUES),
     Case("la-riots.csv", "age", "drop_missing_targets",
          ("--drop-missing-targets", "--drop", "first_name,last_name,address", *VALUES)),

@@ -10,14 +10,15 @@ from typing import NamedTuple
 from streamkern.basics.message import mention
 from streamkern.ingest.tables.numbers import (
     csv_note,
-    is_number,
     notation_text,
     other_notation,
     share_a_unit,
 )
 from streamkern.ingest.tables.scan import Column
 
-_MAX_WORDS_WITH_UNIT = 40  # distinct words such as "5 kg" up to which they may be categories
+_MAX_WORDS_WITH_UNIT = (
+    40  # distinct words such as "5 kg" up to which they may be categories without other numbers
+)
 
 _DATE_FORMATS = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m",
@@ -66,6 +67,11 @@ class ColumnRemedies(NamedTuple):
         names = {name for ambiguity in ambiguities for name in ambiguity.remedies}
         texts = (text for name, text in self._asdict().items() if name in names)
         return f"({', '.join(dict.fromkeys(filter(None, texts)))})"
+
+    @property
+    def choices(self) -> str:
+        """The remedies that drop a column or make it categorical."""
+        return "; or ".join(filter(None, (self.drop, self.categorical)))
 
     def with_date_format(self, name: str, texts: Sequence[str]) -> str:
         """Return the remedy that gives the format of a column of dates, some of them `texts`."""
@@ -135,8 +141,7 @@ def describe_ambiguity(
     if kind != "category":
         return None
     # Words that may be numbers or dates.
-    words = [word for word in column.example_words if not is_number(word)]
-    text_ambiguity = _describe_text_ambiguity(column, words, remedies)
+    text_ambiguity = _describe_text_ambiguity(column, list(column.example_words), remedies)
     are_codes = text_ambiguity is None and column.consists_of_codes()
     if column.has_numbers_and_words and not are_codes:
         assert column.first_number is not None
@@ -196,7 +201,8 @@ def _describe_text_ambiguity(
             f"{name!r} holds numbers like {word[:40]!r}, {notation_text(notation)}: write them "
             f"with a point and nothing around them{csv_note(word)}, or call it categorical",
         )
-    if len(words) > _MAX_WORDS_WITH_UNIT and share_a_unit(words):
+    max_with_unit = 0 if column.has_numbers_and_words else _MAX_WORDS_WITH_UNIT
+    if len(words) > max_with_unit and share_a_unit(words):
         return Ambiguity(
             f"{name!r} holds numbers like {words[0][:40]!r}, with a unit: write them without, "
             "or call it categorical",

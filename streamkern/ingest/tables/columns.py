@@ -178,11 +178,16 @@ class KnownWords(ColumnCode):
 
 @dataclass(frozen=True)
 class OneHot(KnownWords):
-    """One feature for each word; an unknown word sets none of them."""
+    """One feature for each word; an unknown word sets none of them.
+
+    Without known words, only the missing cells of the column have a feature.
+    """
 
     kind: ClassVar[str] = "one-hot"
 
     def description(self) -> str:
+        if not self.known:
+            return "no words"
         return f"{len(self.known)} words: {some([word[:40] for word in self.known])}"
 
     def _features(self) -> Iterator[str]:

@@ -141,7 +141,7 @@ class UnknownWords:
         Also warn of columns without any word that had one in every training row.
         """
         for code, (unknown, n_words) in zip(self._codes, self._counts.tolist(), strict=True):
-            if 2 * unknown > n_words:
+            if code.known and 2 * unknown > n_words:
                 warn(
                     f"column {code.name!r} of {location} has words in {n_words:,} rows, of which "
                     f"{unknown:,} did not occur in training and carry no information; are they "

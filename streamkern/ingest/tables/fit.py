@@ -1,4 +1,4 @@
-"""Fit the encoder of a table in one pass over its rows, in bounded memory.
+"""Fit the encoder of a table in a pass over its rows, or two, in bounded memory.
 
 All sums are accumulated row by row, or in pieces of fixed length, so the encoder does not depend on
 the memory, the file format or the number of files.
@@ -121,7 +121,7 @@ def fit(
                     block, targets(block), declared, seed, missing_markers, reader.has_types, mixed
                 )
             scan.add(block, wrong_cell_remedy)
-            if progress is not None:
+            if progress is not None and not mixed:
                 progress("look", scan.n_rows, reader.n_rows)
         if scan is None or not scan.n_rows:
             raise DataError("the input has no rows", "give at least one")
@@ -257,12 +257,17 @@ class _TableScan:
             elif kind != "category":
                 codes.append(_number_or_date(column, kind))
             elif column.says_little(MAX_ONE_HOT) and not self._helps(column, remedies):
-                left_out.append(column.name)
+                if column.n_missing:
+                    codes.append(OneHot(column.name, column.n_missing, ()))
+                else:
+                    left_out.append(column.name)
             else:
                 code, means = self._category(column)
                 codes.append(code)
                 if means is not None:
                     fold_means[code.name] = means
+                if column.has_numbers_and_words and not column.says_little(MAX_ONE_HOT):
+                    self._warn_of_mixed(column, remedies)
         if not codes:
             raise DataError(
                 "no column is left as a feature, because all are empty or have words that hardly "
@@ -276,21 +281,34 @@ class _TableScan:
         """Return whether a column whose words hardly repeat can help, and warn of it.
 
         It can if a tenth of its rows repeat words of other rows, and it is encoded by mean targets.
-        Hashed, or one-hot encoded, its words would be noise.
+        Hashed, or one-hot encoded, its words would be noise; only missing cells are then encoded.
         """
         words = column.words
         assert words is not None
         has_means = not words.too_many and bool(self._outputs())
         helps = has_means and words.n_words <= MOST_WORDS_PER_ROW * words.n_seen
-        use = "is encoded by the mean target of each word" if helps else "is left out"
-        ways = " ".join(filter(None, (remedies.drop, "or", remedies.categorical)))
+        if helps:
+            use = "it is encoded by the mean target of each word"
+        else:
+            use = "its words are left out" if column.n_missing else "it is left out"
+        n_words = min(words.n_words, words.n_seen)  # an estimate if there are too many
+        about = "about " if words.too_many and n_words < words.n_seen else ""
         warn(
-            f"column {column.name!r} of {self._location} has {words.n_words:,} different words in "
-            f"{words.n_seen:,} rows, which say little about new rows; it {use}: to decide it "
-            "yourself, drop the column, make it categorical, or turn its texts into numbers "
-            f"({ways})"
+            f"column {column.name!r} has {about}{n_words:,} different words in {words.n_seen:,} "
+            f"rows, which say little about new rows; {use}: to decide it yourself, drop the "
+            f"column, make it categorical, or turn its texts into numbers ({remedies.choices})"
         )
         return helps
+
+    def _warn_of_mixed(self, column: Column, remedies: ColumnRemedies) -> None:
+        """Warn that the numbers of a column are taken as words."""
+        assert column.first_number is not None
+        assert column.first_word is not None
+        warn(
+            f"column {column.name!r} has numbers ({column.first_number[1]}) and words "
+            f"({column.first_word[1][:40]!r}), and all are taken as words: to decide it yourself, "
+            f"make it categorical, or drop it ({remedies.choices})"
+        )
 
     def _category(self, column: Column) -> tuple[ColumnCode, NDArray[np.float64] | None]:
         """Return the code of a column of words, and the means of each fold if it uses targets."""

@@ -1,4 +1,4 @@
-"""Infer the kind of a column of a table in one pass over its cells, in bounded memory.
+"""Infer the kind of a column of a table from its cells, in bounded memory.
 
 Parquet files and data frames declare the types of their columns. The columns of a CSV are text, and
 all of their cells decide: numbers if all are numbers, dates if all are dates (ISO 8601), otherwise
@@ -31,10 +31,11 @@ from streamkern.ingest.tables.key_columns import (
     warn_of_rounded_integers,
 )
 from streamkern.ingest.tables.numbers import are_codes, is_number
-from streamkern.ingest.tables.words import Words
+from streamkern.ingest.tables.words import DistinctCounter, Words
 from streamkern.store.statistics import ColumnMoments
 
 _SUMMED_ROWS = 1 << 13  # numbers summed at once
+_MIN_SHARE_OF_CODES = 0.1  # of the cells and texts of a column of integers and codes
 _MAX_EXAMPLE_WORDS = 1000  # words of a column that are checked for numbers in another notation
 COLUMN_KINDS = ("number", "category", "date")
 FirstCell = tuple[int, str] | None
@@ -125,6 +126,9 @@ class Column:
         self.first_not_a_date: FirstCell = None
         self.first_padded_number: FirstCell = None
         self._warned_of_rounding = False
+        # In a column of numbers and words:
+        self._different_numbers, self._different_words = DistinctCounter(), DistinctCounter()
+        self._has_integers_only = True
         self.example_words: dict[str, None] = {}  # the first few, even if not all words are kept
 
     def add(
@@ -158,10 +162,22 @@ class Column:
             # words, and counting their values would be slow.
             if self.first_number is None or self.is_mixed:
                 texts, codes = cells.as_words(column)
-                if self.kind is None and len(self.example_words) < _MAX_EXAMPLE_WORDS:
-                    words = self.example_words | dict.fromkeys(texts)
-                    self.example_words = dict.fromkeys(islice(words, _MAX_EXAMPLE_WORDS))
+                if self.kind is None:
+                    self._add_examples(texts)
                 self.words.add(texts, codes, folds, T)
+
+    def _add_examples(self, texts: list[str]) -> None:
+        """Keep some of the words, and count the numbers and the words of a mixed column."""
+        words = texts
+        if self.is_mixed:
+            numbers = [text for text in texts if is_number(text)]
+            words = [text for text in texts if not is_number(text)]
+            self._different_numbers.add(numbers)
+            self._different_words.add(words)
+            self._has_integers_only &= all(map(str.isdigit, numbers))
+        if len(self.example_words) < _MAX_EXAMPLE_WORDS:
+            examples = self.example_words | dict.fromkeys(words)
+            self.example_words = dict.fromkeys(islice(examples, _MAX_EXAMPLE_WORDS))
 
     def _measure_numbers(self, column: Any) -> None:
         """Measure cells that are numbers, and warn once of integers that float64 rounds."""
@@ -281,16 +297,18 @@ class Column:
         """Return whether the numbers of a mixed column are codes, as its words are.
 
         They are if there are more different words than different numbers ("4", "f" and "r"), or if
-        the numbers are integers and the words are codes, too ("PC 17599" and "113803"). Otherwise
-        the words may stand for missing values ("unknown"), or be misspelt numbers.
+        the numbers are integers, and a tenth of the cells and of their different texts are words
+        that are codes, too ("PC 17599" and "113803"). Otherwise the words may stand for missing
+        values ("unknown", "error 3"), or be misspelt numbers.
         """
-        if not self.is_mixed or self.words is None:
-            return False
-        if self.words.too_many:  # to be counted: the cells decide
-            return 2 * self.n_numbers < self.n_values
-        numbers = [word for word in self.words.index_of if is_number(word)]
-        words = [word for word in self.words.index_of if not is_number(word)]
-        return len(words) > len(numbers) or (are_codes(words) and all(map(str.isdigit, numbers)))
+        n_words, n_numbers = self._different_words.count(), self._different_numbers.count()
+        if n_words > n_numbers:
+            return True
+        are_frequent = (
+            n_words >= _MIN_SHARE_OF_CODES * (n_words + n_numbers)
+            and self.n_values - self.n_numbers >= _MIN_SHARE_OF_CODES * self.n_values
+        )
+        return are_frequent and self._has_integers_only and are_codes(list(self.example_words))
 
     def says_little(self, most_one_hot: int) -> bool:
         """Return whether hardly any word of an undeclared column of text repeats.

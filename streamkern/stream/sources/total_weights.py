@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from streamkern.basics.errors import DataError
+from streamkern.basics.warning import warn
 from streamkern.store.sample_weights import add_totals
 
 TOTAL_TOLERANCE = 0.1
@@ -42,7 +42,8 @@ class TotalWeights:
     def add(self, u: int, seed: int, epoch: int, y: np.ndarray, w: np.ndarray | None) -> None:
         """Add the targets and sample weights of unit u, or its rows if w is None.
 
-        Raises DataError if the unit completes a pass whose total differs from the declared one.
+        Warns if the unit completes a pass whose total differs from the declared one. That is no
+        error, because random weights of related rows may differ more than independent ones.
         """
         if self._is_checked:
             return
@@ -67,7 +68,7 @@ class TotalWeights:
         self._check(*pass_sums)
 
     def _check(self, rows: np.ndarray, weights: np.ndarray, squares: np.ndarray) -> None:
-        """Raise DataError if a total is wrong by more than rounding and chance explain.
+        """Warn if a total is wrong by more than rounding and chance explain.
 
         rows, weights, squares : (c,) or (1,) number of rows, and sums of w and w^2
         """
@@ -82,9 +83,9 @@ class TotalWeights:
             return
         k = int(np.argmax(is_wrong))
         of_class = "" if self._classes is None else f" for class {self._classes[k]!r}"
-        raise DataError(
+        sums = [float(f"{x:.6g}") for x in weights] if self._classes else f"{weights[0]:.6g}"
+        warn(
             f"{self._name} is {declared[k]:.6g}{of_class}, but the weights of an epoch sum to "
-            f"{weights[k]:.6g}",
-            f"give {[float(f'{x:.6g}') for x in weights] if self._classes else f'{weights[0]:.6g}'}"
-            " or, for random weights, their expectation",
+            f"{weights[k]:.6g}; a wrong total scales all weights: give {sums} or, for random "
+            "weights, their expectation"
         )

@@ -137,6 +137,8 @@ def _word_indices(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int
 
 def _encode_one_hot(graph: Graph, code: OneHot, encoder: Encoder) -> list[Traced]:
     word_index = _word_indices(graph, code, encoder, -1)
+    if not code.known:
+        return _missing_indicator(code, word_index.equals(0))
     numbers = graph.add_constant([np.arange(1, 1 + len(code.known))], np.int64)
     indicators = word_index.equals(numbers).astype(np.float64)
     return [indicators, *_missing_indicator(code, word_index.equals(0))]

@@ -163,7 +163,9 @@ def losses_by_kappa(
             break
         losses.append((kappa, float(held_out)))
         least_loss = min(least_loss, held_out)
-        is_worse = held_out > EQUIVALENT_LOSS_RATIO * least_loss
+        # The losses of few rows may rise before they fall to their minimum.
+        has_minimum = least_loss <= MAX_RELATIVE_MINIMUM * losses[0][1]
+        is_worse = has_minimum and held_out > EQUIVALENT_LOSS_RATIO * least_loss
         n_after_least = n_after_least + 1 if is_worse else 0
         if n_after_least == MAX_KAPPAS_AFTER_LEAST:
             break

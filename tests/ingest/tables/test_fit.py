@@ -289,7 +289,8 @@ def test_all_ambiguous_columns_are_reported_at_once() -> None:
 def test_numbers_among_more_different_words_are_words(step: int) -> None:
     cells = ["f", "4", "r", "4", None, "f", "4", "4"]
     arrow = pa.table({"drive": cells, "b": list(range(8))})
-    fitted = fit_table(arrow, random_targets(), step)
+    with pytest.warns(UserWarning, match=r"'drive' has numbers \(4\) and words \('f'\), and all"):
+        fitted = fit_table(arrow, random_targets(), step)
     desired = [[cell == word for word in ("4", "f", "r")] for cell in cells]
     features = encode(fitted.encoder, arrow)
     assert fitted.encoder.features[:4] == ("drive=4", "drive=f", "drive=r", "drive is missing")
@@ -315,10 +316,47 @@ TICKETS = [f"{k % 70 + 100}" if k % 3 else f"{'A/5' if k % 2 else 'PC'} {k % 40}
 def test_integers_among_codes_are_words(change: Any, is_text: bool) -> None:
     arrow = pa.table({"ticket": list(map(change, TICKETS)), "b": list(range(N))})
     if is_text:
-        assert fit_table(arrow, random_targets()).encoder.codes[0].kind == "target means"
+        with pytest.warns(UserWarning, match="all are taken as words"):
+            assert fit_table(arrow, random_targets()).encoder.codes[0].kind == "target means"
         return
     with pytest.raises(DataError, match="'ticket' mixes numbers"):
         fit_table(arrow, random_targets())
+
+
+NUMBERS_WITH_WORDS = {
+    "marker": ["unknown" if k % 5 < 3 else f"{k}.5" for k in range(2000)],
+    "grouped digits": [f"{k}" if k < 1000 else f"{k:,}" for k in range(3000)],
+    "errors": [
+        f"{'Error' if k % 3 else 'E'} {k % 8}" if k % 20 == 0 else str(k) for k in range(2000)
+    ],
+    "units": [str(k % 20) if k < 60 else f"{k} kg" for k in range(90)],
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS_WITH_WORDS)
+def test_words_that_are_no_categories_are_refused(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words_module, "MAX_WORDS", 500)
+    cells = NUMBERS_WITH_WORDS[case]
+    arrow = pa.table({"a": cells, "b": list(range(len(cells)))})
+    y = np.random.default_rng(0).normal(size=len(cells))
+    for step in (100, len(cells)):
+        with pytest.raises(DataError, match="'a' mixes numbers"):
+            fit_table(arrow, y, step)
+
+
+def test_missing_cells_of_column_left_out_have_a_feature() -> None:
+    remarks = [f"remark {k}" if k % 3 == 0 else None for k in range(N)]
+    arrow = pa.table({"remark": remarks, "b": list(range(N))})
+    with pytest.warns(UserWarning, match="134 different words in 134 rows.* words are left out"):
+        fitted = fit_table(arrow, random_targets())
+    assert fitted.encoder.features == ("remark is missing", "b")
+    assert fitted.encoder.dropped == ()
+    mark = encode(fitted.encoder, arrow)[:, 0]
+    np.testing.assert_array_equal(mark == mark[0], [remark is not None for remark in remarks])
+    new = pa.table({"remark": ["another", None], "b": [1, 2]})
+    np.testing.assert_array_equal(encode(fitted.encoder, new)[:, 0], [mark[0], mark[1]])
 
 
 @pytest.mark.parametrize("step", [7, N])
@@ -336,7 +374,7 @@ def test_words_that_hardly_repeat_give_warning(
     cells: list[str], y: np.ndarray, use: str, step: int
 ) -> None:
     arrow = pa.table({"key": cells, "b": list(range(N))})
-    with pytest.warns(UserWarning, match=rf"'key' of t\.csv has .* different words.* {use}"):
+    with pytest.warns(UserWarning, match=rf"column 'key' has .* different words.* {use}"):
         encoder = fit_table(arrow, y, step).encoder
     assert encoder.dropped == (("key",) if use == "left out" else ())
     fit_table(arrow, y, step, declared=ColumnDeclarations(categorical=("key",)))  # no warning

@@ -120,6 +120,26 @@ def test_search_ends_after_least_loss_and_finds_same_ridge(
     assert loss_noise(LOSSES[name], rows, NO_NOISE).variance == actual
 
 
+def test_search_continues_while_losses_rise_before_their_minimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, curve = noisy_rows("huber", 1.0), [1.79, 1.84, 2.06, 1.82, 1.5, 1.8, 2.0, 2.2]
+
+    class Path:
+        """A path of fits whose held-out losses are those of the curve."""
+
+        def __init__(self, *_arguments: object) -> None:
+            self._losses = iter(curve)
+
+        def held_out_loss(self, _kappa: float) -> float:
+            return next(self._losses)
+
+    monkeypatch.setattr(loss_ridge, "_BoundedPath", Path)
+    losses = losses_by_kappa(LOSSES["huber"], rows)
+    assert len(losses) == 7  # two after the minimum
+    assert loss_noise(LOSSES["huber"], rows, NO_NOISE).variance == losses[4][0]
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(
     ("factor", "change"), [(4.0, 2.0), (0.25, 0.5), (1e4, math.sqrt(10)), (0.0, math.sqrt(0.1))]
