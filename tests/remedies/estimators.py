@@ -298,7 +298,8 @@ def row_cases() -> list[Case]:
     pairs = pd.Series([(1.0, 2.0)] * N)
     of_function = regressor(transforms=[doubled], run_dir="with_function").fit(X, Y)
     numbers.assign(fare=np.abs(Y)).to_csv("fractions.csv", index=False)
-    sk.ingest_store("fractions.csv", "fractions.zarr", y="fare", targets="classes")
+    numbers.assign(fare=np.where(LABELS == "up", "1.5", "a")).to_csv("versions.csv", index=False)
+    sk.ingest_store("versions.csv", "versions.zarr", y="fare", targets="classes")
     sk.ingest_store(X, "other.zarr", y=np.where(LABELS == "up", "up", "new"))
     sk.ingest_store(X, "same.zarr", y=LABELS[::-1])
     pd.DataFrame(X[:, :2], columns=["a", "fare"]).to_csv("blanks.txt", sep=" ", index=False)
@@ -380,9 +381,12 @@ def row_cases() -> list[Case]:
          lambda: several.predict(dask.array.from_array(X)).to_zarr("several.zarr")),
         ("leave interval out", lambda: classes.predict(X, interval=0.5, out="sets.csv"),
          lambda: classes.predict(X, out="sets.csv")),
-        ("use KernelRegressor, or ingest the rows with targets='classes'",
+        ("for regression, use KernelRegressor, or ingest with targets='values'",
          fit_classes("fractions.csv", "fare"),
-         lambda: (regressor().fit("fractions.csv", "fare"), classifier().fit("fractions.zarr"))),
+         lambda: (regressor().fit("fractions.csv", "fare"),
+                  sk.ingest_store("fractions.csv", "f.zarr", y="fare", targets="values"))),
+        ("use KernelRegressor, or ingest the rows with targets='classes'",
+         fit_classes("versions.csv", "fare"), lambda: classifier().fit("versions.zarr")),
         ("must be a fitted KernelRegressor or KernelClassifier, or a run directory",
          lambda: sk.evaluate(3, X, Y),
          lambda: (sk.evaluate("run", X, Y), sk.evaluate(classes, X, LABELS))),
