@@ -146,7 +146,7 @@ def test_remedies_for_a_relation_of_duckdb_work() -> None:
 def test_unique_names_are_left_out_unless_they_are_a_category() -> None:
     X = pd.DataFrame({"name": [f"n{k}" for k in range(120)], "b": np.arange(120.0)})
     with pytest.warns(
-        UserWarning, match=r'it is left out: .*\(X.drop\(.*\) or X.astype\(.*"category"'
+        UserWarning, match=r'it is left out: .*\(X.drop\(.*\); or X.astype\(.*"category"'
     ):
         model = sk.KernelRegressor(**FAST).fit(X, X["b"])
     assert model.report_["encoder"]["name"] == "left out"
