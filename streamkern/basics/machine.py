@@ -21,7 +21,8 @@ def available_cpus() -> int:
 def available_memory() -> int:
     """Return the bytes of host memory that this process can still allocate.
 
-    This is the minimum of the limits of the kernel, the control group and the process.
+    This is the minimum of the memory that the kernel reports as available, of the memory left to
+    the container (control groups v2, at ``/sys/fs/cgroup``), and of the limits of the process.
     """
     free_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
@@ -95,7 +96,9 @@ _BYTES_PER_THREAD = (8 + 64) << 20
 
 
 def _address_space_left() -> float:
-    """Return the bytes left within RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``), or inf.
+    """Return the bytes left within RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``).
+
+    A reserve for the threads is subtracted. Inf if there is no limit, or it is unknown.
 
     If an allocation exceeds them, some libraries do not raise an error: OpenBLAS retries forever.
     """

@@ -5,8 +5,8 @@ A new selector is a subclass of `CenterSelector` in a module of its own, and an 
 
 1. `check`, with the source of the rows
 2. `plan`, before memory is reserved
-3. `choose`, or `rows` where rows are needed and not only their numbers
-4. `refine`, if `plan` returned a `Selection`
+3. `choose`, or `rows` if the rows themselves are needed
+4. `refine`, if `plan` returned a `Selection`: it computes the centers from the chosen rows
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class CenterWork:
     p : number of centers.
     seed : seed of all random numbers.
     kernel, backend, precision, grid : as for `KernelOperator`.
-    batches : function (n, batch_size) that yields n transformed rows of the stream, in arrays
-        (m, d). After the last row of an epoch the next epoch begins.
+    batches : function (n, batch_size) that yields n stored rows, without augmentation but scaled,
+        in shuffled arrays (m, d). After a pass over all rows the next pass begins.
     """
 
     p: int

@@ -119,10 +119,10 @@ def card_text(model: Any, name: str) -> str:
 def _held_out_figures(model: Any) -> Iterator[tuple[str, str, float]]:
     """Yield (description of the rows, metric, value) of the finite figures of held-out rows.
 
-    For quantiles and expectiles the squared error and R2 are left out, because these losses do not
-    estimate means.
+    The squared error and R2 of losses whose minimum is no mean are left out.
     """
-    misleading_metrics = ("mse", "r2") if model.loss in ("quantile", "expectile") else ()
+    is_no_mean = model.loss in ("quantile", "expectile", "absolute_error")
+    misleading_metrics = ("mse", "r2") if is_no_mean else ()
     for prefix, rows in _HELD_OUT_ROWS.items():
         for key, value in model.report_.items():
             metric = key.removeprefix(prefix)

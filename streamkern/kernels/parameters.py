@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
+import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
@@ -27,12 +27,8 @@ _FOREIGN_NAMES = {
 def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
     """Return a finite number above 0 (or 0 with `zero`) as a float; otherwise raise ConfigError."""
     is_real = isinstance(value, int | float | np.integer | np.floating)
-    if not (
-        is_real
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and (value > 0 or (zero and value == 0))
-    ):
+    is_number = is_real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if not is_number or value < 0 or (value == 0 and not zero):
         rule = "a finite number, 0 or above" if zero else "a finite number above 0"
         raise ConfigError(f"{name}={value!r} must be {rule}", f"correct {name}")
     return float(value)
@@ -77,7 +73,9 @@ def check_names(
         for name in values:
             if name not in allowed:
                 remedy = _FOREIGN_NAMES.get(name)
-                if remedy is None or ("bandwidth" in remedy and "bandwidth" not in allowed):
+                # The advice names one of these two, or other kernels.
+                named = next((n for n in ("bandwidth", "c0") if remedy and n in remedy), None)
+                if remedy is None or (named is not None and named not in allowed):
                     remedy = f"it takes {', '.join(allowed)}"
                 raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {remedy}")
         init(self, *args, **values)

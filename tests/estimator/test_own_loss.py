@@ -35,7 +35,7 @@ LOG_COSH_REFERENCE = "tests.losses.own_losses:LogCosh"
 def mean_log_cosh(predicted: np.ndarray, width: float) -> float:
     """Return the mean LogCosh(width) loss of predictions of Y."""
     r = (predicted - Y) / width
-    return float(np.mean(width**2 * (np.logaddexp(r, -r) - np.log(2))))  # logaddexp: log cosh r
+    return float(np.mean(width**2 * (np.logaddexp(r, -r) - np.log(2))))  # log cosh r
 
 
 def test_user_loss_is_robust_to_outliers() -> None:

@@ -54,14 +54,16 @@ class RunFacts:
     sizes : the sizes chosen for the run, from run.json
     versions : versions of streamkern and its dependencies, from run.json
     setup : meta data of the setup; empty if there is none yet
-    n_setup_centers : number of centers in the setup
+    n_setup_centers : number of centers in the setup; None without a setup
     steps : steps that have a checkpoint
     history : the events and curves of the log
-    progress : number of samples, steps and epochs, by "samples", "step" and "epoch"; in the log
-        while a process works on the run, otherwise in the newest checkpoint
-    figures : metrics on data that is not trained on, at the same position
-    start_time : time of the first record, in UTC; None without records
-    last_seen : time of the newest record, in UTC; None without records
+    progress : number of samples, steps and epochs, by "samples", "step" and "epoch"; of the newest
+        record while a process works on an unfinished run, otherwise of the newest checkpoint
+    figures : newest metrics on data that is not trained on; in the first case from the log, if it
+        has any, otherwise from the checkpoint
+    start_time : earliest time of the log, the setup and the newest checkpoint, in UTC; None if
+        there are none
+    last_seen : latest of these times
     notes : messages on damaged files
     columns : permutation importances of the columns, if measured
     test : path or URL of the test data

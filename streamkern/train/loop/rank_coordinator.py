@@ -1,7 +1,9 @@
 """Coordinate the ranks of a run, so that they synchronise, end and resume at the same step.
 
-All ranks have the same weights and losses, and make the same decisions from them. Decisions that
-depend on a clock, a signal or the figures of rank 0 are broadcast from rank 0.
+All ranks have the same losses, and the same weights unless these are sharded, and make the same
+decisions from them. Decisions that depend on a clock, a signal or the figures of rank 0 are
+broadcast from rank 0. Between steps, sums over rows are gathered, rank 0 tells the others whether
+to save or to end the run, and timings are exchanged for the log.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from streamkern.stream.meter import three_digits
 from streamkern.train.loop.step_loop import StepLoop
 
 GATHER_INTERVAL_STEPS = 32
-"""Interval, in steps of an epoch, at which partial sums over rows are summed over the ranks."""
+"""Partial sums over rows are summed over the ranks after each step of the run whose number is a
+multiple of this, at the end of an epoch, and before evaluations and checkpoints at set steps."""
 
 AGREEMENT_INTERVAL_S = 0.1
 """Seconds between two broadcasts of whether the run is saved or ended. They are at most
@@ -130,7 +133,7 @@ class RankCoordinator:
         if stops:
             self._stop.requested_by = self._stop.requested_by or "rank 0"
             self._stop.check()
-        return reason or ("rank 0 has ended it" if ends else None), bool(saves)
+        return (reason or "rank 0 has ended it") if ends else None, bool(saves)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps. Collective."""

@@ -6,8 +6,8 @@ its best ridge costs a few factorisations of its kernel matrix. The search for e
 the optimum of the kernel before it.
 
 A kernel that needs almost no ridge is useful only if the solver converges for that ridge. One epoch
-of steps with a truncated preconditioner does not. Errors are therefore computed with a ridge no
-smaller than `Method.min_penalty` allows.
+of steps with a truncated preconditioner does not. Errors are therefore computed with a ridge of at
+least `Method.min_penalty`, to the nearest power of ten.
 
 The run has more rows than are examined here. It needs a narrower kernel, and with a wide smooth
 kernel its rows cannot be distinguished in float32. Of the bandwidths with about the least error,
@@ -56,7 +56,8 @@ MIN_BANDWIDTH_LOG2, MAX_BANDWIDTH_LOG2 = -6, 4
 Features that are integer codes, such as postcodes, need narrow kernels. With much narrower ones,
 float32 no longer recognises equal rows."""
 KERNEL_ROWS, MIN_KERNEL_ROWS = 512, 256
-"""Largest and smallest number of rows that are examined; in between, half of the rows are."""
+"""Largest and smallest number of rows that are examined; in between, half of the rows are. With
+fewer rows than the smallest number, all are."""
 KERNEL_ERROR_TOLERANCE = 0.03
 """Relative excess over the least error up to which a bandwidth, or a kernel, counts as equally
 good."""
@@ -72,7 +73,7 @@ class FoundKernel(NamedTuple):
     """A kernel, and the noise found with it.
 
     kernel : kernel with its bandwidth
-    noise : noise of the examined rows, not below the limit `Method.min_penalty`
+    noise : noise of the examined rows, at least `Method.min_penalty`, to the nearest power of ten
     factor_log2 : exponent of two of the factor of the given bandwidths, or of the median distance
     """
 

@@ -14,16 +14,15 @@ from streamkern.stream.sources.user import GeneratorSource
 ROWS = np.random.default_rng(0).normal(size=(20, 3))
 
 
-@pytest.mark.parametrize("n_rows", [1, 3, 4, 5, 20])
-@pytest.mark.parametrize("start", [0, 12])
-def test_views_and_constants_are_accepted(n_rows: int, start: int) -> None:
+@pytest.mark.parametrize(("start", "n_rows"), [(0, 4), (0, 5), (0, 20), (12, 16), (12, 20)])
+def test_views_and_constants_are_accepted(start: int, n_rows: int) -> None:
     zeros = np.zeros((20, 1))  # the same memory in each call, but it never changes
 
     def make_rows(first: int, last: int) -> tuple[Any, Any]:
-        assert 0 <= first < last <= max(n_rows, start + 4)
+        assert 0 <= first < last <= n_rows
         return ROWS[first:last], zeros[: last - first]
 
-    check_repeatable(make_rows, start, start + 4, max(n_rows, start + 4), "unit 0")
+    check_repeatable(make_rows, start, start + 4, n_rows, "unit 0")
 
 
 def test_one_buffer_for_all_calls_is_refused() -> None:
@@ -61,7 +60,7 @@ def test_rows_that_change_in_place_are_refused() -> None:
 
 
 @pytest.mark.parametrize("reuses", [True, False])
-def test_one_unit_that_overwrites_itself_in_the_next_epoch_is_refused(*, reuses: bool) -> None:
+def test_buffer_reused_in_the_next_epoch_is_refused_and_new_arrays_are_not(*, reuses: bool) -> None:
     buffer = np.empty((20, 3))
 
     def make_rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
