@@ -104,7 +104,8 @@ SolverName = Annotated[
 class SolverConfig(Table):
     """[solver]: the training method and its options.
 
-    name : the solver; "auto": "block", or "direct" if that is expected to finish sooner.
+    name : the solver; "auto": "block"; "direct" if only its arrays fit into the memory, or if both
+        fit and it is expected to finish sooner.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
     block_size : centers in a block of the preconditioner, for "block"; "auto": as many as the
         memory and the length of the run justify.

@@ -128,12 +128,19 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     least_loss = min((value for _, value in losses), default=math.inf)
     if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
         return noise
-    equivalent = [kappa for kappa, value in losses if value <= EQUIVALENT_LOSS_RATIO * least_loss]
+    equivalent = [kappa for kappa, value in losses if value <= _equivalent_limit(least_loss)]
     kappa = max(equivalent)
     if isinstance(loss, LogLoss) and noise.trials:
         factor = math.sqrt(noise.variance / kappa)
         kappa *= min(max(factor, 1 / MAX_REFINEMENT), MAX_REFINEMENT)
     return replace(noise, variance=kappa)
+
+
+def _equivalent_limit(least_loss: float) -> float:
+    """Return the largest loss that counts as equal to the least one, which a user's loss may make
+    negative."""
+    ratio = EQUIVALENT_LOSS_RATIO if least_loss >= 0 else 1 / EQUIVALENT_LOSS_RATIO
+    return ratio * least_loss
 
 
 def losses_by_kappa(
@@ -163,9 +170,10 @@ def losses_by_kappa(
             break
         losses.append((kappa, float(held_out)))
         least_loss = min(least_loss, held_out)
-        # The losses of few rows may rise before they fall to their minimum.
-        has_minimum = least_loss <= MAX_RELATIVE_MINIMUM * losses[0][1]
-        is_worse = has_minimum and held_out > EQUIVALENT_LOSS_RATIO * least_loss
+        # The losses of few rows may rise before they fall to their minimum. If a user's loss is
+        # negative, ratios do not tell a minimum.
+        has_minimum = 0 <= least_loss <= MAX_RELATIVE_MINIMUM * losses[0][1]
+        is_worse = has_minimum and held_out > _equivalent_limit(least_loss)
         n_after_least = n_after_least + 1 if is_worse else 0
         if n_after_least == MAX_KAPPAS_AFTER_LEAST:
             break

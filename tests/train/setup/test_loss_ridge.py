@@ -120,10 +120,14 @@ def test_search_ends_after_least_loss_and_finds_same_ridge(
     assert loss_noise(LOSSES[name], rows, NO_NOISE).variance == actual
 
 
+@pytest.mark.parametrize(("offset", "n_tried"), [(0.0, 7), (-5.0, len(KAPPA_EXPONENTS))])
 def test_search_continues_while_losses_rise_before_their_minimum(
-    monkeypatch: pytest.MonkeyPatch,
+    offset: float, n_tried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, curve = noisy_rows("huber", 1.0), [1.79, 1.84, 2.06, 1.82, 1.5, 1.8, 2.0, 2.2]
+    """Check a curve that rises first, also of a loss with negative values."""
+    rows = noisy_rows("huber", 1.0)
+    rises_first = [1.79, 1.84, 2.06, 1.82, 1.5, *[1.8, 2.0, 2.2] * len(KAPPA_EXPONENTS)]
+    curve = np.add(rises_first, offset) * rows.score_w.sum() / RIDGE_FOLDS
 
     class Path:
         """A path of fits whose held-out losses are those of the curve."""
@@ -136,7 +140,7 @@ def test_search_continues_while_losses_rise_before_their_minimum(
 
     monkeypatch.setattr(loss_ridge, "_BoundedPath", Path)
     losses = losses_by_kappa(LOSSES["huber"], rows)
-    assert len(losses) == 7  # two after the minimum
+    assert len(losses) == n_tried  # two after the minimum
     assert loss_noise(LOSSES["huber"], rows, NO_NOISE).variance == losses[4][0]
 
 
