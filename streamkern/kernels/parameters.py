@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
+import math
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
@@ -27,7 +27,10 @@ _FOREIGN_NAMES = {
 def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
     """Return a finite number above 0 (or 0 with `zero`) as a float; otherwise raise ConfigError."""
     is_real = isinstance(value, int | float | np.integer | np.floating)
-    is_number = is_real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    try:
+        is_number = is_real and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        is_number = False
     if not is_number or value < 0 or (value == 0 and not zero):
         rule = "a finite number, 0 or above" if zero else "a finite number above 0"
         raise ConfigError(f"{name}={value!r} must be {rule}", f"correct {name}")
