@@ -15,13 +15,14 @@ from streamkern.basics.errors import ConfigError
 _P = ParamSpec("_P")
 _FOREIGN_NAMES = {
     **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
-                    "use bandwidth="),
-    "gamma": "use bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
-             "1 / gamma for exp(-gamma |x - z|)",
-    "nu": "use Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
-    "coef0": "use c0=",
+                    ("bandwidth", "use bandwidth=")),
+    "gamma": ("bandwidth", "use bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian "
+              "exp(-gamma |x - z|^2), and 1 / gamma for exp(-gamma |x - z|)"),
+    "nu": (None, "use Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5"),
+    "coef0": ("c0", "use c0="),
 }  # fmt: skip
-"""Name of a kernel parameter in another library -> advice for an error message."""
+"""Name of a kernel parameter in another library -> the parameter that a kernel must have for the
+advice, or None, and the advice for an error message."""
 
 
 def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
@@ -75,10 +76,8 @@ def check_names(
     def checked(self: Any, /, *args: _P.args, **values: _P.kwargs) -> None:
         for name in values:
             if name not in allowed:
-                remedy = _FOREIGN_NAMES.get(name)
-                # The advice names one of these two, or other kernels.
-                named = next((n for n in ("bandwidth", "c0") if remedy and n in remedy), None)
-                if remedy is None or (named is not None and named not in allowed):
+                needed, remedy = _FOREIGN_NAMES.get(name, (None, None))
+                if remedy is None or (needed is not None and needed not in allowed):
                     remedy = f"it takes {', '.join(allowed)}"
                 raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {remedy}")
         init(self, *args, **values)

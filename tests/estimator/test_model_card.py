@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from sklearn.metrics import mean_pinball_loss
+from sklearn.metrics import mean_absolute_error, mean_pinball_loss
 
 import streamkern
 from streamkern import ConfigError, KernelClassifier, KernelRegressor, RunError
@@ -132,6 +132,16 @@ def test_model_card_of_quantiles_shows_pinball_loss(tmp_path: Path) -> None:
     assert figures["pinball_loss"] == pytest.approx(truth, rel=1e-5)
     assert not {"mse", "r2"} & figures.keys()
     assert "r2" not in text
+
+
+def test_model_card_of_medians_has_no_squared_error(tmp_path: Path) -> None:
+    model = KernelRegressor(**SMALL, loss="absolute_error")
+    model.fit(X[:150], Y[:150], test=(X[150:], Y[150:])).save(tmp_path / "a", card=True)
+    front, _ = front_matter(tmp_path / "a")
+    (result,) = front["model-index"][0]["results"]
+    figures = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    truth = mean_absolute_error(Y[150:], model.predict(X[150:]))
+    assert figures == {"mae": pytest.approx(truth, rel=1e-5)}
 
 
 def test_run_directory_and_loaded_model_write_cards(tmp_path: Path) -> None:

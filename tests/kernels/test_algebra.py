@@ -267,6 +267,7 @@ def test_kernel_names_of_other_libraries_are_accepted() -> None:
         (Gaussian, "sigma", "use bandwidth="), (Quartic, "length_scale", "use bandwidth="),
         (Gaussian, "gamma", "1 / sqrt"), (Laplace, "nu", "Matern32 or Matern52"),
         (Polynomial, "coef0", "use c0="), (Linear, "sigma", "it takes metric"),
+        (Laplace, "coef0", "it takes bandwidth"),
     ):  # fmt: skip
         with pytest.raises(TypeError, match=f"has no parameter '{name}'; .*{re.escape(remedy)}"):
             kind(**{name: 2.0})

@@ -164,6 +164,7 @@ def test_kernel_may_define_column_parameters(precision: str, kind: type[Backend]
         (lambda: Polynomial(0), "degree=0 must be a whole number between 1 and 20"),
         (lambda: Polynomial(2.5), "degree=2.5 must be a whole number"),  # type: ignore[arg-type]
         (lambda: Polynomial(2, gamma=0), "gamma=0 must be a finite number above 0"),
+        (lambda: Polynomial(2, gamma=10**400), "must be a finite number above 0"),
         (lambda: Polynomial(2, c0=-1), "c0=-1 must be a finite number, 0 or above"),
         (lambda: ReluNTK(0), "depth=0 must be a whole number between 1 and 50"),
     ],

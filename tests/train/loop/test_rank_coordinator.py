@@ -1,10 +1,11 @@
-"""Test how often ranks agree on whether they continue, which depends on the length of a step."""
+"""Test how ranks agree on whether they continue, and how often, by the length of a step."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamkern.backend.ranks import Communicator
@@ -38,6 +39,18 @@ def count_messages(
         if agreement.sync_if_due(steps, is_forced=step in at):
             agreement.agree_on_end(None)
     return ranks.sent
+
+
+class SecondRank(CountingCommunicator):
+    """Communicator of a rank that receives what rank 0, which does not end the run, sends."""
+
+    def broadcast_scalars(self, values: Any) -> np.ndarray:
+        return np.array([0.0, 0.0, 1.0, 5.0])
+
+
+def test_only_rank_0_decides_that_the_run_ends() -> None:
+    coordinator = RankCoordinator(SecondRank(), StopRequest(install=False))
+    assert coordinator.agree_on_end("its own reason", saves=False) == (None, True)
 
 
 def test_short_steps_need_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
