@@ -9,5 +9,6 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 HostArray = npt.NDArray[Any]
 """An array in host memory, of any dtype."""

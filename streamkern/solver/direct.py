@@ -28,7 +28,13 @@ from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import POSTERIOR_MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT
-from streamkern.solver.ridge_curve import MAX_COLUMNS, PROBES
+from streamkern.solver.ridge_curve import (
+    GROUPS,
+    KNOWN_ROWS,
+    MAX_COLUMNS,
+    QUADRATURE,
+    ROWS_PER_GROUP,
+)
 
 NARROW_ROWS = 4096
 """Number of rows from which the kernel matrix of all rows is factored in float32."""
@@ -44,6 +50,9 @@ REFINEMENTS = 3
 """Typical number of products with the kernel matrix that refine a solution."""
 ROUNDOFF = 2.0**-24
 """Largest relative error of a number that is rounded to float32."""
+LEAVE_ONE_OUT = "leave-one-out"
+"""Recorded if the ridge is refined by leave-one-out errors; True in runs of earlier versions, which
+used generalised cross-validation."""
 RIDGE_GROUPS = 4
 """Approximate number of different ridges of many outputs."""
 
@@ -223,7 +232,8 @@ class Direct(Method[DirectSizes]):
             tile = slab_rows * PRODUCT_COLUMNS
             add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
         if problem.finds_ridge:
-            columns = 5 * (MAX_COLUMNS + PROBES)
+            columns = 5 * (MAX_COLUMNS + GROUPS * ROWS_PER_GROUP) + QUADRATURE * MAX_COLUMNS
+            columns = max(columns, 2 * KNOWN_ROWS)  # of `conditional_variances`
             add("train", "errors of the candidate ridges", p, columns, itemsize=8)
         add("train", "kernel matrix slab", slab_rows, p, itemsize=item)
         if problem.classes:
@@ -271,7 +281,8 @@ class Direct(Method[DirectSizes]):
             problem, noise = work.problem, work.noise
             is_estimate = bool(noise.trials) and noise.exponent < MAX_NOISE_EXPONENT
             has_more_rows = noise.n_rows < problem.p
-            meta["refines_ridge"] = problem.finds_ridge and is_estimate and has_more_rows
+            refines = problem.finds_ridge and is_estimate and has_more_rows
+            meta["refines_ridge"] = LEAVE_ONE_OUT if refines else False
         return Setup({}, meta)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
@@ -290,10 +301,12 @@ class Direct(Method[DirectSizes]):
         if ridges is not None:
             ridges = work.op.backend.to_host(ridges)
         if self.takes_rows(work.sizes):
-            refines = setup.meta.get("refines_ridge", False) and ridges is None
+            criterion = setup.meta.get("refines_ridge", False)
+            refines = criterion and ridges is None
             return KernelRidgeSolver(
                 work.op, work.Z, ridge=None if refines else work.options.fixed_ridge,
-                first_ridge=work.options.fixed_ridge, ridges=ridges,
+                first_ridge=work.options.fixed_ridge,
+                leaves_rows_out=criterion == LEAVE_ONE_OUT, ridges=ridges,
                 factor_dtype=setup.meta.get("factor", "float64"), **work.solver_arguments(setup),
             )  # fmt: skip
         return DirectSolver(

@@ -56,7 +56,16 @@ from streamkern.solver.left_out import (
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
-from streamkern.solver.ridge_curve import MAX_FACTORS, apply_inverse, better_tau
+from streamkern.solver.ridge_curve import (
+    MAX_FACTORS,
+    RowGroups,
+    apply_inverse,
+    better_tau,
+    conditional_variances,
+    known_rows,
+    one_group,
+    similar_rows,
+)
 
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
@@ -82,6 +91,8 @@ class KernelRidgeSolver(EquationSolver):
     Z : points of the rows, which are the centers.
     ridge : the ridge; None: it is found by `ridge_curve`, and stored in `State.ridge`.
     first_ridge : ridge of the first factor in this search.
+    leaves_rows_out : whether the search is for the least leave-one-out error, and not for the least
+        error of generalised cross-validation, as in runs that earlier versions began.
     ridges : see `EquationSolver`.
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
     keeps_factor : whether the factor of the last equations is kept for `leave_one_out`.
@@ -93,14 +104,14 @@ class KernelRidgeSolver(EquationSolver):
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, ridge: float | None, first_ridge: float = 0.0,
-        ridges: Floats | None = None, factor_dtype: npt.DTypeLike = np.float64,
-        **solver_arguments: Any,
+        leaves_rows_out: bool = True, ridges: Floats | None = None,
+        factor_dtype: npt.DTypeLike = np.float64, **solver_arguments: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **solver_arguments)
         self.factor_dtype = np.dtype(factor_dtype)
         self.keeps_upper = self.factor_dtype == op.dtype == np.float32
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
-        self.first_ridge = first_ridge
+        self.first_ridge, self.leaves_rows_out = first_ridge, leaves_rows_out
         shape = self.max_batch, self.n_outputs
         self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
@@ -175,11 +186,28 @@ class KernelRidgeSolver(EquationSolver):
         too_small = self.jitter > self.first_jitter
         if not too_small:
             state.ridge = ridge
-        best = better_tau(self.op, L, Y, root > 0, tau, self.scale)
+        best = better_tau(self.op, L, Y, self._row_groups(root, tau), tau, self.scale)
         errors |= {trial_tau / n: error for trial_tau, error in best.errors.items()}
         if best.tau == tau or (too_small and best.tau < tau):
             return None, False
         return float(best.tau - self.jitter) / n, best.at_edge
+
+    def _row_groups(self, root: Array, tau: float) -> RowGroups:
+        """Return groups of rows whose diagonal entries of (W^1/2 K W^1/2 + tau I)^-1 are similar.
+
+        root : (n,) of W^1/2.
+        """
+        has_weight = self.backend.to_host(root > 0)
+        if not self.leaves_rows_out:
+            return one_group(self.backend, has_weight)
+        known = known_rows(len(self.Z))
+        Z, ids = self.Z[known], np.arange(len(self.Z))[known]
+        columns = self.backend.xp.empty((len(self.Z), len(Z)), self.op.dtype)
+        self.op.product(self.Z, Z, keep=columns, equal_pairs=(ids, np.arange(len(Z))))
+        columns *= root[:, None] * root[known]
+        diagonal = self.op.diagonal(self.Z) * root**2
+        variances = conditional_variances(self.backend, columns, diagonal, known, tau)
+        return similar_rows(self.backend, variances, has_weight)
 
     def _factor_with(self, L: Array, state: State, ridge: float) -> None:
         """Write the factor of the equations to L (n, n), unless L already has a usable one."""

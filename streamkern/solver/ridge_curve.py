@@ -1,24 +1,33 @@
-"""Error of kernel ridge regression as a function of the ridge, from one Cholesky factor.
+"""Leave-one-out error of kernel ridge regression as a function of the ridge, from one factor.
 
-Generalised cross-validation (Golub, Heath and Wahba 1979) is the mean squared leave-one-out error,
-with all diagonal entries of the inverse replaced by their mean. With A = K + tau I for n rows, and
-targets Y,
+With A = K + tau I for n rows, targets Y (n, c) and a = A^-1 Y, row i is predicted by the other rows
+with the error a_i / (A^-1)_ii (Rasmussen and Williams 2006, eq. 5.12). The mean squared error is
 
-    V(tau) = n |A^-1 Y|^2 / tr(A^-1)^2.
+    V(tau) = 1/n sum_i |a_i|^2 / (A^-1)_ii^2.
 
-For another tau' = tau + delta, A'^-1 = S (I + delta S)^-1 with S = A^-1, so that numerator and
-trace are quadratic forms b^T g(S) b. Lanczos steps with S, each of two substitutions with the
-factor of A, give their Gauss quadratures for all tau' at once (Golub and Meurant 2010, chapter 4):
+For another tau' = tau + delta, A'^-1 = S (I + delta S)^-1 with S = A^-1. From a vector b, Lanczos
+steps with S, each of two substitutions with the factor of A, give orthonormal Q (n, steps) and a
+tridiagonal matrix T = U diag(s) U^T, with which for all tau' at once
 
-    b^T g(S) b  ~  |b|^2 sum_k u_k^2 g(s_k)
+    A'^-1 b      ~  |b| Q U diag(g) u,    g = s / (1 + delta s),    u = U^T e_1,
+    b^T A'^-1 b  ~  |b|^2 sum_k u_k^2 g_k
 
-with the eigenvalues s_k of the tridiagonal matrix and the first entries u_k of its eigenvectors.
-The vectors b are the columns of Y for the numerator, and columns of random signs for the trace
-(Hutchinson 1989).
+(Golub and Meurant 2010, chapter 4). The columns of Y give a, and unit vectors e_i the diagonal
+entries of some rows.
+
+The entry of a row depends on how isolated it is: 1 / (A^-1)_ii is the variance of the row, in the
+Gaussian process with covariance A, if the other rows are known. Rows are therefore sorted by their
+variance if only `KNOWN_ROWS` rows are known, and divided into `GROUPS` groups. All rows of a group
+get the root mean square of the entries of `ROWS_PER_GROUP` of them.
+
+With one mean for all rows, V is generalised cross-validation (Golub, Heath and Wahba 1979), which
+ignores the errors of isolated rows: with a smooth kernel, it chose ridges with up to five times the
+leave-one-out error (docs/explanation/solver-measured.md). Only runs that earlier versions began
+still use it.
 
 In the terms of `solver.kernel_ridge`, tau is n ridge plus the jitter of the factor.
 
-Cost 4 n^2 `QUADRATURE` FLOPs per column.
+Cost 4 n^2 `QUADRATURE` FLOPs per vector.
 """
 
 from __future__ import annotations
@@ -32,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Bools, Floats, Ints
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import ProblemShape
@@ -47,8 +56,13 @@ from streamkern.solver.precondition.samples import SampleRows
 
 QUADRATURE = 8
 """Number of Lanczos steps. Measured in docs/explanation/solver-measured.md."""
-PROBES = 4
-"""Number of columns of random signs, with which the standard error of the trace is about 1 %."""
+GROUPS, ROWS_PER_GROUP = 8, 4
+"""Number of groups of rows, and rows of each group whose diagonal entries are computed."""
+KNOWN_ROWS = 512
+"""Largest number of rows that are known when rows are sorted by their variance."""
+SIGNS = 4
+"""Vectors of random signs for the trace (Hutchinson 1989) in generalised cross-validation; the
+standard error of the trace is then about 1 %."""
 MAX_COLUMNS = 8
 """Number of random combinations that replace the outputs if there are more."""
 STEPS_PER_DECADE = 4
@@ -61,7 +75,7 @@ MAX_FACTORS = 2
 """Largest number of factors in a search for tau."""
 RIDGE_TIE = 0.002
 """Largest relative excess over the least error at which a larger tau is preferred."""
-PROBE_SEED = 0
+SEED = 0
 """Seed of the random signs: equal data has the same tau in every run."""
 
 
@@ -97,13 +111,14 @@ def noise_of_more_rows(
         if rows.root is not None:
             Y *= rows.root[:, None]
         scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
-        tau, errors, has_weight = noise.variance, dict[float, float](), xp.ones(len(K), bool)
+        tau, errors, known = noise.variance, dict[float, float](), known_rows(len(K))
         for _ in range(MAX_FACTORS):
             L = K.copy()
             L[diagonal, diagonal] += tau
             if not backend.cholesky(L):
                 break
-            best = better_tau(op, L, Y, has_weight, tau, scale)
+            variances = conditional_variances(backend, K[:, known], K.diagonal(), known, tau)
+            best = better_tau(op, L, Y, similar_rows(backend, variances), tau, scale)
             errors |= best.errors
             tau = best.tau
             if not best.at_edge:
@@ -128,18 +143,89 @@ class BetterTau(NamedTuple):
     errors: dict[float, float]
 
 
+class RowGroups(NamedTuple):
+    """Groups of rows whose diagonal entries of A^-1 are about equal, and vectors that give them.
+
+    rows : indices of the rows of each group, on the host.
+    vectors : (n, k) on the device, k / len(rows) for each group in turn. The root mean square of
+        v^T A^-1 v over the vectors v of a group stands for the diagonal entries of the group.
+    """
+
+    rows: list[Ints]
+    vectors: Array
+
+
+def known_rows(n: int) -> slice:
+    """Return which of n rows are known in `conditional_variances`: every k-th, in case of an order.
+
+    They are at most half of the rows, and at most `KNOWN_ROWS`.
+    """
+    return slice(0, None, max(2, -(-n // KNOWN_ROWS)))
+
+
+def conditional_variances(
+    backend: Backend, columns: Array, diagonal: Array, known: slice, tau: float
+) -> Floats:
+    """Return the variance of each row in a Gaussian process, (n,) on the host.
+
+    The covariance is K + tau I. The known rows are given, or for a known row the others of them.
+
+    columns : (n, r) columns of K of the known rows.
+    diagonal : (n,) of K.
+    """
+    xp = backend.xp
+    L = xp.array(columns[known], np.float64)
+    index = xp.arange(len(L))
+    L[index, index] += tau
+    variances = xp.array(diagonal, np.float64) + tau
+    if backend.cholesky(L):
+        W = backend.solve_lower(L, xp.array(columns.T, np.float64, order="C"))
+        variances -= xp.einsum("ij,ij->j", W, W)
+        variances[known] = 1 / (backend.inverse_lower(L) ** 2).sum(axis=0)
+    return np.asarray(backend.to_host(variances))
+
+
+def similar_rows(backend: Backend, variances: Floats, has_weight: Bools | None = None) -> RowGroups:
+    """Return groups of rows with similar variances, which have unit vectors of some rows.
+
+    variances : (n,) of `conditional_variances`.
+    has_weight : (n,) whether a row has a weight above 0; None: all have one.
+    """
+    order = np.argsort(variances, kind="stable")
+    if has_weight is not None:
+        order = order[has_weight[order]]
+    groups = [group for group in np.array_split(order, GROUPS) if len(group)]
+    quantiles = (np.arange(ROWS_PER_GROUP) + 0.5) / ROWS_PER_GROUP
+    measured = [group[(quantiles * len(group)).astype(np.int64)] for group in groups]
+    rows = np.concatenate(measured)
+    vectors = backend.xp.zeros((len(variances), len(rows)))
+    vectors[backend.asarray(rows), backend.xp.arange(len(rows))] = 1
+    return RowGroups(groups, vectors)
+
+
+def one_group(backend: Backend, has_weight: Bools) -> RowGroups:
+    """Return one group of all rows with a weight, for generalised cross-validation.
+
+    has_weight : (n,) whether a row has a weight above 0.
+    """
+    rows = np.flatnonzero(has_weight)
+    signs = np.random.default_rng(SEED).choice([-1.0, 1.0], (len(has_weight), SIGNS))
+    signs *= has_weight[:, None] / math.sqrt(len(rows))
+    return RowGroups([rows], backend.asarray(signs))
+
+
 def better_tau(
-    op: KernelOperator, L: Array, Y: Array, has_weight: Array, tau: float, scale: float
+    op: KernelOperator, L: Array, Y: Array, groups: RowGroups, tau: float, scale: float
 ) -> BetterTau:
     """Return the tau' with the least error near tau.
 
     L : (n, n) lower factor of K + tau I.
-    Y, has_weight, tau : as in `errors_of_taus`.
+    Y, groups, tau : as in `errors_of_taus`.
     scale : size of the kernel values.
     """
     taus = taus_near(tau, smallest_tau(op, len(L), scale))
     invert = partial(apply_inverse, op.backend, L)
-    errors = errors_of_taus(op.backend, invert, Y, has_weight, tau, taus)
+    errors = errors_of_taus(op.backend, invert, Y, groups, tau, taus)
     best = largest_near_optimal(taus, errors)
     # Values below `smallest_tau` are left out. The lowest value is then no edge, as no lower value
     # may be used.
@@ -177,46 +263,59 @@ def largest_near_optimal(taus: Floats, errors: Floats) -> float:
 
 
 def errors_of_taus(
-    backend: Backend, invert: Callable[[Array], Array], Y: Array, has_weight: Array, tau: float,
+    backend: Backend, invert: Callable[[Array], Array], Y: Array, groups: RowGroups, tau: float,
     taus: Floats,
 ) -> Floats:  # fmt: skip
-    """Return the error V of each tau', (k,).
+    """Return the error V of each tau', (k,), summed over the outputs.
 
     invert : function that returns A^-1 v, (n, j) for v (n, j), with A = K + tau I.
     Y : (n, c) targets, multiplied by the square roots of the sample weights.
-    has_weight : (n,) whether a row has a weight above 0.
+    groups : rows with a weight, by their diagonal entries.
     taus : (k,) values of tau'.
     """
-    xp, rng = backend.xp, np.random.default_rng(PROBE_SEED)
-    n, c = Y.shape
-    if c > MAX_COLUMNS:
-        signs = rng.choice([-1.0, 1.0], (c, MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
+    xp = backend.xp
+    if Y.shape[1] > MAX_COLUMNS:
+        rng = np.random.default_rng(SEED)
+        signs = rng.choice([-1.0, 1.0], (Y.shape[1], MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
         Y = Y @ backend.asarray(signs)
-    probes = backend.asarray(rng.choice([-1.0, 1.0], (n, PROBES))) * has_weight[:, None]
-    B = xp.concatenate([Y, probes], axis=1)
-    squared_norms = backend.to_host((B**2).sum(axis=0))[:, None]
-    nodes, weights = _quadratures(backend, invert, B)
-    # Eigenvalues of A^-1 are at most 1 / tau; rounding may raise a node above that.
-    s = np.minimum(nodes, 1 / tau)[:, None]  # (columns, 1, steps)
-    inverse = s / (1 + (taus - tau)[:, None] * s)  # eigenvalues of A'^-1, (columns, k, steps)
-    # b^T A'^-1 b and b^T A'^-2 b for each column b of B.
-    inverse_forms, squared_inverse_forms = (
-        squared_norms * (weights[:, None] * inverse**power).sum(axis=-1) for power in (1, 2)
-    )
-    traces = inverse_forms[-PROBES:].mean(axis=0)
-    squares = squared_inverse_forms[:-PROBES].sum(axis=0)
-    return np.asarray(float(has_weight.sum()) * squares / traces**2)
+    c = Y.shape[1]
+    B = xp.concatenate([Y, groups.vectors], axis=1)
+    T, basis = _lanczos(backend, invert, B, n_kept=c)
+    s, U = np.linalg.eigh(T)
+    # Eigenvalues of A^-1 are at most 1 / tau; rounding may raise one of T above that.
+    s = np.clip(s, 0, 1 / tau)[:, None]
+    inverse = s / (1 + (taus - tau)[:, None] * s)  # of A'^-1, (columns, k, steps)
+    norms, u = backend.to_host(xp.sqrt((B**2).sum(axis=0))), U[:, 0]
+    forms = norms[:, None] ** 2 * (u[:, None] ** 2 * inverse).sum(axis=-1)  # b^T A'^-1 b
+    diagonal_squares = (
+        (forms[c:] ** 2).reshape(len(groups.rows), -1, len(taus)).mean(axis=1)
+    )  # (groups, k)
+    # Coefficients of A'^-1 y in the basis of each column y of Y, (c, k, steps).
+    coefficients = np.einsum("cst,ckt,ct->cks", U[:c], inverse[:c], norms[:c, None] * u[:c])
+    errors = np.zeros(len(taus))
+    for k, of_outputs in enumerate(backend.asarray(coefficients.transpose(1, 2, 0))):
+        a = sum(q * of_step for q, of_step in zip(basis, of_outputs, strict=True))
+        numerators = backend.to_host((a**2).sum(axis=1))
+        sums = np.array([numerators[rows].sum() for rows in groups.rows])
+        errors[k] = (sums / diagonal_squares[:, k]).sum()
+    return errors / sum(map(len, groups.rows))
 
 
-def _quadratures(
-    backend: Backend, invert: Callable[[Array], Array], B: Array
-) -> tuple[Floats, Floats]:
-    """Return nodes and weights of the Gauss quadratures of each column of B, (columns, steps)."""
+def _lanczos(
+    backend: Backend, invert: Callable[[Array], Array], B: Array, n_kept: int
+) -> tuple[Floats, list[Array]]:
+    """Return the tridiagonal matrices of Lanczos steps, and the vectors of the first columns.
+
+    B : (n, columns) vectors from which the steps start.
+    n_kept : number of columns whose orthonormal vectors are returned, (n, n_kept) of each step.
+    """
     xp, columns = backend.xp, B.shape[1]
     T = np.zeros((columns, QUADRATURE, QUADRATURE))
     q_before, beta = xp.zeros_like(B), np.zeros(columns)
     q = _normalise_columns(xp, B, xp.sqrt((B**2).sum(axis=0)))
+    basis = []
     for k in range(QUADRATURE):
+        basis.append(q[:, :n_kept].copy())
         w = invert(q) - backend.asarray(beta) * q_before
         alpha = (q * w).sum(axis=0)
         w -= alpha * q
@@ -225,8 +324,7 @@ def _quadratures(
         if k + 1 < QUADRATURE:
             T[:, k, k + 1] = T[:, k + 1, k] = beta
         q_before, q = q, _normalise_columns(xp, w, norms)
-    nodes, vectors = np.linalg.eigh(T)
-    return np.maximum(nodes, 0), vectors[:, 0] ** 2
+    return T, basis
 
 
 def _normalise_columns(xp: Any, w: Array, norms: Array) -> Array:

@@ -21,6 +21,7 @@ from streamkern.solver.base import State
 from streamkern.solver.direct import NARROW_ROWS, Direct
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.kernel_ridge import KernelRidgeSolver as Solver
+from streamkern.solver.method import Setup
 from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.online import Online
@@ -303,6 +304,42 @@ def test_auto_chooses_kernel_ridge_for_few_rows() -> None:
     )  # fmt: skip
     method, sizes, _, _ = resolve(problem, solver_settings(), 1 << 40)
     assert method.takes_rows(sizes)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ridge_has_least_leave_one_out_error(weighted: bool) -> None:
+    """Check a Gaussian kernel for a dense and a wide group of rows, some of them without weight.
+
+    The dense group hides the errors of the wide one from generalised cross-validation, whose ridge
+    has more than twice the least error.
+    """
+    rng, n = np.random.default_rng(0), 1200
+    wide = rng.random(n) < 0.5
+    X = rng.normal(size=(n, 20)) * np.where(wide, 2.0, 1.0)[:, None]
+    w = rng.choice([0.0, 0.5, 2.0], n, p=[0.1, 0.5, 0.4]) if weighted else np.ones(n)
+    model = KernelRegressor(
+        kernel="gaussian", bandwidth=9.0, metric="none", scale="none", solver="direct",
+        centers="all", precision="float64",
+    ).fit(X, wide, sample_weight=w if weighted else None)  # fmt: skip
+    root = np.sqrt(w / w.mean())[w > 0]
+    K = ref.gaussian(X, X, 9.0)[np.ix_(w > 0, w > 0)] * np.outer(root, root)
+    y = (wide - np.average(wide, weights=w))[w > 0] * root
+
+    def left_out_error(ridge: float) -> float:
+        inverse = np.linalg.inv(K + n * ridge * np.eye(len(K)))
+        return float(((inverse @ y / inverse.diagonal()) ** 2).sum())
+
+    least = min(map(left_out_error, np.geomspace(1e-8, 1e-2, 13)))
+    assert left_out_error(model.report_["ridge"]) <= 1.05 * least
+
+
+def test_runs_of_earlier_versions_keep_generalised_cross_validation() -> None:
+    case = make_case()
+    for recorded, leaves_rows_out in ((True, False), (direct.LEAVE_ONE_OUT, True)):
+        meta = {"rules": [], "batch_size": case.m, "refines_ridge": recorded}
+        solver = case.solver(Setup({}, meta))
+        assert isinstance(solver, Solver)
+        assert solver.leaves_rows_out is leaves_rows_out
 
 
 def test_stopped_run_resumes_to_same_bits(tmp_path: Path) -> None:
