@@ -134,6 +134,7 @@ class Hardware:
             entries=2 * (d + c) * kernel + beside,
             kept=2 * (d + outputs) * kernel + beside + itemsize * byte,
             swept=max(2 * c * product, itemsize * byte),
+            half_swept=max(4 * c / self.fast, 2 * byte),
             products=product,
             factors=2 * product,  # Cholesky factors and inverses: half the speed
             calls=self.call,
