@@ -6,6 +6,7 @@ They take any backend, so that they can be tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.devices import get_backend
+from streamkern.backend.half_products import half_product
 from streamkern.solver.precondition.block import SKETCH
 from tools.gpu_clock import Clock, Figures
 from tools.gpu_solver import distances
@@ -117,6 +119,19 @@ def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
     }
 
 
+def _half_factor_ms(backend: Any, p: int, c: int) -> float:
+    """Return the ms of both products with H in float16."""
+    xp, clock = backend.xp, Clock(backend)
+    H = xp.ones((p, p), np.float16)
+    g, out = (xp.ones((p, c), np.float32) for _ in range(2))
+    return sum(
+        clock.median_ms(
+            partial(half_product, backend, H, g, out, transposed=transposed, lower=True)
+        )
+        for transposed in (False, True)
+    )
+
+
 def costs(backend: Any, shape: Any = COSTS) -> Figures:
     """Return what `planning.problem` assumes of a device, by its names, to be written there.
 
@@ -126,6 +141,8 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
     ms = {mode: _kernel_parts(backend, mode, m, p, d, c) for mode in MODES}
     backend.release()
     applied = sum(_factor_parts(backend, p, c).values())
+    backend.release()
+    half_applied = _half_factor_ms(backend, p, c)
     backend.release()
     flops = 2 * m * p * d / ms["exact"]["gemm"]  # a millisecond
     exact = ms["exact"]
@@ -141,6 +158,7 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
         "DEVICE_ENTRY": round(median(entries.values())),
         "DEVICE_COLUMN": round(column, 2),
         "DEVICE_APPLY": round(applied * flops / p**2),
+        "DEVICE_HALF_APPLY": round(half_applied * flops / p**2),
         "DEVICE_POINTS": {mode: of["gemm"] / ms["exact"]["gemm"] for mode, of in ms.items()}
         | {"float64": 1.0},  # whose costs are in FLOPs of its own
         "entries": entries,
