@@ -155,8 +155,19 @@ class ElementwiseKernel:
         return kinds
 
 
+_BLOCK = "for (int t = 0; t < bx; ++t) work(t);"
+_BLOCK_AT_ONCE = """
+        std::barrier<> barrier(bx);
+        block_barrier = &barrier;
+        std::vector<std::jthread> threads;
+        for (int t = 0; t < bx; ++t) threads.emplace_back(work, t);
+"""
+
+
 class RawKernel:
     """A kernel of CUDA text, whose threads the host runs one by one.
+
+    If they wait for each other, those of a block run at the same time.
 
     Arguments whose types differ from those of the parameters, which a device would misread, do not
     compile.
@@ -188,10 +199,13 @@ static_assert(alike<{", ".join(types)}>({self.name}), "arguments of other types"
 extern "C" void run(int gx, int gy, int bx, {parameters}) {{
     gridDim = {{gx, gy}};
     blockDim = {{bx, 1}};
-    for (int y = 0; y < gy; ++y) for (int x = 0; x < gx; ++x) for (int t = 0; t < bx; ++t) {{
-        blockIdx = {{x, y}};
-        threadIdx = {{t, 0}};
-        {self.name}({names});
+    for (int y = 0; y < gy; ++y) for (int x = 0; x < gx; ++x) {{
+        auto work = [=](int t) {{
+            blockIdx = {{x, y}};
+            threadIdx = {{t, 0}};
+            {self.name}({names});
+        }};
+        {_BLOCK_AT_ONCE if host_cuda.waits(self.code) else _BLOCK}
     }}
 }}
 """

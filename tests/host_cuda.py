@@ -20,6 +20,8 @@ _SHIM = r"""
 #include <math.h>
 #define __device__
 #define __global__
+#define __shared__ static
+#define __launch_bounds__(n)
 struct Index { int x, y; };
 static thread_local Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
@@ -29,13 +31,27 @@ static float cospif(float x) { return (float)cos(3.141592653589793 * x); }
 static float sinpif(float x) { return (float)sin(3.141592653589793 * x); }
 """
 
+# Threads of a block that wait for each other. Only with these, as the headers take long to compile.
+_BARRIER = r"""
+#include <barrier>
+#include <thread>
+#include <vector>
+static std::barrier<>* block_barrier;
+static void __syncthreads() { block_barrier->arrive_and_wait(); }
+"""
+
+
+def waits(text: str) -> bool:
+    """Return whether the threads of a block wait for each other in a CUDA text."""
+    return "__syncthreads" in text
+
 
 @cache
 def library(text: str) -> ctypes.CDLL:
     """Return the library of a compiled text, with the host's stand-ins for functions of CUDA."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "text.cpp"), Path(folder, "text.so")
-        source.write_text(_SHIM + text)
+        source.write_text(_SHIM + _BARRIER * waits(text) + text)
         subprocess.run([str(COMPILER), *FLAGS, str(source), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
 

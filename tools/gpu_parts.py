@@ -6,6 +6,7 @@ They take any backend, so that they can be tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.devices import get_backend
+from streamkern.backend.half_products import half_product
 from streamkern.solver.precondition.block import SKETCH
 from tools.gpu_clock import Clock, Figures
 from tools.gpu_solver import distances
@@ -95,11 +97,13 @@ def _kernel_parts(backend: Any, mode: str, m: int, p: int, d: int, c: int) -> di
     )
     x, z = op.points(X, left=True), op.points(Z, right=True)
     K, f, g = (xp.empty(shape, np.float32) for shape in ((m, p), (m, c + SKETCH), (p, c)))
+    outputs, predictions = alpha[:, :c].copy(), xp.empty((m, c), np.float32)
     parts: dict[str, Callable[[], Any]] = {
         "points": lambda: op.points(X, left=True),
         "gemm": lambda: backend.gemm(x.left, z.right, K),
         "K and K alpha": lambda: op.product(x, z, alpha, out=f, keep=K),
         "K alpha": lambda: backend.matmul(K, alpha, f),
+        "K alpha without sketches": lambda: backend.matmul(K, outputs, predictions),
         "K.T r": lambda: backend.matmul_t(K, r, g),
     }
     return {name: clock.median_ms(work) for name, work in parts.items()}
@@ -115,6 +119,19 @@ def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
     }
 
 
+def _half_factor_ms(backend: Any, p: int, c: int) -> float:
+    """Return the ms of both products with H in float16."""
+    xp, clock = backend.xp, Clock(backend)
+    H = xp.ones((p, p), np.float16)
+    g, out = (xp.ones((p, c), np.float32) for _ in range(2))
+    return sum(
+        clock.median_ms(
+            partial(half_product, backend, H, g, out, transposed=transposed, lower=True)
+        )
+        for transposed in (False, True)
+    )
+
+
 def costs(backend: Any, shape: Any = COSTS) -> Figures:
     """Return what `planning.problem` assumes of a device, by its names, to be written there.
 
@@ -125,15 +142,23 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
     backend.release()
     applied = sum(_factor_parts(backend, p, c).values())
     backend.release()
+    half_applied = _half_factor_ms(backend, p, c)
+    backend.release()
     flops = 2 * m * p * d / ms["exact"]["gemm"]  # a millisecond
+    exact = ms["exact"]
+    column_ms = (exact["K alpha"] - exact["K alpha without sketches"]) / SKETCH
+    column = max(0.0, column_ms * flops / (m * p))
     beside = {mode: of["K and K alpha"] + of["K.T r"] - of["gemm"] for mode, of in ms.items()}
-    # Plans count products with c outputs by their FLOPs, and the sketches as a part of an entry.
-    entries = {mode: max(0.0, t * flops / (m * p) - 4 * c) for mode, t in beside.items()}
+    # Plans count products with c outputs by their FLOPs, and the sketches by their columns.
+    products = 4 * c + SKETCH * column
+    entries = {mode: max(0.0, t * flops / (m * p) - products) for mode, t in beside.items()}
     return {
         "DEVICE_FLOPS": 1e3 * flops,
         "DEVICE_FAST": 1e3 * 2 * m * p * d / ms["fast"]["gemm"],
         "DEVICE_ENTRY": round(median(entries.values())),
+        "DEVICE_COLUMN": round(column, 2),
         "DEVICE_APPLY": round(applied * flops / p**2),
+        "DEVICE_HALF_APPLY": round(half_applied * flops / p**2),
         "DEVICE_POINTS": {mode: of["gemm"] / ms["exact"]["gemm"] for mode, of in ms.items()}
         | {"float64": 1.0},  # whose costs are in FLOPs of its own
         "entries": entries,

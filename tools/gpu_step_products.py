@@ -21,12 +21,18 @@ from tools.gpu_fused import Fused
 from tools.gpu_solver import distances, made_factor, made_problem, made_rows
 from tools.gpu_speed import largest_error, upload_rate
 from tools.gpu_step_parts import LATE, Bench, floored
+from tools.gpu_triangle import Triangle
+
+PRODUCTS = ("H_g", False), ("Ht_g", True)
+"""Names of the products of a step with H, and whether H is transposed."""
 
 
 def thin(
     bench: Bench, entry: Figures, *, sizes: Any, columns: Any, triangle_blocks: Any
 ) -> None:  # fmt: skip
     """Time the products of a step with a triangular H, in float32 and with H in float16.
+
+    On a GPU, time also the kernels of `gpu_triangle`, and compare their results.
 
     triangle_blocks : bounds of the rows of a diagonal block, see `RowMajor.lower`; None for the
         bound that the solver uses.
@@ -42,30 +48,52 @@ def thin(
                 for block in triangle_blocks if on_gpu else triangle_blocks[:1]:
                     name = f"{kind}, {c} columns, diagonal blocks {block or 'as in steps'}"
                     results[name] = LATE if bench.late() else _thin(bench, H, c, block)
+                for packed in (False, True) if on_gpu else ():
+                    name = f"{kind}, {c} columns, own kernels{', packed' * packed}"
+                    results[name] = LATE if bench.late() else _own_thin(bench, H, c, packed)
         del H
         backend.release()
 
 
 def _thin(bench: Bench, H: Any, c: int, block: int | None) -> Figures:
-    backend, b, half = bench.backend, len(H), H.dtype == np.float16
+    backend, b = bench.backend, len(H)
     g = backend.asarray(made_rows("exact", b, c, 7))
     u = backend.xp.empty((b, c), np.float32)
     n_bytes = device_algebra.TRIANGLE_BYTES if block is None else block * b * H.itemsize
-    floor = bench.bytes_ms(b * (b + 1) / 2 * H.itemsize)
     figures: Figures = {}
-    for name, transposed in (("H_g", False), ("Ht_g", True)):
-
-        def product(transposed: bool = transposed) -> None:
-            if half:
-                half_product(backend, H, g, u, transposed=transposed, lower=True)
-            else:
-                (backend.matmul_t if transposed else backend.matmul)(H, g, u, lower=True)
-
+    for name, transposed in PRODUCTS:
+        product = partial(_product, backend, H, g, u, transposed)
         with replaced(device_algebra, "TRIANGLE_BYTES", n_bytes):
-            ms = bench.clock.median_ms(product)
-        tb_per_s = b * (b + 1) / 2 * H.itemsize / ms / 1e9
-        figures[name] = floored(ms, floor) | {"tb_per_s": tb_per_s}
+            figures[name] = _of_triangle(bench, H, bench.clock.median_ms(product))
     return figures
+
+
+def _own_thin(bench: Bench, H: Any, c: int, packed: bool) -> Figures:
+    backend, b = bench.backend, len(H)
+    g = backend.asarray(made_rows("exact", b, c, 7))
+    u, found = (backend.xp.empty((b, c), np.float32) for _ in range(2))
+    triangle = Triangle(backend.xp, H, c, packed=packed)
+    figures: Figures = {}
+    for name, transposed in PRODUCTS:
+        ms = bench.clock.median_ms(partial(triangle, g, found, transposed=transposed))
+        _product(backend, H, g, u, transposed)
+        difference = backend.to_host(abs(found - u)).max() / backend.to_host(abs(u)).max()
+        figures[name] = _of_triangle(bench, H, ms) | {"largest_difference": float(difference)}
+    return figures
+
+
+def _product(backend: Any, H: Any, g: Any, out: Any, transposed: bool) -> None:
+    """Write the product of a step with a triangle, as the solver computes it."""
+    if H.dtype == np.float16:
+        half_product(backend, H, g, out, transposed=transposed, lower=True)
+    else:
+        (backend.matmul_t if transposed else backend.matmul)(H, g, out, lower=True)
+
+
+def _of_triangle(bench: Bench, H: Any, ms: float) -> Figures:
+    """Return ms beside the time to read the triangle of H once."""
+    n_bytes = len(H) * (len(H) + 1) / 2 * H.itemsize
+    return floored(ms, bench.bytes_ms(n_bytes)) | {"tb_per_s": n_bytes / ms / 1e9}
 
 
 def epilogue(

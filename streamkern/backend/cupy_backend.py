@@ -69,7 +69,7 @@ class CupyBackend(DeviceAlgebra, Backend):
 
     def __init__(self, index: int) -> None:
         super().__init__(threads=1)
-        self._workspaces = SharedWorkspaces()
+        self._workspaces = SharedWorkspaces(self.release)
         cupy = import_cupy()
         if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
             raise BackendError(

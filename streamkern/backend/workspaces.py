@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from streamkern.backend.dense import Array
 
 MAX_VIEWS = 64
 """Largest number of views of a piece of scratch memory that are cached."""
+MIN_RETURNED_BYTES = 32 << 20
+"""Bytes of a dropped piece from which on its memory is returned to the device at once."""
 
 
 class Workspaces:
@@ -37,8 +40,14 @@ class Workspaces:
         n_bytes = math.prod(shape) * dtype.itemsize
         piece = _take_piece(free_pieces, n_bytes)
         if piece is None:
+            dropped_bytes = _drop_largest(free_pieces)
+            if dropped_bytes >= MIN_RETURNED_BYTES:
+                self._return_memory()
             piece = _Piece(xp.empty(n_bytes, np.uint8))
         return LentArray(free_pieces, piece, piece.array(shape, dtype, n_bytes))
+
+    def _return_memory(self) -> None:
+        """Return the memory of a dropped piece; do nothing, as NumPy has returned it already."""
 
 
 class _Piece:
@@ -62,10 +71,15 @@ class _Piece:
 
 
 class SharedWorkspaces(Workspaces):
-    """Scratch memory that all threads of a backend share, because their work is on one stream."""
+    """Scratch memory that all threads of a backend share, because their work is on one stream.
 
-    def __init__(self) -> None:
+    return_memory : function that returns free memory of the pool to the device. Otherwise the pool
+        would keep a dropped piece while the larger one is allocated.
+    """
+
+    def __init__(self, return_memory: Callable[[], None]) -> None:
         super().__init__()
+        self._free_pool = return_memory
         self._local, self._lock = SimpleNamespace(free_pieces=[]), threading.Lock()
 
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> LentArray:
@@ -76,6 +90,9 @@ class SharedWorkspaces(Workspaces):
         """
         with self._lock:
             return super().lend(xp, shape, dtype)
+
+    def _return_memory(self) -> None:
+        self._free_pool()
 
 
 class LentArray:
@@ -99,11 +116,20 @@ class LentArray:
 def _take_piece(free_pieces: list[_Piece], n_bytes: int) -> _Piece | None:
     """Remove the smallest piece of at least n_bytes from the free list, and return it.
 
-    If there is none, drop the largest piece and return None.
+    Return None if there is none.
     """
-    if not free_pieces:
+    sufficient = [piece for piece in free_pieces if piece.n_bytes >= n_bytes]
+    if not sufficient:
         return None
-    sizes = [piece.n_bytes for piece in free_pieces]
-    sufficient = [size for size in sizes if size >= n_bytes]
-    piece = free_pieces.pop(sizes.index(min(sufficient) if sufficient else max(sizes)))
-    return piece if sufficient else None
+    piece = min(sufficient, key=lambda piece: piece.n_bytes)
+    free_pieces.remove(piece)
+    return piece
+
+
+def _drop_largest(free_pieces: list[_Piece]) -> int:
+    """Remove the largest piece from the free list, and return its bytes; 0 if the list is empty."""
+    if not free_pieces:
+        return 0
+    largest = max(free_pieces, key=lambda piece: piece.n_bytes)
+    free_pieces.remove(largest)
+    return largest.n_bytes

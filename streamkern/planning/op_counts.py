@@ -18,6 +18,8 @@ class OpCounts:
     entries : kernel values that are evaluated, and multiplied by the weights of all outputs.
     kept : kernel values that are evaluated, multiplied in the same way, and stored.
     swept : kernel values that are read from memory, and multiplied by the weights of all outputs.
+    half_swept : entries of a float16 matrix that are read from memory, and multiplied in the same
+        way; a product multiplies two halves of each weight.
     products : FLOPs of products of large matrices.
     factors : FLOPs of Cholesky factorisations and of inverses of triangular matrices.
     eigen : FLOPs of eigendecompositions.
@@ -28,6 +30,7 @@ class OpCounts:
     entries: float = 0
     kept: float = 0
     swept: float = 0
+    half_swept: float = 0
     products: float = 0
     factors: float = 0
     eigen: float = 0
@@ -52,7 +55,7 @@ class OpCounts:
         """Return the total FLOPs. problem : its d and c determine the FLOPs of a kernel value"""
         n_evaluated = self.entries + self.kept
         distances = 2 * problem.d * n_evaluated
-        products = 2 * problem.c * (n_evaluated + self.swept)
+        products = 2 * problem.c * (n_evaluated + self.swept + 2 * self.half_swept)
         linear_algebra = sum(getattr(self, kind) for kind in LINEAR_ALGEBRA_KINDS)
         return int(distances + products + linear_algebra)
 

@@ -22,8 +22,10 @@ class Costs:
     """Costs in FLOPs of a matrix product in the precision of the run, float32 or float64.
 
     entry : cost of a kernel value, without its products.
+    column : cost of a kernel value for each column that a product with K has beside the outputs.
     apply : cost of an entry of a block's preconditioner in a step, which reads it twice, for any
         number of outputs.
+    half_apply : `apply` for a preconditioner in float16.
     points : time of a FLOP in a product of points, relative to other products.
     setup : FLOPs that the setup of a block may take in any run, as they need only a few seconds.
     sweeps : FLOPs that the sweeps over all blocks may take in any run, for the same reason.
@@ -32,7 +34,9 @@ class Costs:
     """
 
     entry: int
+    column: int
     apply: int
+    half_apply: int
     points: float
     setup: int
     sweeps: int
@@ -40,9 +44,10 @@ class Costs:
     basis: str
 
 
-CPU: Final = Costs(CPU_ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two cores")
+CPU: Final = Costs(CPU_ENTRY, 0, 80, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two cores")
 """Costs on a CPU with 200 GFLOP/s. `setup` then takes about two seconds, and `sweeps` one or two,
-because most of their time is spent on kernel values, for which `entry` is the cost with NumPy."""
+because most of their time is spent on kernel values, for which `entry` is the cost with NumPy.
+`entry` covers all columns. `half_apply` is no lower than `apply`: a CPU multiplies in float32."""
 
 DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
 """Speeds of an H100, measured by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per
@@ -50,9 +55,13 @@ second in float32 and in half precision, for 60 000 centers with 784 features; a
 when a matrix is multiplied with ten columns. A copy moves 3e12 bytes per second."""
 DEVICE_ENTRY: Final = 428
 """`Costs.entry` of a device: applying the kernel to a product, a product with K, and one with its
-transpose take 8 ps per kernel value."""
+transpose take 8 ps per kernel value. Measured with ten columns, so without sketches."""
+DEVICE_COLUMN: Final = 2
+"""`Costs.column` of a device: the FLOPs of a column, not measured. Reading K is part of `entry`."""
 DEVICE_APPLY: Final = 124
 """`Costs.apply` of a device: reading the triangular half of H twice takes 4.2 ps per entry of H."""
+DEVICE_HALF_APPLY: Final = DEVICE_APPLY // 2
+"""`Costs.half_apply` of a device: half of the bytes, not measured."""
 DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
     {"exact": 1.0, "float64": 1.0, "high": 0.24, "fast": 0.097, "integer": 0.092}
 )
@@ -66,8 +75,9 @@ def device_costs(precision: str) -> Costs:
     """Return the costs of a GPU. precision : one of `kernels.PRECISIONS`."""
     speedup = DEVICE_FLOPS / 200e9
     return Costs(
-        DEVICE_ENTRY, DEVICE_APPLY, DEVICE_POINTS[precision], int(CPU.setup * speedup),
-        int(CPU.sweeps * speedup), DEVICE_MAX_BATCH, "measured on an H100",
+        DEVICE_ENTRY, DEVICE_COLUMN, DEVICE_APPLY, DEVICE_HALF_APPLY, DEVICE_POINTS[precision],
+        int(CPU.setup * speedup), int(CPU.sweeps * speedup), DEVICE_MAX_BATCH,
+        "measured on an H100",
     )  # fmt: skip
 
 

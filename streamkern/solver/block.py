@@ -98,12 +98,12 @@ class BlockMethod(Method[BlockSizes]):
     def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
         """Return the memory needs of the setup and of the step."""
         single_block = sizes.block_size == problem.p
-        factors = 2 if problem.ridge and single_block else 1
+        factors = (0.5 if sizes.half_factors else 1.0) + bool(problem.ridge and single_block)
         sweep_rows = 0 if single_block else max(problem.p, sizes.n_sample)
         return MemoryNeeds(
             product_rows=max(sizes.batch_size, sizes.n_probe, sweep_rows),
             outputs=problem.c,
-            setup=factors * problem.p * sizes.block_size,
+            setup=math.ceil(factors * problem.p * sizes.block_size),
         )
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: BlockSizes) -> None:
@@ -248,7 +248,8 @@ def training_op_counts(
     rows = OpCounts(kept=p * n, swept=p * n * (1 if b == p else 2))
     if not sizes.keep:
         rows += OpCounts(entries=p * n)
-    centers = OpCounts(swept=p * b * steps)
+    n_read = p * b * steps  # entries of H
+    centers = OpCounts(half_swept=n_read) if sizes.half_factors else OpCounts(swept=n_read)
     if problem.finds_ridge and b < p:
         blocks_per_step = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
         centers += OpCounts(entries=p * b * steps * blocks_per_step)

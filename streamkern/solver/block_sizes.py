@@ -20,7 +20,7 @@ rows, at most 4096; a GPU, whose products are fast relative to its memory, may u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from streamkern.config.solver import SolverConfig, number_or_none
 from streamkern.planning.op_counts import OpCounts
@@ -36,6 +36,7 @@ from streamkern.planning.sizes import (
     nearest_power_of_two,
     sample_sizes,
 )
+from streamkern.solver.precondition.block import SKETCH
 
 SAMPLE_BLOCKS = (5, 2)
 """Sizes of the setup sample, in blocks: for long runs, and for short ones.
@@ -71,26 +72,32 @@ def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]
     """Return candidate sizes, from the best to the smallest."""
     all_batches = preferred_batches(problem, options)
     preferred = all_batches[0]
-    largest_block = max(_soonest_and_affordable(problem, preferred))
+    largest_block = max(_soonest_and_affordable(problem, options, preferred))
     blocks = halvings(number_or_none(options.block_size), largest_block, min(256, problem.p))
     # First smaller batches, down to half of a CPU's batch, then smaller blocks, then still smaller
     # batches. Evaluating K twice in a step is the last resort.
     n_first = 2 + sum(m > auto_batch(problem) for m in all_batches)
     groups = ((True, all_batches[:n_first]), (True, all_batches[n_first:]), (False, all_batches))
-    half_factors = options.factor_dtype == "float16"
+    half = has_half_factors(options)
     return [
-        replace(block_sizes(problem, m, b, k, keep, loader), half_factors=half_factors)
+        block_sizes(problem, m, b, k, keep, loader, half_factors=half)
         for keep, batch_sizes in groups
         for b in blocks
-        for k in _sample_blocks(problem, b, preferred)
+        for k in _sample_blocks(problem, options, b, preferred)
         for m in batch_sizes
         for loader in LOADER_SIZES
     ]
 
 
+def has_half_factors(options: SolverConfig) -> bool:
+    """Return whether the user has set factors of the preconditioner in float16."""
+    return options.factor_dtype == "float16"
+
+
 def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
     """Return the reason for the block size, as text, if the user did not set it."""
-    soonest, affordable = _soonest_and_affordable(problem, preferred_batches(problem, options)[0])
+    preferred = preferred_batches(problem, options)[0]
+    soonest, affordable = _soonest_and_affordable(problem, options, preferred)
     if sizes.block_size < max(soonest, affordable):
         return f"the largest that fits the memory; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
@@ -100,20 +107,24 @@ def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
 
 def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
     """Return candidate numbers of rows per step, from the best to the smallest."""
+    half = has_half_factors(options)
     b = number_or_none(options.block_size) or problem.p
     if problem.batch_size is None and options.block_size == "auto":
-        b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
-    return batch_candidates(problem, worthwhile_batch(problem, b, problem.p))
+        m = worthwhile_batch(problem, b, problem.p, half_factors=half)
+        b = max(_soonest_and_affordable(problem, options, m))
+    return batch_candidates(problem, worthwhile_batch(problem, b, problem.p, half_factors=half))
 
 
-def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
+def worthwhile_batch(
+    problem: ProblemShape, b: int, critical: float, *, half_factors: bool = False
+) -> int:
     """Return the batch size with the best progress per second, for blocks of b.
 
     It is the power of two nearest to sqrt(critical h_H), see the module docstring, but no less than
     a CPU's batch, and no more than about a quarter of the centers.
     """
-    step_cost, row_cost = _step_cost(problem, b), _row_cost(problem)  # their ratio is h_H
-    fastest = nearest_power_of_two(math.sqrt(critical * step_cost / row_cost))
+    h_H = _step_cost(problem, b, half_factors) / _row_cost(problem)
+    fastest = nearest_power_of_two(math.sqrt(critical * h_H))
     largest = min(problem.costs.max_batch, nearest_power_of_two(problem.p / 4), problem.n_rows)
     return max(auto_batch(problem), min(fastest, largest))
 
@@ -127,7 +138,8 @@ def measured_batch(problem: ProblemShape, sizes: BlockSizes, critical: float) ->
     planned = sizes.batch_size
     if problem.batch_size is not None or planned <= auto_batch(problem):
         return planned
-    return min(planned, worthwhile_batch(problem, sizes.block_size, critical))
+    b, half = sizes.block_size, sizes.half_factors
+    return min(planned, worthwhile_batch(problem, b, critical, half_factors=half))
 
 
 def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
@@ -138,7 +150,7 @@ def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
         return f"the largest that fits the memory; with more it would be {preferred}"
     if m <= auto_batch(problem):
         return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
-    rows = _step_cost(problem, b) // _row_cost(problem)
+    rows = _step_cost(problem, b, sizes.half_factors) // _row_cost(problem)
     return (
         f"larger than the 4096 of a CPU, as reading H takes as long as {rows} rows of a step "
         f"({problem.costs.basis}); reduced if the setup measures that this many rows allow no "
@@ -146,13 +158,16 @@ def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
     )
 
 
-def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
+def _soonest_and_affordable(
+    problem: ProblemShape, options: SolverConfig, m: int
+) -> tuple[int, int]:
     """Return the fastest and the largest affordable block size among p and its halvings.
 
     m : rows of a batch. See the module docstring.
     """
+    half = has_half_factors(options)
     sizes = [
-        block_sizes(problem, m, b, SAMPLE_BLOCKS[-1])
+        block_sizes(problem, m, b, SAMPLE_BLOCKS[-1], half_factors=half)
         for b in halvings(None, problem.p, min(256, problem.p))
     ]
     soonest = min(sizes, key=lambda block: time_to_learn(problem, block))
@@ -160,10 +175,10 @@ def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
     return soonest.block_size, next(affordable, 1)
 
 
-def _sample_blocks(problem: ProblemShape, b: int, m: int) -> list[int]:
+def _sample_blocks(problem: ProblemShape, options: SolverConfig, b: int, m: int) -> list[int]:
     """Return candidate sizes of the setup sample, in blocks, from the best to the smallest."""
     large, small = SAMPLE_BLOCKS
-    sizes = block_sizes(problem, m, b, large)
+    sizes = block_sizes(problem, m, b, large, half_factors=has_half_factors(options))
     if setup_time(problem, sizes) / training_time(problem, sizes) <= SAMPLE_SHARE:
         return [large, small]
     return [small]
@@ -171,7 +186,7 @@ def _sample_blocks(problem: ProblemShape, b: int, m: int) -> list[int]:
 
 def block_sizes(
     problem: ProblemShape, m: int, b: int, k: int, keep: bool = True,
-    loader: tuple[int, int] = (0, 0),
+    loader: tuple[int, int] = (0, 0), *, half_factors: bool = False,
 ) -> BlockSizes:  # fmt: skip
     """Return the sizes for batches of m, blocks of b and a sample of k blocks.
 
@@ -180,7 +195,7 @@ def block_sizes(
     probe = b if k == SAMPLE_BLOCKS[0] else -(-b // 2)
     probe = min(max(probe, MIN_PROBE), MAX_PROBE)
     s, h = sample_sizes(problem.n_rows, max(k * b, MIN_SAMPLE), probe)
-    return BlockSizes("block", m, s, h, *loader, block_size=b, keep=keep)
+    return BlockSizes("block", m, s, h, *loader, block_size=b, keep=keep, half_factors=half_factors)
 
 
 def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
@@ -209,21 +224,22 @@ def time_to_learn(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 def _row_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Return the time per row of training."""
-    step_cost = _step_cost(problem, sizes.block_size) // sizes.batch_size
-    return problem.p * (_row_cost(problem) + step_cost)
+    step_cost = _step_cost(problem, sizes.block_size, sizes.half_factors)
+    return problem.p * (_row_cost(problem) + step_cost // sizes.batch_size)
 
 
 def _row_cost(problem: ProblemShape) -> int:
-    """Return the time per center and row of a batch."""
-    return problem.entry_cost + 6 * problem.c
+    """Return the time per center and row of a batch, with the sketches beside the outputs."""
+    return problem.entry_cost + 6 * problem.c + SKETCH * problem.costs.column
 
 
-def _step_cost(problem: ProblemShape, b: int) -> int:
+def _step_cost(problem: ProblemShape, b: int, half_factors: bool) -> int:
     """Return the time per center and step, for applying the preconditioner.
 
     A ridge on one block, whose factor is read seldom, adds little.
     """
-    return max(problem.costs.apply, 2 * problem.c) * b
+    costs = problem.costs
+    return max(costs.half_apply if half_factors else costs.apply, 2 * problem.c) * b
 
 
 def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:

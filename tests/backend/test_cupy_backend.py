@@ -693,6 +693,17 @@ def test_pool_memory_is_freed_before_free_memory_is_read(
 
 
 @needs_compiler
+def test_growing_scratch_memory_empties_the_pool(cupy: Any) -> None:
+    emptied = [0]
+    with get_backend("gpu") as backend, backend.active():
+        cupy.get_default_memory_pool().free_all_blocks = lambda: emptied.append(1)
+        for mebibytes in (40, 50, 30, 50):
+            with backend.workspace((mebibytes << 20,), np.uint8):
+                pass
+        assert sum(emptied) == 2  # once in the pool of device memory, once in that of the host
+
+
+@needs_compiler
 def test_mirror_needs_few_kernel_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that there is one launch for each pair of large blocks."""
     launches, assign = [0], fake_cupy.Array.__setitem__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -91,7 +92,7 @@ def test_workspaces_are_per_thread_and_released_on_error() -> None:
 def test_threads_share_workspaces_of_one_stream() -> None:
     """Check that there are as many buffers as were in use at once, for any number of threads."""
     xp, allocations = counting_namespace()
-    workspaces = SharedWorkspaces()
+    workspaces = SharedWorkspaces(lambda: None)
 
     def use() -> None:
         with workspaces.lend(xp, (5,), np.float32):
@@ -101,3 +102,46 @@ def test_threads_share_workspaces_of_one_stream() -> None:
     assert allocations == [20]
     with workspaces.lend(xp, (9,), np.uint8) as a, workspaces.lend(xp, (9,), np.uint8) as b:
         assert not np.shares_memory(a, b)
+
+
+class Pool:
+    """A memory pool as CuPy's: it keeps freed blocks, and lends each for a request of its size."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.n_bytes = self.peak = 0
+
+    def empty(self, n_bytes: int, dtype: Any) -> np.ndarray:
+        if n_bytes in self.free:
+            self.free.remove(n_bytes)
+        else:
+            self.n_bytes += n_bytes
+            self.peak = max(self.peak, self.n_bytes)
+        array = np.empty(n_bytes, dtype)
+        weakref.finalize(array, self.free.append, n_bytes)
+        return array
+
+    def free_all_blocks(self) -> None:
+        self.n_bytes -= sum(self.free)
+        self.free.clear()
+
+
+def test_a_larger_array_takes_the_place_of_the_smaller_one_in_a_pool() -> None:
+    """Check the peak of a pool while scratch memory grows, beside a buffer that is in use."""
+    pool, MiB = Pool(), 1 << 20
+    workspaces = SharedWorkspaces(pool.free_all_blocks)
+    with workspaces.lend(pool, (MiB,), np.uint8):
+        for size in (40, 50, 70, 60):
+            with workspaces.lend(pool, (size * MiB,), np.uint8):
+                pass
+    assert pool.peak == 71 * MiB
+
+
+def test_small_arrays_do_not_empty_the_pool() -> None:
+    """Check that memory which others use again is not returned to the device for a few bytes."""
+    emptied: list[int] = []
+    workspaces = SharedWorkspaces(lambda: emptied.append(1))
+    for size in (1000, 2000, 4000):
+        with workspaces.lend(np, (size,), np.float32):
+            pass
+    assert not emptied

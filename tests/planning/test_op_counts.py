@@ -22,6 +22,7 @@ def test_flops_include_every_kind() -> None:
     assert OpCounts(entries=5).flops(problem) == 5 * 2 * (7 + 3)
     assert OpCounts(kept=5).flops(problem) == 5 * 2 * (7 + 3)
     assert OpCounts(swept=5).flops(problem) == 5 * 2 * 3
+    assert OpCounts(half_swept=5).flops(problem) == 5 * 2 * 2 * 3  # two halves of each weight
     for kind in KINDS_IN_FLOPS:
         assert OpCounts(**{kind: 11.0}).flops(problem) == 11
     assert OpCounts(calls=100).flops(problem) == 0

@@ -240,7 +240,9 @@ def test_device_batch_lies_between_cpu_and_critical_batch(
     largest_batch = min(16_384, nearest_power_of_two(p / 4), problem.n_rows)
     assert auto_batch(device) == cpu_batch
     for b in (p, -(-p // 4)):
-        h = max(costs.apply, 2 * c) * b / (costs.entry + int(2 * device.d * costs.points) + 6 * c)
+        sketches = costs.column * 16
+        row = costs.entry + int(2 * device.d * costs.points) + 6 * c + sketches
+        h = max(costs.apply, 2 * c) * b / row
         for critical in (1.0, 0.1 * p, 1.0 * p):
             m = worthwhile_batch(device, b, critical)
             assert cpu_batch <= m <= max(cpu_batch, largest_batch)
@@ -254,21 +256,21 @@ def test_device_batch_lies_between_cpu_and_critical_batch(
 def test_device_batch_for_sixty_thousand_centers() -> None:
     """Check numbers that were computed by hand.
 
-    H takes 124 b, and a row 428 + 2 d + 6 c = 2056, of which "high" takes 0.24 * 2 d. So h is 3618
-    and 8611, and sqrt(p h) is 14 700 and 22 700.
+    H takes 124 b, and a row 428 + 2 d + 6 c + 2 * 16 = 2088, of which "high" takes 0.24 * 2 d. So h
+    is 3563 and 8303, and sqrt(p h) is 14 600 and 22 300.
     """
     for precision, m, b in (("exact", 16_384, 60_000), ("high", 16_384, 60_000)):
         sizes = planned(on_device(LARGE, precision), solver_settings("block"), 70 * GiB)[0]
         assert (sizes.batch_size, sizes.block_size) == (m, b)
     why = reason(on_device(LARGE, "high"), solver_settings("block"), 70 * GiB)
     assert why is not None
-    assert f"as reading H takes as long as {124 * 60_000 // 864} rows of a step (measured" in why
+    assert f"as reading H takes as long as {124 * 60_000 // 896} rows of a step (measured" in why
     on_cpu = planned(LARGE, solver_settings("block", block_size=60_000), 70 * GiB)[0]
     assert on_cpu.batch_size == 4096
 
 
 def test_setup_lowers_device_batch_to_optimum() -> None:
-    """Check sqrt(critical h) for h = 8611, the limit of a CPU's batch, and a batch that is set."""
+    """Check sqrt(critical h) for h = 8303, the limit of a CPU's batch, and a batch that is set."""
     device, options = on_device(LARGE, "high"), solver_settings("block")
     sizes = planned(device, options, 70 * GiB)[0]
     for critical, m in ((1e9, 16_384), (60_000, 16_384), (8000, 8192), (2000, 4096), (1, 4096)):
@@ -276,6 +278,34 @@ def test_setup_lowers_device_batch_to_optimum() -> None:
         assert measured_batch(replace(device, batch_size=9), sizes, critical) == 16_384
     small = planned(LARGE, options, 70 * GiB)[0]
     assert measured_batch(LARGE, small, 1.0) == small.batch_size == 4096
+
+
+def test_half_factors_halve_the_time_of_reading_H_on_a_device() -> None:
+    """Check sqrt(critical h) for h = 62 * 60 000 / 896 = 4151, and choices on a CPU."""
+    options, halves = (
+        solver_settings("block", factor_dtype=dtype) for dtype in ("auto", "float16")
+    )
+    device = on_device(LARGE, "high")
+    sizes = planned(device, halves, 70 * GiB)[0]
+    assert (sizes.half_factors, sizes.batch_size) == (True, 16_384)
+    why = str(reason(device, halves, 70 * GiB))
+    assert f"as reading H takes as long as {62 * 60_000 // 896} rows of a step (measured" in why
+    for critical, whole, half in ((60_000, 16_384, 16_384), (8000, 8192, 4096)):
+        assert measured_batch(device, replace(sizes, half_factors=False), critical) == whole
+        assert measured_batch(device, sizes, critical) == half
+    on_cpu, halves_on_cpu = (planned(LARGE, each, 70 * GiB)[0] for each in (options, halves))
+    assert halves_on_cpu == replace(on_cpu, half_factors=True)
+
+
+def test_plan_counts_entries_of_half_factors_apart() -> None:
+    sizes = BlockSizes("block", 4096, 0, 0, 0, 0, block_size=15_000, keep=True)
+    whole, half = (
+        METHODS["block"][0].op_counts(LARGE, replace(sizes, half_factors=each))[1]
+        for each in (False, True)
+    )
+    entries = 60_000 * 15_000 * -(-(10**8) // 4096)
+    assert (whole.half_swept, half.half_swept) == (0, entries)
+    assert whole.swept - half.swept == entries
 
 
 def test_block_has_priority_over_device_batch() -> None:

@@ -79,7 +79,11 @@ def test_device_parts_use_cupy_calls(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check(entries)
     assert entries["steps"]["1 x 60"]["m=32"]["cublas_launches"] >= 5
     assert entries["steps"]["1 x 60"]["m=32"]["counted_launches"] >= 10
-    assert "half, 3 columns, diagonal blocks 8" in entries["thin"]["b=50"]
+    thin = entries["thin"]["b=50"]
+    assert "half, 3 columns, diagonal blocks 8" in thin
+    for kind in ("float32", "half"):
+        for own in (f"{kind}, 3 columns, own kernels", f"{kind}, 3 columns, own kernels, packed"):
+            assert all(thin[own][name]["largest_difference"] < 1e-5 for name in ("H_g", "Ht_g"))
     assert entries["million"]["setup"]["peak_bytes"] == 1 << 20
     assert entries["epilogue"]["K @ W, 3 columns"]["largest_difference"] < 1e-5
 

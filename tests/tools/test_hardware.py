@@ -67,6 +67,15 @@ def test_fast_precision_speeds_up_kernel_only() -> None:
     assert (exact.swept, exact.products) == (fast.swept, fast.products)
 
 
+def test_float16_factor_halves_the_reads_of_a_gpu_only() -> None:
+    gpu, cpu = (
+        HARDWARE[name].machine(d=784, c=10, outputs=26, itemsize=4, fast=False).each
+        for name in ("h100-ib", "cpu-10gbe")
+    )
+    assert gpu.half_swept == gpu.swept / 2 == 2 / 1.9e12
+    assert cpu.half_swept == 2.6 * cpu.swept
+
+
 def test_float64_takes_twice_the_time_of_float32() -> None:
     single, double = (
         HARDWARE["h100-ib"].machine(d=784, c=10, outputs=26, itemsize=item, fast=False).each

@@ -140,8 +140,8 @@ def test_parts_of_a_step_are_timed() -> None:
 
 def test_measured_costs_have_names_of_assumed_costs() -> None:
     report = gpu_parts.costs(Backend(1), SHAPE)
-    for name in ("FLOPS", "FAST", "ENTRY", "APPLY"):
-        assert report[f"DEVICE_{name}"] > 0
+    for name in ("FLOPS", "FAST", "ENTRY", "COLUMN", "APPLY", "HALF_APPLY"):
+        assert report[f"DEVICE_{name}"] > 0 or name == "COLUMN"  # which rounding of times may hide
         assert hasattr(planning.problem, f"DEVICE_{name}")
     assert report["DEVICE_POINTS"].keys() == planning.problem.DEVICE_POINTS.keys()
     assert report["DEVICE_POINTS"]["exact"] == 1

@@ -116,7 +116,15 @@ def _blocks(run: ResolvedRun) -> list[BlockSizes]:
     assert isinstance(sizes, BlockSizes)
     loader = (sizes.loader_block_bytes, sizes.loader_in_flight_bytes)
     return [
-        block_sizes(run.problem, sizes.batch_size, b, SAMPLE_BLOCKS[-1], sizes.keep, loader)
+        block_sizes(
+            run.problem,
+            sizes.batch_size,
+            b,
+            SAMPLE_BLOCKS[-1],
+            sizes.keep,
+            loader,
+            half_factors=sizes.half_factors,
+        )
         for b in halvings(None, p, min(SMALLEST_BLOCK, p))
     ]
 

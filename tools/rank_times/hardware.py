@@ -130,10 +130,15 @@ class Hardware:
         product, byte = itemsize / 4 / self.flops, 1 / self.bandwidth
         kernel = 1 / self.fast if fast else product
         beside = self.entry * product
+        swept = max(2 * c * product, itemsize * byte)
+        half_swept = max(4 * c / self.fast, 2 * byte)
+        if self.fast == self.flops:  # no products of half precision
+            half_swept = CPU_HALF_SWEPT * swept
         each = OpCounts(
             entries=2 * (d + c) * kernel + beside,
             kept=2 * (d + outputs) * kernel + beside + itemsize * byte,
-            swept=max(2 * c * product, itemsize * byte),
+            swept=swept,
+            half_swept=half_swept,
             products=product,
             factors=2 * product,  # Cholesky factors and inverses: half the speed
             calls=self.call,
@@ -145,6 +150,9 @@ NOTHING: Final = Link(0.0, math.inf)
 LOOPBACK: Final = Network(Link(2e-4, 1e9), NOTHING, 1)
 """Connection of two processes of one machine. The latency was measured on two cores, with XGBoost's
 collective: 0.2 ms for 2000 x 10 float32. The bandwidth is assumed."""
+CPU_HALF_SWEPT: Final = 2.6
+"""Time of an entry of a float16 factor on a CPU, relative to float32: measured for 4000 centers and
+ten outputs with one thread, see docs/explanation/block-measured.md, "The factor in float16"."""
 SKEW: Final = 0.03
 """`Machine.skew` of CPUs that do other work as well; assumed."""
 

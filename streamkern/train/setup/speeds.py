@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.half_products import half_product
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.op_counts import NO_WORK, OpCounts, Speeds
@@ -148,6 +149,7 @@ def _calls(run: ResolvedRun, X: Array, counts: OpCounts) -> dict[str, Callable[[
         "entries": lambda: matrix().evaluation(keep=False),
         "kept": lambda: matrix().evaluation(keep=True),
         "swept": lambda: matrix().sweep(side),
+        "half_swept": lambda: _half_products(backend, side, run.problem.c),
         "calls": lambda: matrix().call(),
         "products": lambda: _gram_product(backend, side, side, dtype),
         "factors": lambda: _factor(backend, side, dtype),
@@ -214,6 +216,19 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
         kernel = FourierFeatures(q, kernel.describe())
     shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
     return KernelOperator(kernel, run.backend, run.precision, shift, run.grid), Z
+
+
+def _half_products(backend: Backend, side: int, c: int) -> TimedCall:
+    """Return the products with a float16 matrix and with its transpose, for both of its reads."""
+    H = backend.xp.ones((side, side), np.float16)
+    g, out = (backend.xp.ones((side, c), np.float32) for _ in range(2))
+
+    def multiply() -> None:
+        with backend.single_threaded_blas():
+            half_product(backend, H, g, out)
+            half_product(backend, H, g, out, transposed=True)
+
+    return 2 * H.size, multiply
 
 
 def _gram_product(backend: Backend, rows: int, columns: int, dtype: Any) -> TimedCall:

@@ -161,3 +161,8 @@ def test_half_of_the_memory_of_factors_is_planned() -> None:
     )
     saved = plain.peak - halves.peak
     assert p * 10_000 * 2 - 3 * 10_000**2 * 4 < saved < p * 10_000 * 2
+    entries = [
+        BLOCK.needs(replace(problem, ridge=False), replace(sizes, half_factors=half)).setup
+        for half in (False, True)
+    ]
+    assert entries == [p * 10_000, p * 10_000 / 2]

@@ -64,9 +64,10 @@ def test_measured_seconds_follow_the_clock(
     monkeypatch.setattr(speeds, "MEASURED_S", 12 * speeds.MEASUREMENTS)
     ticks = count()
     monkeypatch.setattr(speeds, "perf_counter", lambda: float(next(ticks)))
-    actual = measure_speeds(run, [OpCounts(kept=1, swept=1)])
+    actual = measure_speeds(run, [OpCounts(kept=1, swept=1, half_swept=1)])
     assert actual.compute.kept == pytest.approx(1 / (64 * 50))
     assert actual.compute.swept == pytest.approx(1 / (2 * 64 * 50))
+    assert actual.compute.half_swept == pytest.approx(1 / (2 * 50 * 50))
     assert actual.prepare_s == pytest.approx(1 / 64)
 
 
