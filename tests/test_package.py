@@ -85,6 +85,8 @@ OF_SEVERAL_MODULES = {
     "kernels.inner_products": "kernels of inner products, through all that takes a kernel",
     "predict.with_input": "the columns of the input beside the predictions",
     "rundir.damage": "a run directory with flipped bits, through all that reads it",
+    "rundir.lease_interleavings": "requests of several writers to an object store, in any order",
+    "rundir.one_writer": "runs on a disk that are moved, or taken over by a second writer",
     "rundir.read_back": "what was written is checked by whoever reads it",
     "rundir.remote": "run directories on a disk and on an object store, side by side",
     "rundir.states": "writers, kills and readers in any order",
