@@ -1,4 +1,4 @@
-"""Check groups of AnnData that encode an array (sparse, categories, nullable), in all containers."""
+"""Check AnnData's groups for sparse, categorical and nullable arrays, in Zarr and HDF5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check prediction files: order of rows, formats, resumed calls, and files that are kept."""
+"""Check `predict_to`: order of rows, formats, files that are kept, and interrupted calls."""
 
 from __future__ import annotations
 
