@@ -14,12 +14,7 @@ import pytest
 from sklearn.cluster import MiniBatchKMeans
 
 from streamkern.backend.base import Backend
-from streamkern.centers.kmeans import (
-    KMEANS_BATCH,
-    KMEANS_STAGE,
-    SKLEARN_CHUNK,
-    KMeans,
-)
+from streamkern.centers.kmeans import KMEANS_BATCH, KMEANS_STAGE, SKLEARN_CHUNK, KMeans
 from streamkern.centers.selector import CenterWork
 from streamkern.kernels.builtin import Gaussian
 from tests.plans import PLAIN

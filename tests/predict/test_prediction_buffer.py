@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamkern.basics.errors import (
-    CorruptChunkError,
-)
+from streamkern.basics.errors import CorruptChunkError
 from streamkern.filesystem.scratch import Scratch
 from streamkern.predict import prediction_buffer
 from streamkern.predict.prediction_buffer import PredictionBuffer

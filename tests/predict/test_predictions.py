@@ -16,11 +16,7 @@ import pytest
 import tensorstore
 import zarr
 
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-    MissingDependencyError,
-)
+from streamkern.basics.errors import ConfigError, DataError, MissingDependencyError
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.predict import prediction_buffer, prediction_files, prediction_table
 from streamkern.predict.prediction_table import PredictionTable, output_labels

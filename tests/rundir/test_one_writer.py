@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.basics.errors import (
-    RunLockedError,
-    RunLostError,
-)
+from streamkern.basics.errors import RunLockedError, RunLostError
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from tests.runs import (

@@ -13,12 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.basics.errors import (
-    CheckpointError,
-    ResumeMismatchError,
-    RunError,
-    StreamkernError,
-)
+from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError, StreamkernError
 from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory

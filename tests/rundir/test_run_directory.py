@@ -582,10 +582,7 @@ def test_second_writer_is_refused_with_name_of_first(children: Children, tmp_pat
     assert_is_state(load_latest(path), 1)  # reading is free
     children.kill(pid)
     # Nothing to wait for or to delete.
-    with (
-        RunDirectory(path),
-        pytest.raises(RunLockedError, match=f"process {os.getpid()} "),
-    ):
+    with RunDirectory(path), pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
         RunDirectory(path).acquire()
     with RunDirectory(path):
         pass

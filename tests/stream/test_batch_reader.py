@@ -16,11 +16,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern.basics.errors import (
-    ConfigError,
-    RunError,
-    StreamkernError,
-)
+from streamkern.basics.errors import ConfigError, RunError, StreamkernError
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader

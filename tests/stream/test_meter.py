@@ -117,8 +117,7 @@ def test_run_reports_storage_requests(s3: S3Server, bucket: str, tmp_path: Path)
 
         def last_record(name: str, source: ZarrSource) -> dict[str, float]:
             config = settings(
-                tmp_path / name,
-                **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"},
+                tmp_path / name, **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"}
             )
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)

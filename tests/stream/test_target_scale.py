@@ -15,10 +15,7 @@ from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.target_scale import (
-    TargetScale,
-    transform_text,
-)
+from streamkern.stream.target_scale import TargetScale, transform_text
 
 LINEAR = TargetScale(np.array([3.0, -1.0]), np.array([2.0, 0.5]))
 LOG_SCALE = TargetScale(

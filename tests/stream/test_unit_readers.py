@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.basics.errors import (
-    CorruptChunkError,
-    DataError,
-    StorageError,
-)
+from streamkern.basics.errors import CorruptChunkError, DataError, StorageError
 from streamkern.store.row_block import RowBlock
 from streamkern.stream import unit_readers
 from streamkern.stream.batch_reader import BatchReader

@@ -44,8 +44,7 @@ def train_over_ranks(config: RunConfig) -> None:
     """Train by the number of ranks in the settings."""
     prepare_run(config)
     on_threads(
-        config.run.n_ranks,
-        lambda ranks: train_rank(config, ranks, StopRequest(install=False)),
+        config.run.n_ranks, lambda ranks: train_rank(config, ranks, StopRequest(install=False))
     )
 
 

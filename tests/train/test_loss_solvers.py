@@ -17,16 +17,7 @@ import streamkern as sk
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.train.train import Result
-from tests.loss_targets import (
-    LABELS,
-    LOSSES,
-    VALUES,
-    N,
-    P,
-    X,
-    loss_settings,
-    loss_source,
-)
+from tests.loss_targets import LABELS, LOSSES, VALUES, N, P, X, loss_settings, loss_source
 from tests.losses.own_losses import Distance, LogCosh
 from tests.runs import assert_resume_gives_same_bits, finished, opened, settings
 

@@ -168,14 +168,7 @@ def search(tmp_path: Path) -> Callable[[], tuple[Any, int]]:
     ("damage", "message", "n_repeated"),
     [
         (lambda lines: [*lines[:-2], lines[-2][:-20] + b"\n", lines[-1]], "from line 4 on", 2),
-        (
-            lambda lines: [
-                *lines[:-1],
-                re.sub(rb'"fold": ?0', b'"fold":1', lines[-1]),
-            ],
-            "trial 2",
-            1,
-        ),
+        (lambda lines: [*lines[:-1], re.sub(rb'"fold": ?0', b'"fold":1', lines[-1])], "trial 2", 1),
     ],
     ids=["line cut short", "record of another fold"],
 )

@@ -133,9 +133,7 @@ def test_learnable_output_is_learned_beside_noise() -> None:
     assert value <= objective(single_output.start, Y[:, :1], None, True)[0] * (1 + 1e-9)
 
 
-def test_smaller_penalty_continues_if_fresh_rows_improve(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_smaller_penalty_continues_if_fresh_rows_improve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that it reaches the minimum of the objective with the smaller penalty."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem, reference = make_problem(Y, None, True), make_problem(Y, None, True, PENALTY / 100)

@@ -6,11 +6,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from streamkern.basics.randomness import RowRandom
-from streamkern.stream.sources.quantile_scores import (
-    QuantileScores,
-    scores_among,
-    shape_after,
-)
+from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among, shape_after
 from streamkern.stream.sources.transforms import Scale
 
 N = 20_000
