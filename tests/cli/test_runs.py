@@ -1,4 +1,4 @@
-"""Check the records and messages of `train`, and their display by `info`, `runs` and `report`."""
+"""Check the messages of `train` and `plan`, and the display of runs by `info`, `runs`, `report`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_train_warns_that_model_is_not_saved_without_run_dir(
     for location in ("runs/rides", "runs/rides-2"):
         assert f"it is saved in {location}" in run(*arguments)[2].replace("\n", " ")
         assert len(sk.load(location).centers_) == 30
-    # The command that the note names.
+    # The message names --run-dir, with which the run is found again.
     assert "was already finished" in run(*arguments, "--run-dir", "runs/rides")[2]
 
 
@@ -49,7 +49,9 @@ def test_one_pass_run_is_complete_after_one_epoch(folder: Path, printed: Printed
     assert lines["epoch"].endswith("1 of 1")
     assert lines["samples"].endswith("300 of 300")
     assert "another epoch would change nothing" in lines["ended"]
-    assert float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()  # of the model, not of zero
+    assert (
+        float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()
+    )  # the model's error, not that of predicting zero
     assert "100%" in printed("runs", ".")
     printed("report", "run")
     differ = Path("report.html").read_text().partition("Settings that differ")[2]
@@ -62,11 +64,11 @@ def test_one_pass_run_is_complete_after_one_epoch(folder: Path, printed: Printed
 def test_seconds_add_up_over_resumed_calls(folder: Path, printed: Printed) -> None:
     arguments = ["train", "--train", "rides.zarr", "--run-dir", "run", "--epochs", "1", *QUICK]
     first_result = json.loads(printed(*arguments, "--json"))
-    worked = runs._sum_earlier_seconds(
+    earlier_seconds = runs._sum_earlier_seconds(
         sk.RunConfig().with_overrides({"run.run_dir": "run"}), "9999"
     )
-    assert 0 < worked <= first_result["seconds"]
-    assert json.loads(printed(*arguments, "--json"))["seconds"] >= worked
+    assert 0 < earlier_seconds <= first_result["seconds"]
+    assert json.loads(printed(*arguments, "--json"))["seconds"] >= earlier_seconds
 
 
 @pytest.mark.parametrize(("solver", "columns", "rank_name"), [

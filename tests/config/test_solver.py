@@ -22,32 +22,27 @@ def test_every_setting_belongs_to_a_solver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "message"),
+    ("solver", "message"),
     [
-        ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
-        ({"solver": {"name": "block", "level": 2}}, "level=2 is not .* solver.name=.eigenpro1"),
+        ({"period": 2}, "period=2 is not defined for solver 'auto'"),
+        ({"name": "block", "level": 2}, "level=2 is not .* solver.name=.eigenpro1"),
+        ({"name": "direct", "period": 2}, "period=2 is .*name=.eigenpro3. or .*name=.eigenpro4.$"),
+        ({"name": "falkon", "average": False}, "average=false is not defined for solver"),
+        ({"name": "eigenpro2", "warm_start": "s3://a"}, "warm_start is not defined"),
         (
-            {"solver": {"name": "direct", "period": 2}},
-            "period=2 is .*name=.eigenpro3. or .*name=.eigenpro4.$",
-        ),
-        (
-            {"solver": {"name": "falkon", "average": False}},
-            "average=false is not defined for solver",
-        ),
-        ({"solver": {"name": "eigenpro2", "warm_start": "s3://a"}}, "warm_start is not defined"),
-        (
-            {"solver": {"name": "eigenpro4", "projection": "exact", "projection_level": 2}},
+            {"name": "eigenpro4", "projection": "exact", "projection_level": 2},
             "projection_level=2 is not .* give solver.projection='resident' or",
         ),
         (
-            {"solver": {"name": "eigenpro3", "projection": "exact", "projection_batch": 8}},
+            {"name": "eigenpro3", "projection": "exact", "projection_batch": 8},
             "projection_batch=8 is not defined for solver.projection='exact'",
         ),
     ],
+    ids=str,
 )
-def test_contradictory_settings_are_refused(tables: dict[str, Any], message: str) -> None:
+def test_setting_of_another_solver_is_refused(solver: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        config(**tables)
+        config(solver=solver)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +52,7 @@ def test_contradictory_settings_are_refused(tables: dict[str, Any], message: str
         {"name": "eigenpro2", "level": 900},
         {"name": "eigenpro3", "period": 1},
     ],
+    ids=str,
 )
-def test_compatible_settings_are_accepted(solver: dict[str, Any]) -> None:
+def test_settings_of_the_solver_are_accepted(solver: dict[str, Any]) -> None:
     assert config(solver=solver).solver == SolverConfig(**solver)

@@ -1,4 +1,4 @@
-"""Compare multilabel classification with scikit-learn."""
+"""Check fits to several labels for each row, beside regressions and scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from sklearn.base import clone
 from sklearn.metrics import accuracy_score
 from sklearn.multiclass import OneVsRestClassifier
 
@@ -32,9 +33,7 @@ def model() -> KernelClassifier:
     return KernelClassifier(**SETTINGS).fit(X, Y)
 
 
-def test_each_label_equals_regression_of_its_column(
-    model: KernelClassifier,
-) -> None:
+def test_each_label_equals_regression_of_its_column(model: KernelClassifier) -> None:
     values = KernelRegressor(**SETTINGS).fit(X, Y.astype(float)).predict(X)
     np.testing.assert_array_equal(model.predict_values(X), values)
     np.testing.assert_array_equal(model.decision_function(X), values - 0.5)
@@ -88,20 +87,31 @@ def test_lazy_multilabel_targets_equal_arrays() -> None:
         KernelClassifier(**SETTINGS).fit(rows, targets * 2)
 
 
-def test_partial_fit_accepts_multilabel_blocks() -> None:
+def test_partial_fit_learns_labels_from_two_blocks() -> None:
     online = KernelClassifier(threads=1).partial_fit(X[:200], Y[:200], classes=[0, 1, 2])
-    online.partial_fit(X[200:], Y[200:])
-    assert online.score(X, Y) > 0.8
-    with pytest.raises(DataError, match=r"^y has shape \(300, 2\), but the model was trained on 3"):
-        online.partial_fit(X, Y[:, :2])
-    with pytest.raises(DataError, match=r"^y has shape \(300,\), but the model was trained on 3"):
-        online.partial_fit(X, Y[:, 0])
-    with pytest.raises(ConfigError, match="differ from the classes of the first"):
-        online.partial_fit(X, Y, classes=[0, 1])
-    # A fit starts anew.
-    assert online.fit(X, Y[:, 0]).predict(X).shape == (300,)
+    assert online.partial_fit(X[200:], Y[200:]).score(X, Y) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("y", "options", "message"),
+    [
+        (Y[:, :2], {}, r"^y has shape \(300, 2\), but the model was trained on 3"),
+        (Y[:, 0], {}, r"^y has shape \(300,\), but the model was trained on 3"),
+        (Y, {"classes": [0, 1]}, "differ from the classes of the first"),
+    ],
+    ids=["two labels", "one column", "other classes"],
+)
+def test_partial_fit_refuses_other_labels(y: Any, options: Any, message: str) -> None:
+    online = KernelClassifier(threads=1).partial_fit(X, Y)
+    with pytest.raises((DataError, ConfigError), match=message):
+        online.partial_fit(X, y, **options)
+
+
+def test_fit_replaces_several_labels_by_classes(model: KernelClassifier) -> None:
+    refitted = clone(model).fit(X, Y).fit(X, Y[:, 0])
+    assert refitted.predict(X).shape == (300,)
     with pytest.raises(DataError, match=r"^y has shape \(300, 3\), but the model was trained on"):
-        online.fit(X, Y[:, 0], test=(X, Y))
+        refitted.fit(X, Y[:, 0], test=(X, Y))
 
 
 def test_multilabel_model_is_saved_and_loaded(model: KernelClassifier, tmp_path: Path) -> None:
@@ -122,19 +132,26 @@ def test_multilabel_output_has_column_names() -> None:
     assert list(model.decision_function(X).columns) == ["red", "green", "blue"]
 
 
-def test_multilabel_targets_refuse_unsupported_options(
+@pytest.mark.parametrize(
+    ("options", "y", "message"),
+    [
+        ({}, 2 * Y, r"^y has a column for each of 3 labels and holds 2; give"),
+        ({}, Y[:299], r"^X has 300 rows, but y has 299"),
+        ({"class_weight": "balanced"}, Y, r"^class_weight needs rows of one class each"),
+        ({"centers": "balanced", "n_centers": 50}, Y, "balanced"),
+    ],
+    ids=["labels of 2", "too few rows", "class weights", "balanced centers"],
+)
+def test_fit_refuses_invalid_labels_and_options(options: Any, y: Any, message: str) -> None:
+    with pytest.raises((DataError, ConfigError), match=message):
+        KernelClassifier(**SETTINGS, **options).fit(X, y)
+
+
+def test_several_labels_are_not_predicted_to_a_file(
     model: KernelClassifier, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
-        KernelClassifier(**SETTINGS).fit(X, 2 * Y)
-    with pytest.raises(ConfigError, match=r"^class_weight needs rows of one class each"):
-        KernelClassifier(class_weight="balanced", **SETTINGS).fit(X, Y)
     with pytest.raises(ConfigError, match=r"^out=.* cannot be used for several labels"):
         model.predict(X, out=tmp_path / "a.csv")
-    with pytest.raises(DataError, match=r"^X has 300 rows, but y has 299"):
-        KernelClassifier(**SETTINGS).fit(X, Y[:299])
-    with pytest.raises(ConfigError, match=r"balanced"):
-        KernelClassifier(centers="balanced", n_centers=50, **SETTINGS).fit(X, Y)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FALKON's slides: the lemma, rates, NYTRO's path, divide and conquer, leverage, verdicts."""
+"""Check the experiments about FALKON: their formulas, generated data and verdicts."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ def test_stores_and_run_directories_refuse_other_outputs(sample_paths: Path) -> 
                 ("augment", "data.zarr")]  # fmt: skip
     for command in commands:
         for location in [f"{name}.zarr" for name in inside_outputs] + ["-"]:
-            assert run_command([*command, location]) == EXIT_USAGE
+            assert run_command([*command, location]) == EXIT_USAGE, (command, location)
     for name in inside_outputs:
-        assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == EXIT_USAGE
+        assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == EXIT_USAGE, name
     assert sorted(str(path) for path in sample_paths.rglob("*")) == paths_before
     assert enclosing_store_or_run("data.zarr/X/p.csv") == (sample_paths / "data.zarr", "store")
     for allowed in ("project/p.csv", "runs/p.csv"):  # in a foreign folder, and beside runs

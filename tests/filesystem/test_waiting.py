@@ -12,6 +12,7 @@ import pytest
 from streamkern.filesystem.waiting import await_within, backoff_delays
 
 FIRST_S, LONGEST_S = 0.1, 10.0
+# Each pause is drawn evenly between 0 and its bound, which doubles up to LONGEST_S.
 BOUNDS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
 
 
@@ -24,7 +25,7 @@ def test_pauses_double_up_to_the_longest() -> None:
     samples = [draw_delays(time.monotonic() + 1000) for _ in range(400)]
     largest = [max(column) for column in zip(*samples, strict=True)]
     smallest = [min(column) for column in zip(*samples, strict=True)]
-    # Of 400 even draws the largest is below 0.95, or the least above 0.05, once in 10⁷ times.
+    # Of 400 draws, all are below 0.95 of the bound with probability 0.95^400 = 1e-9.
     for bound, low, high in zip(BOUNDS_S, smallest, largest, strict=True):
         assert 0 <= low < 0.05 * bound
         assert 0.95 * bound < high <= bound
@@ -33,12 +34,12 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_no_retry_starts_after_the_deadline() -> None:
     assert draw_delays(time.monotonic()) == []
     for _ in range(100):
-        # Nobody waits here, so that one pause that would pass the end is enough.
+        # The clock hardly advances here, so every pause must end before the deadline by itself.
         assert all(pause < 1.0 for pause in draw_delays(time.monotonic() + 1.0))
 
 
 async def _check_cancellation(answer: asyncio.Future[None], request: Awaitable[None]) -> None:
-    """Check a request that is cancelled in the instant in which its `answer` fails."""
+    """Cancel a request just as its `answer` fails, and check that it raises CancelledError."""
     task = asyncio.ensure_future(await_within(60.0, request))
     await asyncio.sleep(0.01)
     if not answer.done():
@@ -48,7 +49,7 @@ async def _check_cancellation(answer: asyncio.Future[None], request: Awaitable[N
         await task
 
 
-def test_cancelled_request_that_fails_stays_check_cancellation() -> None:
+def test_cancelled_request_that_fails_is_cancelled() -> None:
     async def trial() -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await _check_cancellation(answer, answer)
@@ -56,7 +57,7 @@ def test_cancelled_request_that_fails_stays_check_cancellation() -> None:
     asyncio.run(trial())
 
 
-def test_cancellation_reported_as_error_is_cancellation() -> None:
+def test_cancellation_that_a_library_reports_as_error_is_cancellation() -> None:
     async def reported() -> None:
         try:
             await asyncio.sleep(30)

@@ -1,4 +1,4 @@
-"""Check that folders and patterns stand for the intended files in a fixed order."""
+"""Check which files a folder or a pattern stands for, and in which order."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ def write(folder: Path, *names: str, content: str = "a,y\n1,2\n") -> None:
         path.write_text(content)
 
 
-# -- folders --------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------
 
 
 def test_spark_folder_is_read_in_natural_order(tmp_path: Path) -> None:
-    parts = [TABLE[k : k + 10] for k in range(0, N, 10)]  # 13, so that 10 comes behind 9
+    parts = [
+        TABLE[k : k + 10] for k in range(0, N, 10)
+    ]  # 13, because part-10 follows part-9 in natural order only
     (tmp_path / "data").mkdir()
     for k, part in enumerate(parts):
         part.to_csv(tmp_path / "data" / f"part-{k}.csv", index=False)
         (tmp_path / "data" / f".part-{k}.csv.crc").write_bytes(b"crc")
     write(tmp_path / "data", "_SUCCESS", "_temporary/0/part-0.csv", content="")
-    (tmp_path / "data" / "out.csv-0123456789ab.predict").mkdir()  # of an output in it, killed
+    (tmp_path / "data" / "out.csv-0123456789ab.predict").mkdir()  # left by a killed `predict`
     spec = ingest(tmp_path / "data", tmp_path / "s.zarr", y="y", dtype="float64")
     assert [name.rpartition("/")[2] for name, _ in spec.files] == [
         f"part-{k}.csv" for k in range(len(parts))
@@ -72,17 +74,17 @@ def test_dask_parquet_folder_is_a_table(tmp_path: Path, suffix: str) -> None:
 
 
 def test_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that each file is a part of the identity, so that nothing resumes with others."""
+    """Check that an interrupted `ingest` does not resume after a file was added."""
     for k in range(3):
         TABLE.to_csv(tmp_path / f"{k}.csv", index=False)
     out = tmp_path / "out" / "s.zarr"
 
-    def stop(phase: str, done: int, _of: int | None) -> None:
+    def interrupt(phase: str, done: int, _of: int | None) -> None:
         if phase == "write":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ingest(tmp_path / "[0-9].csv", out, y="y", progress=stop)
+        ingest(tmp_path / "[0-9].csv", out, y="y", progress=interrupt)
     TABLE.to_csv(tmp_path / "3.csv", index=False)
     with pytest.raises(ResumeMismatchError, match="inputs differ"):
         ingest(tmp_path / "[0-9].csv", out, y="y")
@@ -103,8 +105,10 @@ def test_zarr_group_is_not_a_folder_of_files(tmp_path: Path) -> None:
 
 
 def test_hive_partitions_are_refused(tmp_path: Path) -> None:
-    """Check partitions, whose column is in no file; the files of one partition are a table without
-    it."""
+    """Check folders such as year=2024: the column "year" is in no file.
+
+    The files of a single partition are accepted, as a table without this column.
+    """
     table = pa.table({"year": [2023, 2024], "a": [1.0, 2.0], "y": [0.0, 1.0]})
     partitioning = ds.partitioning(pa.schema([("year", pa.int64())]), flavor="hive")
     ds.write_dataset(table, tmp_path / "d", format="parquet", partitioning=partitioning)
@@ -115,7 +119,7 @@ def test_hive_partitions_are_refused(tmp_path: Path) -> None:
     assert pq.ParquetFile(file_of_2024).read()["a"].to_pylist() == [2.0]
 
 
-# -- patterns -------------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------
 
 NAMES = st.lists(
     st.lists(st.sampled_from(["a", "b2", "b10", "x.csv", ".h", "[1]"]), min_size=1, max_size=3),
@@ -151,22 +155,21 @@ def test_patterns_match_like_glob(
 
 
 def test_pattern_files_are_in_natural_order(tmp_path: Path) -> None:
-    names = ["a/p1.csv", "a/p2.csv", "a/p10.csv", "a/p010.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
-    write(tmp_path, *names, "a/_SUCCESS", "_temporary/c.csv")
-    expected = [
-        "a/p1.csv",
-        "a/p2.csv",
-        "a/p010.csv",
-        "a/p10.csv",
-        "a2/p1.csv",
-        "a10/_p.csv",
-        "b.csv",
-    ]
-    assert expand_paths(tmp_path / "**" / "*.csv") == [str(tmp_path / name) for name in expected]
+    """Check also that files that begin with _ match, and files in such folders do not."""
+    names = ["a/p1.csv", "a/p2.csv", "a/p010.csv", "a/p10.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
+    write(tmp_path, *reversed(names), "a/_SUCCESS", "_temporary/c.csv")
+    expected = [str(tmp_path / name) for name in names]
+    assert expand_paths(tmp_path / "**" / "*.csv") == expected
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert expand_paths(tmp_path / "**" / "*.csv") == expected
+
+
+def test_pattern_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError, match=r"no file matches .*\*\.parquet"):
         expand_paths(tmp_path / "*.parquet")
-    (tmp_path / "again").symlink_to(tmp_path)  # which would give every file once more
-    assert len(expand_paths(tmp_path / "**" / "*.csv")) == len(expected)
+
+
+def test_pattern_in_delta_table_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "t.parquet", "_delta_log/0.json")
     with pytest.raises(DataError, match="is a Delta table"):
         expand_paths(tmp_path / "*.parquet")
@@ -194,7 +197,7 @@ def test_patterns_of_arrays_and_targets_are_paired(tmp_path: Path) -> None:
         ingest(tmp_path / "X-*.npy", tmp_path / "t", y=tmp_path / "y-1?.npy")
 
 
-# -- where files are taken ------------------------------------------------------------------------
+# -- commands and object storage -------------------------------------------------------------------
 
 
 def test_commands_accept_folders_and_patterns(
@@ -262,8 +265,7 @@ def test_output_among_input_files_is_refused(
 def test_s3_folders_and_patterns_equal_local_ones(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
-    """Check that S3 behaves as a disk, also if an object looks like a folder, or a folder has a
-    marker object."""
+    """Check the same names on S3 and on a disk; S3 also has an object for the folder "table/"."""
     names = ["table/part-2.csv", "table/part-10.csv", "table/_SUCCESS", "table/.crc", "x[1].csv"]
     names += ["d.parquet/part.0.parquet", "d.parquet/part.1.parquet", "g/zarr.json", "g/X/c/0"]
     names += ["deep/er/a.csv", "deep/er/b.csv", "mixed/a.csv", "mixed/b.parquet", "y/k=1/a.csv"]
@@ -293,7 +295,9 @@ def test_s3_folders_and_patterns_equal_local_ones(
     requested += ["deep/*/*.csv", "mixed", "y", "none*.csv", "*", ""]
     for name in requested:
         assert found(name, f"s3://{bucket}", options) == found(name, str(tmp_path)), name
-    assert found("nothing.csv", f"s3://{bucket}", options) == ["nothing.csv"]  # its reader says so
+    assert found("nothing.csv", f"s3://{bucket}", options) == [
+        "nothing.csv"
+    ]  # the reader of the file raises the error
     pattern = f"s3://{bucket}/table/part-*.csv"
     spec = ingest(pattern, tmp_path / "out", y="y", targets="values", input_options=options)
     assert [name for name, _ in spec.files] == [f"s3://{bucket}/{name}" for name in names[:2]]

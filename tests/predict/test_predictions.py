@@ -1,4 +1,4 @@
-"""Check prediction files: order of rows, formats, resumed calls, and files that are kept."""
+"""Check `predict_to`: order of rows, formats, files that are kept, and interrupted calls."""
 
 from __future__ import annotations
 
@@ -16,15 +16,9 @@ import pytest
 import tensorstore
 import zarr
 
-from streamkern.basics.errors import (
-    ConfigError,
-    CorruptChunkError,
-    DataError,
-    MissingDependencyError,
-)
+from streamkern.basics.errors import ConfigError, DataError, MissingDependencyError
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.predict import prediction_buffer, prediction_files, prediction_table
-from streamkern.predict.prediction_buffer import PredictionBuffer
 from streamkern.predict.prediction_table import PredictionTable, output_labels
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.model import kernel_model as model_module
@@ -43,7 +37,6 @@ from tests.runs import (
     settings,  # fmt: skip
 )
 from tests.store_damage import tree
-from tests.traced_memory import traced_memory
 
 FORMATS = (".zarr", ".npy", ".csv", ".parquet")
 
@@ -74,11 +67,6 @@ def regression_result() -> Result:
 @pytest.fixture
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     set_small_slabs(monkeypatch.setattr)
-
-
-def open_buffer(scratch: Scratch) -> PredictionBuffer:
-    """Return the buffer of predictions with one value for each row."""
-    return PredictionBuffer(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
 
 
 def set_small_slabs(set_attribute: Any) -> None:
@@ -160,32 +148,6 @@ def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_predictions_are_sorted_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check 40 MB of predictions in random order with slabs of 1 MB."""
-    monkeypatch.setattr(prediction_buffer, "BUFFER_SLAB_BYTES", 1 << 20)
-    monkeypatch.setattr(prediction_buffer, "PENDING_BYTES", 1 << 20)
-    n, step = 1_000_000, 20_000
-    order = np.random.default_rng(0).permutation(n)
-    with traced_memory() as traced, Scratch(tmp_path / "s") as scratch:
-        buffer = PredictionBuffer(
-            scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000
-        )
-        for start in range(0, n, step):
-            rows = order[start : start + step]
-            buffer.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
-        buffer.save("computed")
-        n_read = 0
-        for first, rows, values in buffer.slabs():
-            assert first == n_read == rows[0]
-            assert (np.diff(rows) == 1).all()
-            np.testing.assert_array_equal(values[:, 3], rows)
-            n_read += len(rows)
-    assert n_read == n
-    assert traced.peak < 12 << 20  # 1 MB pending, and a slab with copies to sort it
-
-
 # -- formats --------------------------------------------------------------------------------------
 
 
@@ -241,31 +203,6 @@ def test_regression_predictions_have_no_labels(regression_result: Result, tmp_pa
     assert (tmp_path / "out.csv").read_text().startswith("row,value_0,value_1\n0,")
     written = np.float64(read_table(tmp_path / "out.csv")["values"])
     np.testing.assert_array_equal(written, group["values"][:])
-
-
-@pytest.mark.parametrize(
-    ("names", "labels"),
-    [
-        (("3", "5", "-7"), [3, 5, -7]),
-        *((names, [*names]) for names in (("3", "05"), ("3", "x"), ("9" * 30, "1"))),
-    ],
-)
-def test_labels_are_integers_if_all_classes_are(names: Any, labels: list[Any]) -> None:
-    assert output_labels(names, None).tolist() == labels
-
-
-@pytest.mark.parametrize(
-    ("width", "classes", "names", "header"),
-    [
-        (2, np.array(["a", "b"]), ("row",), ["row", "row_", "score_a", "score_b"]),
-        (2, None, ("y", "z"), ["row", "y", "z"]),
-        (1, None, None, ["row", "value"]),
-    ],
-)
-def test_output_columns_have_unique_names(
-    width: int, classes: Any, names: Any, header: Any
-) -> None:
-    assert PredictionTable(9, np.dtype(np.float32), width, classes, names).header() == header
 
 
 # -- foreign files --------------------------------------------------------------------------------
@@ -615,37 +552,3 @@ def test_full_disk_is_reported_and_predictions_resume(
     assert model.predict_to(array_source(N_TEST, 5), tmp_path / "p.csv") == N_TEST
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert sorted(os.listdir(tmp_path)) == ["p.csv", "whole.csv"]
-
-
-def test_altered_scratch_is_detected(tmp_path: Path) -> None:
-    with Scratch(tmp_path / "s") as scratch:
-        buffer = open_buffer(scratch)
-        buffer.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
-        buffer.save("computed")
-    (path,) = (tmp_path / "s").glob("*.rows")
-    data = bytearray(path.read_bytes())
-    data[9] ^= 1
-    path.write_bytes(data)
-    with Scratch(tmp_path / "s") as scratch:
-        reopened = open_buffer(scratch)
-        assert (reopened.n_rows, reopened.stage) == (9, "computed")
-        with pytest.raises(CorruptChunkError, match=r"was altered.*run the same command again"):
-            list(reopened.slabs())
-    with Scratch(tmp_path / "s") as scratch:
-        assert open_buffer(scratch).n_rows == 0
-
-
-def test_restarted_predictions_are_empty_after_a_kill(tmp_path: Path) -> None:
-    """Check a call that starts again because its output is gone, and is then killed."""
-    with Scratch(tmp_path / "s") as scratch:
-        buffer = open_buffer(scratch)
-        buffer.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
-        buffer.save("computed")
-        buffer.finish("done")
-    with Scratch(tmp_path / "s") as scratch:
-        buffer = open_buffer(scratch)
-        assert (buffer.n_rows, buffer.stage) == (9, "done")
-        buffer.restart()
-    with Scratch(tmp_path / "s") as scratch:
-        buffer = open_buffer(scratch)
-        assert (buffer.n_rows, buffer.stage, list(buffer.slabs())) == (0, "", [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -63,22 +65,32 @@ def test_residual_scale_equals_leave_one_out_refits(weighted: bool) -> None:
         np.testing.assert_allclose((scale.low[k], scale.high[k]), ends, rtol=1e-7)
 
 
-def test_residual_scale_chooses_more_informative_kernel() -> None:
-    """Check also a first kernel that does not see the difficulty of rows, with equal rows left
-    out."""
-    X = rng.normal(size=(200, 2))
-    noise = rng.normal(size=(200, 1))
-    blind, seeing = laplace_kernel(X[:, 1:], X[:, 1:]), laplace_kernel(X[:, :1], X[:, :1])
-    hard = np.abs(noise * np.exp(X[:, :1]))
-    for kernels, residuals, bandwidth in (
-        ({1.0: blind, 2.0: seeing}, hard, 2.0),
-        ({1.0: blind, 2.0: seeing}, np.abs(noise), None),
-        ({2.0: seeing}, np.zeros((200, 1)), None),
-        ({2.0: seeing[:19, :19]}, hard[:19], None),
-        ({}, hard, None),
-    ):
-        scale = fit_residual_scale(X[: len(residuals)], kernels, residuals, None)
-        assert (scale.bandwidth if len(scale.points) else None) == bandwidth
+# The noise of a row depends on its first feature. Only the second kernel uses this feature.
+NOISE_X = rng.normal(size=(200, 2))
+NOISE = np.abs(rng.normal(size=(200, 1)))
+VARYING_NOISE = NOISE * np.exp(NOISE_X[:, :1])
+KERNELS = {1.0: laplace_kernel(NOISE_X[:, 1:], NOISE_X[:, 1:]),
+           2.0: laplace_kernel(NOISE_X[:, :1], NOISE_X[:, :1])}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("residuals", "n_rows", "bandwidths", "expected"),
+    [
+        (VARYING_NOISE, 200, (1.0, 2.0), 2.0),
+        (NOISE, 200, (1.0, 2.0), None),
+        (np.zeros((200, 1)), 200, (2.0,), None),
+        (VARYING_NOISE, 19, (2.0,), None),
+        (VARYING_NOISE, 200, (), None),
+    ],
+    ids=["two kernels", "equal noise", "no residuals", "few rows", "no kernel"],
+)
+def test_residual_scale_has_bandwidth_that_predicts_noise(
+    residuals: Floats, n_rows: int, bandwidths: Any, expected: float | None
+) -> None:
+    """Check that a kernel is chosen, or that no scale is fitted (None)."""
+    kernels = {bandwidth: KERNELS[bandwidth][:n_rows, :n_rows] for bandwidth in bandwidths}
+    scale = fit_residual_scale(NOISE_X[:n_rows], kernels, residuals[:n_rows], None)
+    assert (scale.bandwidth if len(scale.points) else None) == expected
 
 
 def test_residual_scale_follows_known_noise() -> None:
@@ -94,26 +106,44 @@ def test_residual_scale_follows_known_noise() -> None:
     np.testing.assert_allclose(np.log(far_sigma[:, 0]), (scale.high[0], scale.low[0]))
 
 
-def test_residual_scale_roundtrips_and_normalises_intervals() -> None:
-    residuals, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
-    estimated = ResidualScale(
-        np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5
-    )
-    plain = Calibration(Intervals.from_scores(residuals, None))
-    calibration = plain.with_normalised(estimated, residuals, spread, np.arange(40.0))
-    restored = Calibration.from_arrays(calibration.arrays() | {"alpha": np.ones(3)})
+SPREAD = rng.uniform(1, 3, (40, 2))
+RESIDUALS = np.abs(rng.normal(size=(40, 2)))
+SCALE = ResidualScale(
+    np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5
+)  # fmt: skip
+
+
+def calibrations() -> tuple[Calibration, Calibration]:
+    """Return a calibration of intervals of one width, and the same with normalised intervals."""
+    calibration = Calibration(Intervals.from_scores(RESIDUALS, None))
+    return calibration, calibration.with_normalised(SCALE, RESIDUALS, SPREAD, np.arange(40.0))
+
+
+def test_normalised_intervals_are_restored_from_arrays() -> None:
+    """Check also arrays of older models, which have no residual scale."""
+    one_width, normalised = calibrations()
+    restored = Calibration.from_arrays(normalised.arrays() | {"alpha": np.ones(3)})
     assert restored is not None
-    assert restored.normalised is not None
-    assert restored.arrays().keys() == calibration.arrays().keys()
-    for name, array in calibration.arrays().items():
+    assert restored.arrays().keys() == normalised.arrays().keys()
+    for name, array in normalised.arrays().items():
         np.testing.assert_array_equal(restored.arrays()[name], array)
-    without_scale = Calibration.from_arrays(plain.arrays())  # as models have it from before
+    without_scale = Calibration.from_arrays(one_width.arrays())
     assert without_scale is not None
     assert (without_scale.normalised, without_scale.residual_scale) == (None, None)
-    figures, reach = CalibratedFigures(restored), restored.normalised.score_quantile(0.9)
-    figures.add(np.zeros((40, 2)), residuals, None, spread)
+
+
+def test_normalised_intervals_are_wide_where_spread_is_large() -> None:
+    _, calibration = calibrations()
+    assert calibration.normalised is not None
+    half_width = calibration.normalised.score_quantile(0.9) * SPREAD
+    figures = CalibratedFigures(calibration)
+    figures.add(np.zeros((40, 2)), RESIDUALS, None, SPREAD)
     metrics = figures.result()
-    assert metrics["normalised_coverage"] == pytest.approx((residuals <= reach * spread).mean())
-    assert metrics["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
-    few = plain.with_normalised(estimated, residuals[:8], spread[:8], None)
+    assert metrics["normalised_coverage"] == pytest.approx((half_width >= RESIDUALS).mean())
+    assert metrics["normalised_width"] == pytest.approx(2 * half_width.mean())
+
+
+def test_eight_rows_give_no_normalised_intervals() -> None:
+    one_width, _ = calibrations()
+    few = one_width.with_normalised(SCALE, RESIDUALS[:8], SPREAD[:8], None)
     assert not CalibratedFigures(few).needs_scale

@@ -1,4 +1,4 @@
-"""Compare conjugate gradient with an approximate factor with float64 algebra."""
+"""Check conjugate gradient that is preconditioned by a factor in float32."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def matrix(rng: np.random.Generator, n: int, smallest: float) -> Floats:
 
 @given(
     seed=st.integers(0, 1000), n=st.integers(1, 40), c=st.integers(1, 3),
-    digits=st.floats(0, 5), size=st.sampled_from([1e-30, 1.0, 1e30]),
+    log10_condition=st.floats(0, 5), size=st.sampled_from([1e-30, 1.0, 1e30]),
 )  # fmt: skip
 def test_residuals_are_small_with_float32_factor(
-    seed: int, n: int, c: int, digits: float, size: float
+    seed: int, n: int, c: int, log10_condition: float, size: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    A, B = matrix(rng, n, 10.0**-digits), size * rng.normal(size=(n, c))
+    A, B = matrix(rng, n, 10.0**-log10_condition), size * rng.normal(size=(n, c))
     X = solve(A, B, A + 1e-6 * np.eye(n))
     assert X is not None
     norms = np.linalg.norm(B - A @ X, axis=0)

@@ -44,12 +44,8 @@ def test_packed_rows_roundtrip(X: Any) -> None:
     canonical.sum_duplicates()
     canonical.eliminate_zeros()
     assert back.has_sorted_indices
-    for a, b in (
-        (back.indptr, canonical.indptr),
-        (back.indices, canonical.indices),
-        (back.data, canonical.data),
-    ):
-        assert np.array_equal(a, b)
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(canonical, name))
     assert rows.shape[2] <= PackedRows.of_matrix(X).shape[2]
     assert (rows[:, 0] <= sparse_rows.MAX_GAP).all()
 
@@ -74,22 +70,32 @@ def test_packed_distances_equal_dense() -> None:
     assert sparse_rows.packed_distances(flat) == pytest.approx(pdist(X.toarray()))
 
 
-def test_rows_are_widened_only() -> None:
-    X = sp.csr_array(np.array([[0, 2.0, 0, 1], [0, 0, 3, 0]]))
-    rows = pack_rows(X)
-    wide = widen_rows(rows, (2, 5))
-    assert np.array_equal(as_csr(wide, 4).toarray(), X.toarray())
+# Its longest row has two entries.
+SMALL = sp.csr_array(np.array([[0, 2.0, 0, 1], [0, 0, 3, 0]]))
+
+
+def test_widened_rows_have_same_entries() -> None:
+    rows = pack_rows(SMALL)
+    np.testing.assert_array_equal(as_csr(widen_rows(rows, (2, 5)), 4).toarray(), SMALL.toarray())
     assert widen_rows(rows, (2, 2)) is rows
+
+
+def test_rows_with_too_many_entries_are_refused() -> None:
     with pytest.raises(DataError, match="up to 2 entries"):
-        put_packed(rows.reshape(2, -1), np.empty((2, 2)))
+        put_packed(pack_rows(SMALL).reshape(2, -1), np.empty((2, 2)))
     with pytest.raises(DataError, match="row 0 has 2 entries"):
-        pack_rows(X, width=1)
+        pack_rows(SMALL, width=1)
 
 
-def test_only_long_sparse_rows_stay_sparse() -> None:
-    assert sparse_rows.stays_sparse(50_000, 6_250)
-    assert not sparse_rows.stays_sparse(50_000, 6_251)
-    assert not sparse_rows.stays_sparse(4096, 1)
-    assert sparse_rows.stays_sparse(1 << 31, 1)
+@pytest.mark.parametrize(
+    ("n_features", "n_entries", "expected"),
+    [(50_000, 6_250, True), (50_000, 6_251, False), (4096, 1, False), (1 << 31, 1, True)],
+    ids=["an eighth", "more than an eighth", "4096 features", "most features"],
+)
+def test_only_long_sparse_rows_stay_sparse(n_features: int, n_entries: int, expected: bool) -> None:
+    assert sparse_rows.stays_sparse(n_features, n_entries) == expected
+
+
+def test_more_than_two_to_the_31_features_are_refused() -> None:
     with pytest.raises(DataError, match="2,147,483,649 features, more than the 2,147,483,648"):
         sparse_rows.stays_sparse((1 << 31) + 1, 1)

@@ -1,4 +1,4 @@
-"""Check batches that are read ahead: their order, memory and threads, retries and errors."""
+"""Check batches that are read ahead: their order, memory and threads, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -16,22 +16,14 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern.basics.errors import (
-    ConfigError,
-    CorruptChunkError,
-    DataError,
-    RunError,
-    StorageError,
-    StreamkernError,
-)
+from streamkern.basics.errors import ConfigError, RunError, StreamkernError
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
-from streamkern.stream import unit_readers
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Source
+from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import RandomCrop, RandomFlip, host_transform
 from streamkern.stream.sources.unit_edges import unit_sizes
@@ -299,130 +291,7 @@ def test_number_of_threads_suits_the_source() -> None:
         assert reader.threads == 64 >= local
 
 
-# ----------------------------------------------------------------------------------- failures
-
-
-class Faulty(BaseSource):
-    """Raises on some units, a number of times."""
-
-    kind = "faulty"
-
-    def __init__(self, error: Callable[[], Exception], units: set[int], times: int) -> None:
-        self.base = array_source()
-        self.error, self.left = error, dict.fromkeys(units, times)
-        for name in ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "y_dtype", "_edges"):
-            setattr(self, name, getattr(self.base, name))
-
-    @property
-    def fingerprint(self) -> str:
-        return "faulty"
-
-    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.left.get(u, 0):
-            self.left[u] -= 1
-            raise self.error()
-        return self.base._read(u, seed, epoch)
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_readers, "FIRST_RETRY_S", 0.001)
-
-
-@pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
-def test_transient_faults_are_retried(error: Any) -> None:
-    with BatchReader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as reader:
-        batches = copies_of(reader.epoch(0))
-        assert reader.stats.retries == 9
-    with BatchReader(array_source(), batch_size=10, seed=0) as plain:
-        assert_same(batches, copies_of(plain.epoch(0)))
-
-
-def test_persistent_fault_is_raised_unchanged() -> None:
-    source = Faulty(lambda: OSError(5, "the disk"), {4}, 10**9)
-    with BatchReader(source, batch_size=10, seed=0, retry_s=0.05) as reader:
-        with pytest.raises(OSError, match="the disk") as caught:
-            copies_of(reader.epoch(3))
-        (note,) = caught.value.__notes__
-        assert "unit 4 (rows 32 to 39) of epoch 3, " in note
-        stats = reader.stats
-        assert f", {stats.retries + 1} tries" in note  # counted though no read came of them
-        assert stats.retries > 0
-        assert stats.bytes_in_flight == 0
-        assert stats.bytes_read <= 93 * (3 * 4 + 2 * 8 + 8)  # all units but that one
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        FileNotFoundError("gone"),
-        PermissionError("closed"),
-        CorruptChunkError("chunk X/c/4/0"),
-        StorageError("tried for a minute"),
-        KeyError("a bug"),
-    ],
-)
-def test_permanent_faults_are_not_retried(error: Exception) -> None:
-    source = Faulty(lambda: error, {4}, 1)
-    with BatchReader(source, batch_size=10, seed=0) as reader:
-        with pytest.raises(type(error)) as caught:
-            copies_of(reader.epoch(0))
-        assert caught.value is error
-        assert "unit 4 (rows 32 to 39) of epoch 0" in error.__notes__[0]
-        assert source.left == {4: 0}
-        assert len(copies_of(reader.epoch(0))) == reader.n_batches  # and the reader still works
-
-
-def test_first_failure_in_plan_order_is_raised_at_its_batch() -> None:
-    source = Faulty(lambda: KeyError("a bug"), {1, 6, 11}, 10**9)
-    notes = set()
-    for threads in (1, 4):
-        with BatchReader(
-            source, batch_size=4, seed=2, threads=threads, block_bytes=block_bytes_of(source, 3)
-        ) as reader:
-            seen_ids: list[np.ndarray] = []
-            with pytest.raises(KeyError) as caught:
-                seen_ids.extend(b.row_ids.copy() for b in reader.epoch(0))
-            notes.add(caught.value.__notes__[0])
-            order = expected_rows(reader, 0)
-            rows = np.concatenate(seen_ids) if seen_ids else np.array([], int)
-            np.testing.assert_array_equal(rows, order[: len(rows)])
-    assert len(notes) == 1
-
-
-def test_close_interrupts_a_retry() -> None:
-    source = Faulty(OSError, set(range(13)), 10**9)
-    reader = BatchReader(source, batch_size=10, seed=0, retry_s=3600)
-    caught: list[BaseException] = []
-
-    def consume() -> None:
-        try:
-            next(reader.epoch(0))
-        except BaseException as error:
-            caught.append(error)
-
-    consumer = threading.Thread(target=consume, name="streamkern-test")
-    consumer.start()
-    while not any(n_left < 10**9 for n_left in source.left.values()):
-        time.sleep(0.001)
-    reader.close()
-    consumer.join(10)
-    assert not consumer.is_alive()
-    assert len(caught) == 1
-
-
-class Liar(Faulty):
-    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
-        block = super().read_unit(u, seed, epoch)
-        return block._replace(X=block.X.astype(np.float64))
-
-
-def test_source_that_returns_wrong_blocks_is_named() -> None:
-    with (
-        BatchReader(Liar(OSError, set(), 0), batch_size=10, seed=0) as reader,
-        pytest.raises(DataError, match=r"has X of shape \(8, 3\) and dtype float64; .* float32"),
-    ):
-        copies_of(reader.epoch(0))
+# ---------------------------------------------------------------------------------- arguments
 
 
 @pytest.mark.parametrize(
@@ -447,7 +316,7 @@ def test_start_outside_the_epoch_is_refused() -> None:
         assert list(reader.epochs(3, 3)) == []
 
 
-# ------------------------------------------------------------------------ stores kept decoded
+# --------------------------------------------------------------- stores whose chunks are cached
 
 
 @pytest.mark.parametrize("copies", [1, 3, 40])

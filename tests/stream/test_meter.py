@@ -1,9 +1,11 @@
-"""Check the data flow that is reported, against counts by hand and in a real run."""
+"""Check the reported data flow against counts by hand, and in a run on a faulty store."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,50 +22,79 @@ from tests.s3_server import S3Server
 
 
 class Clock:
+    """A clock that tests set, in seconds."""
+
     now = 100.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def test_rates_cover_last_seconds_and_counts_the_run(tmp_path: Path) -> None:
+class MeteredRun(NamedTuple):
+    """A reader whose statistics a test sets, the meter of its flow, and their clock."""
+
+    source: ZarrSource
+    loader: BatchReader
+    cache: Cache
+    meter: Meter
+    clock: Clock
+
+    def train(self, seconds: int, samples: int = 0, start: int = 0) -> Flow:
+        """Return the flow after seconds with this number of samples in each, and 3 MB read and a
+        quarter spent waiting if there are samples."""
+        for k in range(1, seconds + 1):
+            self.clock.now += 1.0
+            if samples:
+                self.loader.stats.stall_s += 0.25
+                self.loader.stats.bytes_read += 3_000_000
+            flow = self.meter.flow(start + samples * k)
+        return flow
+
+
+@pytest.fixture
+def metered(tmp_path: Path) -> Iterator[MeteredRun]:
     url = f"memory://{uuid.uuid4().hex}/a.zarr"
     ingest(np.zeros((4, 2), np.float32), url, y=np.zeros(4))
     cache = Cache(tmp_path, 1 << 30)
+    clock = Clock()
     source = ZarrSource(url, cache=cache)
-    traffic = source.store.stored_chunks.traffic
     with BatchReader(source, batch_size=2, seed=0) as loader:
-        clock, stats = Clock(), loader.stats
-        stats.retries = 5
-        meter = Meter(loader, 1000, clock)
-        flow = meter.flow(1000)
-        assert (flow.samples_per_s, flow.retries) == (0, 0)
-        assert set(flow.fields()) == {
-            "samples_per_s", "stall_share", "read_bytes_per_s", "bytes_in_flight", "retries",
-        }  # fmt: skip
-        for _ in range(20):
-            clock.now += 1.0
-            stats.stall_s += 0.25
-            stats.bytes_read += 3_000_000
-            flow = meter.flow(1000 + 50 * int(clock.now - 100))
-        assert (flow.samples_per_s, flow.stall_share) == (50, 0.25)
-        assert flow.read_bytes_per_s == 3e6
-        for _ in range(10):  # the past is forgotten after ten seconds
-            clock.now += 1.0
-            flow = meter.flow(2000)
-        assert (flow.samples_per_s, flow.stall_share, flow.read_bytes_per_s) == (0, 0, 0)
-        clock.now += 100.0  # one step longer than that
-        assert meter.flow(3000).samples_per_s == pytest.approx(1000 / 109, rel=0.1)
-        stats.retries += 2
-        stats.bytes_in_flight = 123
-        traffic.add(retries=3, requests=7, bytes_in=10_000)
-        cache.counts.add(misses=1)
-        clock.now += 10.0
-        flow = meter.flow(3000)
-        assert (flow.retries, flow.requests, flow.bytes_in_flight) == (5, 7, 123)
-        assert flow.cache_share == 0
-        assert flow.stored_bytes_per_s is not None
-        assert 0 < flow.stored_bytes_per_s <= 1000
+        loader.stats.retries = 5  # before the meter, so they do not count
+        yield MeteredRun(source, loader, cache, Meter(loader, 1000, clock), clock)
+
+
+def test_flow_begins_without_rates(metered: MeteredRun) -> None:
+    flow = metered.meter.flow(1000)
+    assert (flow.samples_per_s, flow.retries) == (0, 0)
+    assert set(flow.fields()) == {
+        "samples_per_s", "stall_share", "read_bytes_per_s", "bytes_in_flight", "retries",
+    }  # fmt: skip
+
+
+def test_rates_are_means_over_last_ten_seconds(metered: MeteredRun) -> None:
+    flow = metered.train(seconds=20, samples=50, start=1000)
+    assert (flow.samples_per_s, flow.stall_share, flow.read_bytes_per_s) == (50, 0.25, 3e6)
+    flow = metered.train(seconds=10, start=2000)
+    assert (flow.samples_per_s, flow.stall_share, flow.read_bytes_per_s) == (0, 0, 0)
+
+
+def test_rate_of_long_step_is_over_its_duration(metered: MeteredRun) -> None:
+    metered.train(seconds=10, start=2000)
+    metered.clock.now += 100.0
+    # The 9 seconds before the step are still within the window.
+    assert metered.meter.flow(3000).samples_per_s == pytest.approx(1000 / 109, rel=0.1)
+
+
+def test_storage_requests_are_counted(metered: MeteredRun) -> None:
+    metered.meter.flow(1000)
+    metered.loader.stats.retries += 2
+    metered.loader.stats.bytes_in_flight = 123
+    metered.source.store.stored_chunks.traffic.add(retries=3, requests=7, bytes_in=10_000)
+    metered.cache.counts.add(misses=1)
+    metered.clock.now += 10.0
+    flow = metered.meter.flow(1000)
+    assert (flow.retries, flow.requests, flow.bytes_in_flight) == (2 + 3, 7, 123)
+    assert (flow.cache_share, flow.stored_bytes_per_s) == (0, 1000)
 
 
 def test_flow_text_fits_the_line() -> None:
@@ -73,7 +104,7 @@ def test_flow_text_fits_the_line() -> None:
     assert flow.text() == (
         "1.23M samples/s  waits for data 100%  reads 1.51 MB/s  cache 99%  retries 12.3k"
     )
-    assert Flow(7.0, 0.0, 0.0, 0, 0).text() == "7 samples/s"  # nothing that would worry
+    assert Flow(7.0, 0.0, 0.0, 0, 0).text() == "7 samples/s"  # zero shares and counts are omitted
 
 
 @pytest.mark.slow
@@ -86,8 +117,7 @@ def test_run_reports_storage_requests(s3: S3Server, bucket: str, tmp_path: Path)
 
         def last_record(name: str, source: ZarrSource) -> dict[str, float]:
             config = settings(
-                tmp_path / name,
-                **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"},
+                tmp_path / name, **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"}
             )
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)

@@ -15,13 +15,10 @@ from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.target_scale import (
-    TargetScale,
-    transform_text,
-)
+from streamkern.stream.target_scale import TargetScale, transform_text
 
-PLAIN = TargetScale(np.array([3.0, -1.0]), np.array([2.0, 0.5]))
-LOGS = TargetScale(
+LINEAR = TargetScale(np.array([3.0, -1.0]), np.array([2.0, 0.5]))
+LOG_SCALE = TargetScale(
     np.array([1.5, 0.5]), np.array([2.0, 0.25]), np.array([10.0, 1e-3]), np.array([1.2, 0.9])
 )
 
@@ -55,11 +52,11 @@ def test_zero_is_exact_and_signs_are_kept() -> None:
 def test_large_outputs_stay_finite() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        predictions = LOGS.in_target_units(np, np.array([[1e4, -1e5]], np.float32), np.float64)
+        predictions = LOG_SCALE.in_target_units(np, np.array([[1e4, -1e5]], np.float32), np.float64)
     assert np.isfinite(predictions).all()
 
 
-@pytest.mark.parametrize("targets", [PLAIN, LOGS])
+@pytest.mark.parametrize("targets", [LINEAR, LOG_SCALE], ids=["linear", "log scale"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_scaling_roundtrips(targets: TargetScale, dtype: type) -> None:
     Y = np.abs(np.random.default_rng(0).standard_normal((50, 2))) * [100, 0.1]
@@ -71,7 +68,7 @@ def test_scaling_roundtrips(targets: TargetScale, dtype: type) -> None:
     np.testing.assert_allclose(predictions / gain, Y, rtol=1e-12 if dtype == np.float64 else 1e-5)
 
 
-@pytest.mark.parametrize("targets", [PLAIN, LOGS])
+@pytest.mark.parametrize("targets", [LINEAR, LOG_SCALE], ids=["linear", "log scale"])
 def test_slopes_equal_finite_differences(targets: TargetScale) -> None:
     F, step = np.random.default_rng(1).standard_normal((20, 2)), 1e-6
     predictions_above, predictions_below = (
@@ -85,7 +82,7 @@ def test_slopes_equal_finite_differences(targets: TargetScale) -> None:
     )
 
 
-@pytest.mark.parametrize("targets", [PLAIN, LOGS])
+@pytest.mark.parametrize("targets", [LINEAR, LOG_SCALE], ids=["linear", "log scale"])
 def test_squared_errors_equal_those_of_solver(targets: TargetScale) -> None:
     rng = np.random.default_rng(2)
     F, Y = rng.standard_normal((10, 2)), rng.random((10, 2))
@@ -95,29 +92,29 @@ def test_squared_errors_equal_those_of_solver(targets: TargetScale) -> None:
 
 
 def test_log_scale_predictions_are_bounded() -> None:
-    """Check rows far from the centers, where f and its exponential may be anything."""
-    bounded = replace(LOGS, most=np.array([3.0, 4.0]))
+    """Check outputs of 1000, whose exponential would overflow, and outputs within the bound."""
+    bounded = replace(LOG_SCALE, most=np.array([3.0, 4.0]))
     assert bounded.gain is not None
     assert bounded.unit is not None
     limit = bounded.gain * bounded.unit * np.expm1(bounded.most)
     F = np.array([[1e3, 1e3], [-1e3, -1e3]])
     np.testing.assert_allclose(bounded.in_target_units(np, F, np.float64), [limit, -limit])
-    small_predictions = as_solver_targets(LOGS, np.array([[1e-3, 1e-4]]))
+    within_bound = as_solver_targets(LOG_SCALE, np.array([[1e-3, 1e-4]]))
     np.testing.assert_array_equal(
-        bounded.in_target_units(np, small_predictions, np.float64),
-        LOGS.in_target_units(np, small_predictions, np.float64),
+        bounded.in_target_units(np, within_bound, np.float64),
+        LOG_SCALE.in_target_units(np, within_bound, np.float64),
     )
     restored = TargetScale.from_arrays(bounded.arrays())
     np.testing.assert_array_equal(restored.most, bounded.most)
-    assert TargetScale.from_arrays(LOGS.arrays()).most is None
+    assert TargetScale.from_arrays(LOG_SCALE.arrays()).most is None
 
 
 def test_arrays_of_older_versions_are_read() -> None:
-    assert set(PLAIN.arrays()) == {"target_mean", "target_scale"}
-    assert TargetScale.from_arrays(PLAIN.arrays()).gain is None
-    restored = TargetScale.from_arrays(LOGS.arrays())
+    assert set(LINEAR.arrays()) == {"target_mean", "target_scale"}
+    assert TargetScale.from_arrays(LINEAR.arrays()).gain is None
+    restored = TargetScale.from_arrays(LOG_SCALE.arrays())
     for name in ("mean", "scale", "unit", "gain"):
-        np.testing.assert_array_equal(getattr(restored, name), getattr(LOGS, name))
+        np.testing.assert_array_equal(getattr(restored, name), getattr(LOG_SCALE, name))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Test continued runs, partial_fit and warm starts of losses with a log link."""
+"""Check continued runs, partial_fit and warm starts with losses that have a log link."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def test_continued_run_starts_with_old_function_and_unit(name: str, tmp_path: Pa
     rows = sk.ArraySource(X[:60], 100 * TARGETS[name][:60])
     source = sk.ArraySource(X, TARGETS[name])
     before = finished(settings(tmp_path / "old", **run), source=source)
-    answers = before.model.predict(source)
+    predictions = before.model.predict(source)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
         with pytest.raises(ValueError, match="the process is gone"):
             finished(settings(tmp_path / "new", **run), source=rows, continues=tmp_path / "old")
-    np.testing.assert_array_equal(sk.load(tmp_path / "new").predict(X)[:, None], answers)
+    np.testing.assert_array_equal(sk.load(tmp_path / "new").predict(X)[:, None], predictions)
     after = finished(settings(tmp_path / "new", **run), source=rows, continues=tmp_path / "old")
     assert after.meta["setup"]["loss"] == before.meta["setup"]["loss"]
     ratio = after.model.predict(rows).mean() / before.model.predict(rows).mean()
-    assert 10 < ratio < 200
+    assert 10 < ratio < 200  # the targets are 100 times as large; the run has 20 epochs
 
 
 @pytest.mark.slow

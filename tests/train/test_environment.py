@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,26 +20,31 @@ from streamkern.train.rank_work import prepare_run, train_rank
 from tests.rank_runs import stop_rank0_after
 from tests.rank_threads import on_threads
 
+ENVIRONMENT: dict[str, Any] = {
+    "device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"],
+}  # fmt: skip
+
 
 def test_additional_loaded_libraries_are_ignored() -> None:
     """Check a run that begins without scikit-learn's OpenMP and is resumed with it."""
-    plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
-    loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
-    assert backend_changes(plain, loaded) == []
-    assert backend_changes(loaded, plain) == []
-    other = plain | {"blas": ["mkl 2025 on 2 threads"]}
-    (change,) = backend_changes(plain, other)
+    with_openmp = ENVIRONMENT | {"blas": [*ENVIRONMENT["blas"], "openmp None  on 2 threads"]}
+    assert backend_changes(ENVIRONMENT, with_openmp) == []
+    assert backend_changes(with_openmp, ENVIRONMENT) == []
+
+
+def test_other_blas_and_device_are_reported() -> None:
+    (change,) = backend_changes(ENVIRONMENT, ENVIRONMENT | {"blas": ["mkl 2025 on 2 threads"]})
     assert "openblas 0.3 on 2 threads" in change
     assert "mkl 2025" in change
-    assert backend_changes(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
+    on_gpu = ENVIRONMENT | {"device": "gpu"}
+    assert backend_changes(ENVIRONMENT, on_gpu) == ["device: was 'cpu', now 'gpu'"]
 
 
 def train_over_ranks(config: RunConfig) -> None:
     """Train by the number of ranks in the settings."""
     prepare_run(config)
     on_threads(
-        config.run.n_ranks,
-        lambda ranks: train_rank(config, ranks, StopRequest(install=False)),
+        config.run.n_ranks, lambda ranks: train_rank(config, ranks, StopRequest(install=False))
     )
 
 
@@ -59,6 +65,7 @@ def test_changed_rank_grid_is_reported_and_recorded(
         "solver.name": "block", "data.batch_size": 60, "solver.ridge": 1e-5,
         "run.checkpoint_every": 1, "run.calibrate": False,
     }  # fmt: skip
+    # Ranks and center ranks of the first call, and of two calls that resume it.
     grids = [(2, 1), (2, 2), (2, 2)]
     configs = [
         RunConfig().with_overrides(options | {"run.ranks": r, "run.center_ranks": c})

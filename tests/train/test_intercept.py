@@ -1,6 +1,7 @@
-"""The mean and the scale of the targets: taken before, put back after, and a part of the model.
+"""Check fits with an intercept: solvers fit targets minus their mean, and models add it again.
 
-The tests compare with float64 least squares on targets that are centred here.
+The tests compare with least squares in float64, on targets from which NumPy subtracted the mean.
+`tests/train/resolve/test_target_moments.py` checks the mean itself.
 """
 
 from __future__ import annotations
@@ -14,18 +15,8 @@ import numpy as np
 import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
-from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.store.sample_weights import weight_factors
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.stores import ZarrSource
-from streamkern.stream.sources.transforms import GaussianNoise, MixUp
-from streamkern.stream.sources.user import GeneratorSource
-from streamkern.stream.target_scale import TargetScale
-from streamkern.train.resolve.target_moments import target_scale
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
@@ -66,7 +57,7 @@ def least_squares(
 
 def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
     """Return an estimator in float64 with solver "direct", unless `changes` say otherwise."""
-    plain = {
+    defaults = {
         "kernel": "laplace",
         "bandwidth": BANDWIDTH,
         "centers": data(30, 1)[0],
@@ -77,17 +68,17 @@ def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
         "device": "cpu",
         "scale": "none",
     }
-    return cls(**plain | changes)
+    return cls(**defaults | changes)
 
 
-# -- every solver ----------------------------------------------------------------------------------
+# -- all solvers -----------------------------------------------------------------------------------
 
 METHODS_FOR_VALUES = [name for name in METHODS if "model.loss" not in METHODS[name]]
 
 
 @pytest.mark.parametrize("method", METHODS_FOR_VALUES)
 def test_affine_targets_give_affine_predictions(method: str) -> None:
-    """Check float32 with targets far from 0, of size 1e39 and of size 1e-30, side by side."""
+    """Check a float32 run whose first target is about 1e40, and whose second is about 1e-24."""
     X, y = data(135)
     unit, constant = 2.0 ** np.array([130, -100]), np.array([0.0, 2.0**20])
     predictions = []
@@ -100,23 +91,30 @@ def test_affine_targets_give_affine_predictions(method: str) -> None:
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS_FOR_VALUES)
-def test_without_intercept_targets_are_not_centred(method: str) -> None:
-    """Check that scaled targets give the same bits, because the scale is a power of two."""
+def test_unit_of_targets_does_not_change_weights(method: str) -> None:
+    """Check the same bits in two units whose ratio is a power of two; the scale absorbs it."""
     X, y = data(135)
     config = settings(**METHODS[method], **{"model.fit_intercept": False})
-    plain, scaled = (
+    first, second = (
         finished(config, source=ArraySource(np.float32(X), y * unit)).model for unit in (1, 2.0**70)
     )
-    assert not plain.targets.mean.any()
-    np.testing.assert_array_equal(plain.weights, scaled.weights)
-    np.testing.assert_array_equal(plain.targets.scale * 2.0**70, scaled.targets.scale)
-    centred = finished(settings(**METHODS[method]), source=ArraySource(np.float32(X), y)).model
-    np.testing.assert_allclose(centred.targets.mean, y.mean(axis=0), rtol=1e-14)
-    # Far from all centers every kernel value is about 0, but features are not.
+    np.testing.assert_array_equal(first.weights, second.weights)
+    np.testing.assert_array_equal(first.targets.scale * 2.0**70, second.targets.scale)
+
+
+@pytest.mark.full(all_but_every=4)
+@pytest.mark.parametrize("method", METHODS_FOR_VALUES)
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_prediction_far_from_centers_is_intercept(fit_intercept: bool, method: str) -> None:
+    X, y = data(135)
+    config = settings(**METHODS[method], **{"model.fit_intercept": fit_intercept})
+    model = finished(config, source=ArraySource(np.float32(X), y)).model
+    mean = y.mean(axis=0) if fit_intercept else np.zeros(2)
+    np.testing.assert_allclose(model.targets.mean, mean, rtol=1e-14)
+    if "fourier" in method or "nystrom" in method:
+        return  # such features are not 0 far from all rows, as kernel values are
     far_point = np.full((1, 5), 200.0, np.float32)
-    if "fourier" not in method and "nystrom" not in method:
-        np.testing.assert_allclose(centred.values(far_point), y.mean(axis=0)[None], atol=1e-3)
-        np.testing.assert_allclose(plain.values(far_point), 0, atol=1e-2)
+    np.testing.assert_allclose(model.values(far_point), mean[None], atol=1e-2)
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
@@ -184,10 +182,10 @@ def test_class_means_use_weighted_counts(class_weight: Any) -> None:
     np.testing.assert_allclose(fitted.predict_values(far_point), mean[None], atol=1e-12)
 
 
-# -- numbers ---------------------------------------------------------------------------------------
+# -- precision and extreme values ------------------------------------------------------------------
 
 
-def test_fit_without_intercept_equals_published_model() -> None:
+def test_fit_without_intercept_equals_least_squares() -> None:
     X, y = data()
     fitted = estimator(fit_intercept=False).fit(X, y)
     _, alpha = least_squares(X, y, data(30, 1)[0], mean=0)
@@ -197,12 +195,11 @@ def test_fit_without_intercept_equals_published_model() -> None:
 
 @pytest.mark.parametrize("constant", [1e3, 1e5, 1e6])
 def test_float32_error_of_shifted_targets_is_their_rounding(constant: float) -> None:
-    """Check shifted targets; without an intercept in float64 R^2 was -22.8 at 1e3 and -236 423 at
-    1e5."""
+    """Check targets plus a large constant, which float32 rounds."""
     X, y = data()
     test = np.float32(data(60, 2)[0])
     shifted = np.float32(y + constant)
-    plain, from_shifted, from_rounded = (
+    from_targets, from_shifted, from_rounded = (
         estimator(precision="exact").fit(np.float32(X), targets).predict(test)
         for targets in (y, shifted, np.float64(shifted) - constant)
     )
@@ -211,7 +208,7 @@ def test_float32_error_of_shifted_targets_is_their_rounding(constant: float) -> 
     np.testing.assert_allclose(from_shifted - constant, from_rounded, rtol=0, atol=1e-5)
     # The fit is linear in the targets: it changes by at most a few times their rounding errors.
     assert (
-        np.abs(from_shifted - constant - plain).max()
+        np.abs(from_shifted - constant - from_targets).max()
         <= 3 * np.abs(shifted - constant - y).max() + 1e-5
     )
 
@@ -248,7 +245,7 @@ def test_constant_target_is_learned_by_the_intercept(solver: str, value: float) 
 
 @pytest.mark.slow
 def test_logged_figures_are_finite(tmp_path: Path) -> None:
-    """Check the log and the guard of a checkpoint, because JSON has no infinity."""
+    """Check targets of 1e39, whose squares exceed float32: JSON has no infinity."""
     X, y = data()
     config = settings(
         tmp_path / "run",
@@ -277,7 +274,7 @@ def test_errors_far_from_zero_are_computed_in_float64() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-# -- the model goes on -----------------------------------------------------------------------------
+# -- partial_fit, warm starts and resumed runs -----------------------------------------------------
 
 
 def test_partial_fit_keeps_mean_of_first_block() -> None:
@@ -358,106 +355,3 @@ def test_resumed_run_keeps_mean_and_bits(method: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.values(test), result.model.values(test))
         np.testing.assert_array_equal(loaded.targets.mean, result.model.targets.mean)
     np.testing.assert_allclose(loaded.values(test), brute_force(result, test), atol=1e-4)
-
-
-# -- where the mean comes from ---------------------------------------------------------------------
-
-
-def find_target_scale(source: Source, class_weight: Any = None, **options: Any) -> TargetScale:
-    """Return the mean and the scale of the targets that a run on `source` uses."""
-    plain = {"fit_intercept": True, "seed": 0, "dtype": np.dtype(np.float32)}
-    plain["n_outputs"] = source.n_outputs
-    factors = weight_factors(source, class_weight)
-    return target_scale(Backend(threads=1), source, factors, **plain | options)
-
-
-def values_of(source: Source, epoch: int = 0) -> tuple[Array, Array]:
-    """Return the targets and the sample weights (or ones) of an epoch, read block by block."""
-    blocks = [source.read_unit(u, 0, epoch) for u in range(source.n_units)]
-    y = np.concatenate([np.float64(b.y) for b in blocks])
-    return y, np.concatenate([np.ones(len(b.y)) if b.w is None else b.w for b in blocks])
-
-
-def parts(weighted: bool) -> list[ArraySource]:
-    """Return two sources whose targets differ in mean and standard deviation."""
-    X, y = data(300)
-    w = np.random.default_rng(5).integers(0, 5, 300) if weighted else None
-    return [
-        ArraySource(
-            X[rows], y[rows] * (k + 1) + 100 * k, unit_rows=17,
-            sample_weight=None if w is None else w[rows],
-        )
-        for k, rows in enumerate((slice(0, 90), slice(90, 300)))
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", ["array", "mixture", "shares", "augmented", "copies in a mixture"])
-def test_mean_equals_mean_over_an_epoch(kind: str, weighted: bool) -> None:
-    a, b = parts(weighted)
-    source: Source = {
-        "array": lambda: a,
-        "mixture": lambda: MixtureSource([a, b]),
-        # 90 and 210 rows, in 6 and 13 units of 17 rows, of which each is read several times.
-        "shares": lambda: MixtureSource([a, b], [1, 3], n_rows=4 * 90 * 210),
-        "augmented": lambda: AugmentedSource(a, 3, [GaussianNoise(0.1), MixUp()]),
-        "copies in a mixture": lambda: MixtureSource([AugmentedSource(a, 5), b]),
-    }[kind]()
-    y, w = values_of(source)
-    mean = w @ y / w.sum()
-    spread = np.sqrt(w @ (y - mean) ** 2 / w.sum())
-    scale = find_target_scale(source)
-    # The shares hold for whole passes, and an epoch may end within a pass.
-    np.testing.assert_allclose(scale.mean, mean, rtol=1e-3 if kind == "shares" else 1e-12)
-    assert np.all((scale.scale > spread * 0.99) & (scale.scale < 2.02 * spread))
-    np.testing.assert_array_equal(np.frexp(scale.scale)[0], 0.5)
-
-
-@pytest.mark.filterwarnings("ignore:the array 'w' of")
-def test_mean_of_a_foreign_store_is_computed(tmp_path: Path) -> None:
-    import zarr
-
-    X, y = data(500)
-    w = np.float32(np.random.default_rng(6).integers(0, 3, 500))
-    group = zarr.create_group(tmp_path / "theirs.zarr")
-    for name, values in (("X", np.float32(X)), ("y", y), ("w", w)):
-        group.create_array(name, data=values, chunks=(64, *values.shape[1:]))
-    source = ZarrSource(str(tmp_path / "theirs.zarr"), w="w")
-    np.testing.assert_allclose(
-        find_target_scale(source).mean, np.float64(w) @ y / w.sum(), rtol=1e-12
-    )
-    plain = ZarrSource(str(tmp_path / "theirs.zarr"))
-    np.testing.assert_allclose(find_target_scale(plain).mean, y.mean(axis=0), rtol=1e-12)
-
-
-def test_mean_of_generated_rows_is_a_fixed_sample() -> None:
-    def make(seed: int, epoch: int, start: int, stop: int) -> tuple[Array, Array]:
-        ids = np.arange(start, stop)
-        return np.float32(ids[:, None] % [7, 11]), np.float32(1e4 + np.sin(ids * 0.7)[:, None])
-
-    source = GeneratorSource(make, 100_000, (2,), np.float32, 1, block_rows=500)
-    first, other = find_target_scale(source), find_target_scale(source, seed=1)
-    np.testing.assert_array_equal(first.mean, find_target_scale(source).mean)
-    assert first.mean[0] != other.mean[0]
-    assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0, and 8000 rows are sampled
-
-
-def test_mean_is_computed_after_target_transforms() -> None:
-    def log(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
-        return X, rng.xp.log(Y)
-
-    X, _ = data()
-    y = np.exp(np.linspace(50, 60, len(X)))
-    source = AugmentedSource(ArraySource(X, y), 1, [log])
-    np.testing.assert_allclose(find_target_scale(source).mean, [55.0], rtol=1e-12)
-
-
-def test_classes_have_a_mean_and_unit_scale() -> None:
-    X, _ = data()
-    labels = np.repeat([0, 1, 1, 1, 2], 40)
-    source = ArraySource(X, labels)
-    scale = find_target_scale(source)
-    np.testing.assert_allclose(scale.mean, [0.2, 0.6, 0.2], rtol=1e-15)
-    np.testing.assert_array_equal(scale.scale, 1)
-    np.testing.assert_allclose(find_target_scale(source, "balanced").mean, [1 / 3] * 3, rtol=1e-15)
-    assert not find_target_scale(source, fit_intercept=False).mean.any()

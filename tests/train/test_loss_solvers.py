@@ -1,4 +1,4 @@
-"""Test losses other than the squared error by every solver, against minima by SciPy."""
+"""Compare losses other than the squared error, by every solver, with minima found by SciPy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ import streamkern as sk
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.train.train import Result
-from tests.loss_targets import (
-    LABELS,
-    LOSSES,
-    VALUES,
-    N,
-    P,
-    X,
-    loss_settings,
-    loss_source,
-)
+from tests.loss_targets import LABELS, LOSSES, VALUES, N, P, X, loss_settings, loss_source
 from tests.losses.own_losses import Distance, LogCosh
 from tests.runs import assert_resume_gives_same_bits, finished, opened, settings
 
@@ -61,7 +52,7 @@ def objective(
         alpha = flat.reshape(len(Z), -1)
         z = targets.mean + targets.scale * (K @ alpha)
         gradient = loss.gradient(np, loss.predict(np, z.copy()) - Y, Y) / scale
-        value = (weights @ _values(loss, z, Y, scale * targets.scale)).sum() / N
+        value = (weights @ scaled_losses(loss, z, Y, scale * targets.scale)).sum() / N
         slope = K.T @ (weights[:, None] * gradient) / N + ridge * (K_ZZ @ alpha)
         penalty = ridge / 2 * float((alpha * (K_ZZ @ alpha)).sum())
         return float(value) + penalty, slope.reshape(-1)
@@ -69,7 +60,7 @@ def objective(
     return penalised
 
 
-def _values(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
+def scaled_losses(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
     """Return losses divided by `scale` (c,), whose gradient is that of the loss, with the ramp of a
     quantile."""
     if isinstance(loss, Quantile):
@@ -82,8 +73,13 @@ def _values(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
     return sums / scale[0]  # one output, or the same scale for all
 
 
-def gaps(results: Sequence[Result], ridge: float, w: np.ndarray | None = None) -> np.ndarray:
-    """Return the objective above its minimum, over that of weights 0, for runs of one objective."""
+def relative_excesses(
+    results: Sequence[Result], ridge: float, w: np.ndarray | None = None
+) -> np.ndarray:
+    """Return (objective - minimum) / (objective of weights 0 - minimum) for runs of one objective.
+
+    L-BFGS-B of SciPy finds the minimum from weights 0.
+    """
     penalised = objective(results[0], ridge, w)
     weights = [np.asarray(result.model.weights).reshape(-1) for result in results]
     options = {"maxiter": 10000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
@@ -93,9 +89,9 @@ def gaps(results: Sequence[Result], ridge: float, w: np.ndarray | None = None) -
     return (reached_loss - best) / (penalised(zero)[0] - best)
 
 
-def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
-    """Return the objective of a run above its minimum, over the objective of weights 0."""
-    return float(gaps([result], ridge, w)[0])
+def relative_excess(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
+    """Return `relative_excesses` of one run."""
+    return float(relative_excesses([result], ridge, w)[0])
 
 
 @pytest.mark.slow
@@ -104,7 +100,7 @@ def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
 )
 def test_block_reaches_minimum_of_penalised_loss(loss: str, block_size: int, epochs: int) -> None:
     overrides = {"solver.block_size": block_size, "solver.ridge": 1e-2, "solver.average": False}
-    assert -1e-7 < gap(train_run(loss, "block", epochs, **overrides), 1e-2) < 0.01
+    assert -1e-7 < relative_excess(train_run(loss, "block", epochs, **overrides), 1e-2) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -114,7 +110,7 @@ def test_block_reaches_minimum_of_penalised_loss(loss: str, block_size: int, epo
 )
 def test_sgd_reaches_minimum_of_penalised_loss(loss: str, model: dict[str, Any]) -> None:
     overrides = model | {"solver.ridge": 1e-2, "solver.average": False}
-    assert -1e-7 < gap(train_run(loss, "sgd", 400, **overrides), 1e-2) < 0.01
+    assert -1e-7 < relative_excess(train_run(loss, "sgd", 400, **overrides), 1e-2) < 0.01
 
 
 @pytest.mark.parametrize("solver", ["eigenpro1", "eigenpro2"])
@@ -125,16 +121,17 @@ def test_eigenpro_on_all_rows_reaches_zero_loss(solver: str, loss: str) -> None:
         "model.bandwidth": 0.3,
         "data.batch_size": 40,
     }
-    assert gap(train_run(loss, solver, 60, **overrides), 0.0) < 1e-3
+    assert relative_excess(train_run(loss, solver, 60, **overrides), 0.0) < 1e-3
 
 
 @pytest.mark.parametrize("solver", ["eigenpro3", "eigenpro4"])
 @pytest.mark.parametrize("loss", ["log_loss", "huber", "absolute_error"])
 def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> None:
-    """Check the fixed point of a damped projection, which for squares is .015 or .1 from the
-    minimum."""
+    """Check the end above the minimum, which the damped projection does not reach."""
     overrides = LOW_RANK | {"model.bandwidth": 1.0, "data.batch_size": 40}
-    actual = gaps([train_run(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0)
+    actual = relative_excesses(
+        [train_run(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0
+    )
     assert actual[1] < min(actual[0], 0.25)
 
 
@@ -153,7 +150,7 @@ def test_resumed_run_ends_with_same_bits(solver: str, tmp_path: Path) -> None:
 
 
 def test_loss_parameters_depend_on_noise() -> None:
-    """Compare with the block solver, although the noise is not needed for a ridge."""
+    """Check delta of Huber's loss by "eigenpro4", which has no ridge, against "block"."""
     quiet = np.sin(2 * X[:, 0]) + 0.01 * np.random.default_rng(5).standard_normal(N)
     deltas = [
         finished(
@@ -168,7 +165,7 @@ def test_loss_parameters_depend_on_noise() -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_direct_reaches_minimum_of_penalised_loss(loss: str) -> None:
     result = train_run(loss, "direct", 30, **{"solver.ridge": 1e-2, "data.batch_size": 70})
-    assert -1e-9 < gap(result, 1e-2) < 1e-5
+    assert -1e-9 < relative_excess(result, 1e-2) < 1e-5
     assert result.ended is not None
     assert "to a relative decrement of" in result.ended
 
@@ -177,7 +174,7 @@ def test_direct_reaches_minimum_of_penalised_loss(loss: str) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_falkon_reaches_minimum_of_penalised_loss(loss: str, ridge: float) -> None:
     result = train_run(loss, "falkon", 120, **{"solver.ridge": ridge, "data.batch_size": 70})
-    assert -1e-8 < gap(result, ridge) < 1e-5
+    assert -1e-8 < relative_excess(result, ridge) < 1e-5
     assert result.ended is not None
     assert "iterations to a relative residual of" in result.ended
     assert result.epochs < (30 if ridge == 1e-2 else 100)
@@ -209,22 +206,22 @@ def test_overshooting_step_is_undone(solver: str) -> None:
     """Check that the loss of the model never increases from epoch to epoch."""
     options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
     runs = [train_run("expectile", solver, epochs, **options) for epochs in range(2, 12)]
-    actual = gaps(runs, 1e-6)
+    actual = relative_excesses(runs, 1e-6)
     assert (np.diff(actual) < 1e-9).all()
     assert (np.diff(actual) == 0).any()
     assert actual[-1] < 0.5 * actual[1]
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
-def test_newton_steps_weight_their_rows(solver: str) -> None:
+def test_newton_steps_use_sample_weights(solver: str) -> None:
     weights = np.arange(N) % 5 / 2.0  # of mean 1
     config = settings(**{
         "solver.name": solver, "model.loss": "huber", "solver.ridge": 1e-2, "data.epochs": 20,
         "run.precision": "float64", "model.n_centers": P,
     })  # fmt: skip
     result = finished(config, source=sk.ArraySource(X, VALUES, sample_weight=weights))
-    assert -1e-9 < gap(result, 1e-2, weights) < 1e-5
-    assert gap(result, 1e-2) > 1e-3
+    assert -1e-9 < relative_excess(result, 1e-2, weights) < 1e-5
+    assert relative_excess(result, 1e-2) > 1e-3
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
@@ -277,8 +274,7 @@ def test_newton_uses_bound_of_user_loss(loss: Loss, solver: str) -> None:
 
 
 def test_direct_chooses_quantile_ridge_at_the_minimum() -> None:
-    """Check that it differs from that of "block", which ends before the minimum, and predicts
-    better."""
+    """Check that it predicts better than the ridge of "block", which ends before the minimum."""
     rng = np.random.default_rng(8)
     X = rng.standard_normal((4120, 1))
     y = np.sin(3 * X[:, 0]) + rng.standard_normal(len(X))
@@ -325,5 +321,5 @@ def test_run_that_ends_far_above_minimum_warns(solver: str) -> None:
         short = train_run("quantile", solver, 3, **{"solver.ridge": 1e-3})
     with warnings.catch_warnings(action="error"):
         long = train_run("quantile", solver, 60, **{"solver.ridge": 1e-3})
-    excess, converged = gaps([short, long], 1e-3)
+    excess, converged = relative_excesses([short, long], 1e-3)
     assert excess > 10 * max(converged, 1e-4)

@@ -1,9 +1,11 @@
-"""Check the journal of a search: what resumes it, what is refused, and damage."""
+"""Check the journal of a search: it resumes, refuses other searches, and survives damage."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +26,35 @@ from tests.runs import D, array_source, without_times
 from tests.searches import QUICK, TRY_AGAIN, config, record_trials
 
 
-def test_search_resumes_and_extends(tmp_path: Path) -> None:
-    report: list[dict[str, Any]] = []
+def test_finished_search_trains_nothing_again(tmp_path: Path) -> None:
+    trials: list[dict[str, Any]] = []
     options: dict[str, Any] = {
-        **QUICK, "source": array_source(), "out": tmp_path / "t", "report": record_trials(report),
+        **QUICK, "source": array_source(), "out": tmp_path, "report": record_trials(trials),
     }  # fmt: skip
-    tuned = search_settings(config(), **options)
-    assert len(report) == 3
-    assert [r["left"] for r in report] == [2, 1, 0]
-    files = {path.name: path.read_bytes() for path in (tmp_path / "t").iterdir()}
-    assert json.loads(files["result.json"])["table"] == tuned.table
-    report.clear()
-    repeated = search_settings(config(), **options)
-    assert (report, repeated) == ([], tuned)
-    # More of everything that is searched: nothing is trained twice.
-    more: dict[str, Any] = {
+    result = search_settings(config(), **options)
+    assert [trial["left"] for trial in trials] == [2, 1, 0]
+    assert json.loads((tmp_path / "result.json").read_text())["table"] == result.table
+    trials.clear()
+    assert (search_settings(config(), **options), trials) == (result, [])
+
+
+def test_extended_search_trains_only_new_trials(tmp_path: Path) -> None:
+    """Check that the journal of the first search is continued, not rewritten."""
+    trials: list[dict[str, Any]] = []
+    options: dict[str, Any] = {
+        **QUICK, "source": array_source(), "out": tmp_path, "report": record_trials(trials),
+    }  # fmt: skip
+    search_settings(config(), **options)
+    journal_before = (tmp_path / JOURNAL_NAME).read_bytes()
+    trials.clear()
+    extended: dict[str, Any] = {
         "bandwidths": [3.0, 27.0], "ridges": [0, 1e-4], "folds": 2,
         "kernels": ["laplace", "cauchy"],
     }  # fmt: skip
-    wide = search_settings(config(), **options | more)
-    assert len(report) == 2 * 2 * 2 * 2 - 1
-    row = next(r for r in tuned.table if r["bandwidth"] == 3)
-    recorded_row = next(
-        r for r in wide.table if (r["kernel"], r["bandwidth"], r["ridge"]) == ("laplace", 3, 0)
-    )
-    assert min(recorded_row["held_out_mse"], row["held_out_mse"]) > 0
-    for name, content in files.items():
-        if name != "result.json":
-            assert (tmp_path / "t" / name).read_bytes().startswith(content)
+    search_settings(config(), **options | extended)
+    # The first search trained bandwidth 3, ridge 0 and kernel "laplace" on the first fold.
+    assert len(trials) == 2 * 2 * 2 * 2 - 1
+    assert (tmp_path / JOURNAL_NAME).read_bytes().startswith(journal_before)
 
 
 def test_moved_data_resumes_search(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_moved_data_resumes_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "named"),
+    ("changes", "options", "message"),
     [
         ({"run.random_state": 1}, {}, "run.random_state: was 0, now 1"),
         ({"solver.damping": 0.1}, {}, "solver.damping: was 'auto', now 0.1"),
@@ -80,28 +83,28 @@ def test_moved_data_resumes_search(tmp_path: Path) -> None:
     ],
 )
 def test_changed_search_is_refused(
-    changes: dict[str, Any], options: dict[str, Any], named: str, tmp_path: Path
+    changes: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
-    search_settings(config(), **plain)
+    first: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
+    search_settings(config(), **first)
     files_before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ResumeMismatchError) as caught:
-        search_settings(config(**changes), **plain | options)
-    assert named in str(caught.value)
+        search_settings(config(**changes), **first | options)
+    assert message in str(caught.value)
     assert str(caught.value).endswith("restore the settings and data, or give another folder")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files_before
 
 
 def test_metric_file_is_identified_by_content(tmp_path: Path) -> None:
-    """Check that another file of the same name makes another search."""
+    """Check that a search with other contents of the same file is refused."""
     np.save(tmp_path / "a.npy", np.ones(D))
-    named = {"model.metric": str(tmp_path / "a.npy")}
-    plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path / "t"}
-    search_settings(config(**named), **plain)
-    search_settings(config(**named), **plain)
+    run = config(**{"model.metric": str(tmp_path / "a.npy")})
+    options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path / "t"}
+    search_settings(run, **options)
+    search_settings(run, **options)
     np.save(tmp_path / "a.npy", np.full(D, 2.0))
     with pytest.raises(ResumeMismatchError, match=r"metric: other contents"):
-        search_settings(config(**named), **plain)
+        search_settings(run, **options)
 
 
 def test_foreign_folder_is_refused(tmp_path: Path) -> None:
@@ -111,25 +114,28 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_foreign_study_is_unchanged(tmp_path: Path) -> None:
-    """Check a journal of Optuna with an incomplete last line, and a search of version 0.1.0."""
+def test_study_of_optuna_is_unchanged(tmp_path: Path) -> None:
+    """Check a journal that another process is writing: its last line is incomplete."""
     optuna = pytest.importorskip("optuna")
-    journal, old_journal = tmp_path / "theirs" / JOURNAL_NAME, tmp_path / "old" / "search.json"
-    for path in (journal, old_journal):
-        path.parent.mkdir()
+    journal = tmp_path / JOURNAL_NAME
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
     optuna.create_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
     with open(journal, "a") as file:
         file.write('{"op_code": 4, "wor')
-    old_journal.write_text("{}")
-    for path, message in (
-        (journal, "is a study of Optuna"),
-        (old_journal, "a search of streamkern 0.1.0"),
-    ):
-        content_before = path.read_bytes()
-        with pytest.raises(RunError, match=message):
-            search_settings(config(), **QUICK, source=array_source(), out=path.parent)
-        assert path.read_bytes() == content_before
+    assert_refused_and_unchanged(journal, "is a study of Optuna")
+
+
+def test_search_of_version_0_1_is_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text("{}")
+    assert_refused_and_unchanged(tmp_path / "search.json", "a search of streamkern 0.1.0")
+
+
+def assert_refused_and_unchanged(journal: Path, message: str) -> None:
+    """Assert that a search in the folder of `journal` raises an error and keeps the file."""
+    content_before = journal.read_bytes()
+    with pytest.raises(RunError, match=message):
+        search_settings(config(), **QUICK, source=array_source(), out=journal.parent)
+    assert journal.read_bytes() == content_before
 
 
 def test_concurrent_search_is_refused(tmp_path: Path) -> None:
@@ -143,35 +149,55 @@ def test_concurrent_search_is_refused(tmp_path: Path) -> None:
     search_settings(config(), **options)
 
 
-def test_damaged_record_is_trained_again(tmp_path: Path) -> None:
-    report: list[dict[str, Any]] = []
-    options: dict[str, Any] = {"source": array_source(), "out": tmp_path}
-    options["report"] = record_trials(report)
-    tuned = search_settings(config(), **QUICK, **options)
+@pytest.fixture
+def search(tmp_path: Path) -> Callable[[], tuple[Any, int]]:
+    """Return a function that searches in `tmp_path`: the result without times, and the number of
+    trials that were trained."""
+
+    def run() -> tuple[Any, int]:
+        trials: list[dict[str, Any]] = []
+        result = search_settings(
+            config(), **QUICK, source=array_source(), out=tmp_path, report=record_trials(trials)
+        )
+        return without_times(result), len(trials)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("damage", "message", "n_repeated"),
+    [
+        (lambda lines: [*lines[:-2], lines[-2][:-20] + b"\n", lines[-1]], "from line 4 on", 2),
+        (lambda lines: [*lines[:-1], re.sub(rb'"fold": ?0', b'"fold":1', lines[-1])], "trial 2", 1),
+    ],
+    ids=["line cut short", "record of another fold"],
+)
+def test_damaged_records_are_trained_again(
+    damage: Any, message: str, n_repeated: int, search: Any, tmp_path: Path
+) -> None:
+    result, n_trials = search()
+    assert n_trials == 3
     journal = tmp_path / JOURNAL_NAME
-    *_, damaged_line, last_line = intact = journal.read_bytes().splitlines(keepends=True)
-    for damaged, redone in (
-        (
-            [
-                *intact[:-1],
-                last_line.replace(b'"fold": 0', b'"fold": 1').replace(b'"fold":0', b'"fold":1'),
-            ],
-            "trial 2",
-        ),
-        ([*intact[:-2], damaged_line[:-20] + b"\n", last_line], "from line 4 on"),
-    ):
-        journal.write_bytes(b"".join(damaged))
-        with pytest.warns(UserWarning, match=rf"is damaged .*{redone}.* repeated"):
-            repeated = search_settings(config(), **QUICK, **options)
-        assert without_times(repeated) == without_times(tuned)
-    assert len(report) == 3 + 1 + 2
-    # An incomplete last line is left by a kill, and is not damage.
-    journal.write_bytes(b"".join(intact[:-1]) + last_line[:50])
-    assert without_times(search_settings(config(), **QUICK, **options)) == without_times(tuned)
-    assert len(report) == 7
-    journal.write_bytes(b"".join(intact).replace(b'"op_code":4', b'"op_code":9'))
+    journal.write_bytes(b"".join(damage(journal.read_bytes().splitlines(keepends=True))))
+    with pytest.warns(UserWarning, match=rf"is damaged .*{message}.* repeated"):
+        assert search() == (result, n_repeated)
+
+
+def test_incomplete_last_line_is_no_damage(search: Any, tmp_path: Path) -> None:
+    """Check a line that a killed process did not finish: a warning would be an error here."""
+    result, _ = search()
+    journal = tmp_path / JOURNAL_NAME
+    *lines, last_line = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines) + last_line[:50])
+    assert search() == (result, 1)
+
+
+def test_journal_with_unknown_operations_is_refused(search: Any, tmp_path: Path) -> None:
+    search()
+    journal = tmp_path / JOURNAL_NAME
+    journal.write_bytes(journal.read_bytes().replace(b'"op_code":4', b'"op_code":9'))
     with pytest.raises(RunError, match=r"journal.log is damaged .*; restore it from a copy"):
-        search_settings(config(), **QUICK, **options)
+        search()
 
 
 def test_search_runs_on_object_storage(bucket: str, s3: Any, tmp_path: Path) -> None:

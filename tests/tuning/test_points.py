@@ -21,7 +21,7 @@ from streamkern.tuning.search import search_settings
 from tests.runs import array_source, hide_package, settings, without_times
 from tests.searches import OPEN_SETTINGS, config, record_trials, smooth_problem
 
-ASKED: dict[str, Any] = {
+OPTUNA_SEARCH: dict[str, Any] = {
     "sampler": "optuna", "n_trials": 12, "epochs": 1, "kernels": ["laplace", "linear"],
     "metric": "mse",
 }  # fmt: skip
@@ -35,25 +35,25 @@ def run_settings() -> Any:
 @pytest.mark.slow
 def test_optuna_improves_within_limits_and_is_reproducible() -> None:
     pytest.importorskip("optuna")
-    tuned = search_settings(run_settings(), source=array_source(), **ASKED)
+    tuned = search_settings(run_settings(), source=array_source(), **OPTUNA_SEARCH)
     proposed = [row for row in tuned.table if not row["as_given"]]
     assert 8 < len(proposed) <= 12
     assert {row["kernel"] for row in proposed} == {"laplace", "linear"}
     assert all(1e-9 <= row["ridge"] <= 1e-2 for row in proposed if row["bandwidth"] is None)
     assert not tuned.best["as_given"]
     assert tuned.best["held_out_mse"] == min(row["held_out_mse"] for row in tuned.table)
-    repeated = search_settings(run_settings(), source=array_source(), **ASKED)
+    repeated = search_settings(run_settings(), source=array_source(), **OPTUNA_SEARCH)
     assert without_times(repeated) == without_times(tuned)
     other_seed = run_settings().with_overrides({"run.random_state": 1})
-    tuned_with_other_seed = search_settings(other_seed, source=array_source(), **ASKED)
+    tuned_with_other_seed = search_settings(other_seed, source=array_source(), **OPTUNA_SEARCH)
     assert without_times(tuned_with_other_seed) != without_times(tuned)
 
 
-def test_limits_can_be_given() -> None:
+def test_optuna_stays_within_given_limits() -> None:
     pytest.importorskip("optuna")
-    ends: dict[str, Any] = {"bandwidths": [2.0, 3.0], "ridges": [0.0, 1e-4, 1e-3]}
+    limits: dict[str, Any] = {"bandwidths": [2.0, 3.0], "ridges": [0.0, 1e-4, 1e-3]}
     tuned = search_settings(
-        run_settings(), source=array_source(), **ASKED | ends | {"kernels": ["laplace"]}
+        run_settings(), source=array_source(), **OPTUNA_SEARCH | limits | {"kernels": ["laplace"]}
     )
     proposed = [row for row in tuned.table if not row["as_given"]]
     assert all(2 <= row["bandwidth"] <= 3 and 1e-4 <= row["ridge"] <= 1e-3 for row in proposed)
@@ -63,7 +63,7 @@ def test_limits_can_be_given() -> None:
 @pytest.mark.slow
 def test_stopped_search_resumes_to_same_table(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    uninterrupted = search_settings(run_settings(), source=array_source(), **ASKED)
+    uninterrupted = search_settings(run_settings(), source=array_source(), **OPTUNA_SEARCH)
     reported = list[dict[str, Any]]()
     stop = StopRequest(install=False)
 
@@ -73,28 +73,30 @@ def test_stopped_search_resumes_to_same_table(tmp_path: Path) -> None:
 
     location: dict[str, Any] = {"source": array_source(), "out": tmp_path / "t"}
     with pytest.raises(TrainingInterrupted):
-        search_settings(run_settings(), **ASKED, **location, report=on_event, stop=stop)
+        search_settings(run_settings(), **OPTUNA_SEARCH, **location, report=on_event, stop=stop)
     assert len(reported) == 5
-    tuned = search_settings(run_settings(), **ASKED, **location, report=on_event)
+    tuned = search_settings(run_settings(), **OPTUNA_SEARCH, **location, report=on_event)
     assert without_times(tuned) == without_times(uninterrupted)
     assert (
         len(reported) == uninterrupted.search["trainings"] == 12 + 2
     )  # as given, and the median distance
-    more = search_settings(run_settings(), **ASKED | {"n_trials": 15}, **location, report=on_event)
+    more = search_settings(
+        run_settings(), **OPTUNA_SEARCH | {"n_trials": 15}, **location, report=on_event
+    )
     assert len(reported) == more.search["trainings"] == 15 + 2
 
 
 def test_diverged_trial_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
-    real = trainings.train
+    train = trainings.train
 
     def broken(one: Any, **options: Any) -> Any:
         if one.model.kernel == "linear":
-            raise streamkern.DivergenceError("made to")
-        return real(one, **options)
+            raise streamkern.DivergenceError("by the test")
+        return train(one, **options)
 
     monkeypatch.setattr(trainings, "train", broken)
-    tuned = search_settings(run_settings(), source=array_source(), **ASKED)
+    tuned = search_settings(run_settings(), source=array_source(), **OPTUNA_SEARCH)
     assert tuned.best["kernel"] == "laplace"
     assert any(row["held_out_mse"] is None for row in tuned.table)
     assert math.isfinite(tuned.best["held_out_mse"])
@@ -105,7 +107,7 @@ def test_missing_optuna_is_reported_before_writing(
 ) -> None:
     hide_package("optuna", monkeypatch)
     with pytest.raises(MissingDependencyError, match=r'sampler="optuna" needs optuna: pip install'):
-        search_settings(run_settings(), source=array_source(), out=tmp_path / "t", **ASKED)
+        search_settings(run_settings(), source=array_source(), out=tmp_path / "t", **OPTUNA_SEARCH)
     assert not (tmp_path / "t").exists()
 
 
@@ -134,6 +136,7 @@ def test_refinement_moves_beyond_the_grid() -> None:
         (None, [], []),
         (1.0, [0.9999, 1.0, 1.0001], []),
     ],
+    ids=["inside", "lowest", "highest", "one", "none", "nearly equal"],
 )
 def test_neighbours_are_midpoints_or_extensions(
     best: float | None, bandwidths: list[float], expected: list[float]
@@ -150,6 +153,7 @@ def test_neighbours_are_midpoints_or_extensions(
         (1e-6, [1e-6, 1e-5, 1e-4], [1e-7]),
         (1e-4, [0.0, 1e-4], []),
     ],
+    ids=["highest", "inside", "zero", "lowest", "one above zero"],
 )
 def test_ridge_beyond_extends_the_grid(
     best: float, ridges: list[float], expected: list[float]

@@ -192,8 +192,8 @@ def test_weight_column_is_used_in_every_table() -> None:
             score = sk.evaluate(model, data, *y)
             assert score["mse"] == pytest.approx(mse, rel=1e-4)
             assert model.score(data, *y) == pytest.approx(r2, rel=1e-4)
-        plain = sk.evaluate(model, TABLE.drop(columns="weight"), "fare")
-        assert plain["mse"] == pytest.approx(np.mean((Y - F) ** 2), rel=1e-4)
+        unweighted = sk.evaluate(model, TABLE.drop(columns="weight"), "fare")
+        assert unweighted["mse"] == pytest.approx(np.mean((Y - F) ** 2), rel=1e-4)
         tested = model.fit("t.csv", "fare", "weight", test=(TABLE, "fare"))
         assert tested.report_["test_mse"] == pytest.approx(mse, rel=0.1)
 
@@ -206,7 +206,8 @@ def test_partial_fit_keeps_weights_and_file_options_of_first_block() -> None:
         sk.KernelRegressor(**block).partial_fit("t.zarr").partial_fit(*more).dual_coef_
         for more in (("t.zarr",), ("t.csv",), (TABLE, "fare"))
     ]
-    plain = sk.KernelRegressor(**block).partial_fit("t.zarr")
-    plain = plain.partial_fit(TABLE.drop(columns="weight"), "fare").dual_coef_
-    for result in results[1:]:  # rows come in other orders
-        assert np.abs(result - results[0]).max() < 0.5 * np.abs(plain - results[0]).max()
+    unweighted = sk.KernelRegressor(**block).partial_fit("t.zarr")
+    unweighted = unweighted.partial_fit(TABLE.drop(columns="weight"), "fare").dual_coef_
+    # Weighted blocks come in other orders, so the models differ, but less than an unweighted one.
+    for result in results[1:]:
+        assert np.abs(result - results[0]).max() < 0.5 * np.abs(unweighted - results[0]).max()

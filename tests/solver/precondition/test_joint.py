@@ -1,4 +1,4 @@
-"""Check the joint fit against its quadratic objective, in a few lines."""
+"""Compare the joint fit of several blocks with its quadratic objective, computed densely."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.solver_problems import Array, block_inputs, operator, rows
 
 N, P = 90, 24
 X = rows(0, N, 3)
-"""The stream, of which the first rows are the centers."""
+"""The rows of the run; the first P of them are the centers."""
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] ** 2], axis=1) + 0.3 * rows(1, N, 2)
 BLOCKS = [slice(0, 8), slice(8, 16), slice(16, 24)]
-PENALTY, JITTERS = 0.05, [0.5, 0.1, 0.9]
+PENALTY, JITTERS = 0.05, [0.5, 0.1, 0.9]  # jitters of the three blocks, much larger than usual
 WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
 
 
@@ -133,9 +133,7 @@ def test_learnable_output_is_learned_beside_noise() -> None:
     assert value <= objective(single_output.start, Y[:, :1], None, True)[0] * (1 + 1e-9)
 
 
-def test_smaller_penalty_continues_if_fresh_rows_improve(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_smaller_penalty_continues_if_fresh_rows_improve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that it reaches the minimum of the objective with the smaller penalty."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem, reference = make_problem(Y, None, True), make_problem(Y, None, True, PENALTY / 100)

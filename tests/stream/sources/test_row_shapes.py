@@ -1,4 +1,4 @@
-"""Check that images with other axes are refused by every entry point."""
+"""Check that rows whose axes are in another order are refused by every entry point."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_row_shapes_accept_same_axes_and_flat_rows(axes: Any, desired: Any) -> N
 
 @pytest.mark.parametrize("other_shape", OTHER_SHAPES)
 def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) -> None:
-    turned, labels = X.reshape(80, *other_shape), (Y > 0).astype(int)
+    reshaped, labels = X.reshape(80, *other_shape), (Y > 0).astype(int)
     regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
     classifier = KernelClassifier(solver="direct", random_state=0).fit(X, labels)
     warm = KernelRegressor(solver="block", warm_start=True, centers=X[:20].reshape(20, -1)).fit(
@@ -69,17 +69,17 @@ def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) ->
     )
     online = KernelRegressor(solver="block", random_state=0).partial_fit(X, Y)
     entry_points: list[Callable[[], Any]] = [
-        lambda: regressor.predict(turned),
-        lambda: regressor.predict(ArraySource(turned)),
-        lambda: regressor.score(turned, Y),
-        lambda: regressor.score(ArraySource(turned, Y)),
-        lambda: classifier.predict(turned),
-        lambda: classifier.decision_function(turned),
-        lambda: KernelRegressor(solver="direct").fit(X, Y, test=(turned, Y)),
-        lambda: KernelRegressor(solver="direct", centers=turned[:20]).fit(X, Y),
-        lambda: warm.fit(turned, Y),
-        lambda: online.partial_fit(turned, Y),
-        lambda: online.partial_fit(ArraySource(turned, Y)),
+        lambda: regressor.predict(reshaped),
+        lambda: regressor.predict(ArraySource(reshaped)),
+        lambda: regressor.score(reshaped, Y),
+        lambda: regressor.score(ArraySource(reshaped, Y)),
+        lambda: classifier.predict(reshaped),
+        lambda: classifier.decision_function(reshaped),
+        lambda: KernelRegressor(solver="direct").fit(X, Y, test=(reshaped, Y)),
+        lambda: KernelRegressor(solver="direct", centers=reshaped[:20]).fit(X, Y),
+        lambda: warm.fit(reshaped, Y),
+        lambda: online.partial_fit(reshaped, Y),
+        lambda: online.partial_fit(ArraySource(reshaped, Y)),
     ]
     for entry_point in entry_points:
         with pytest.raises(ConfigError, match=REFUSAL):
@@ -90,19 +90,19 @@ def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) ->
 def test_runs_refuse_images_of_other_axes(
     model: Path, other_shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    turned = X.reshape(80, *other_shape)
-    np.save(tmp_path / "Z.npy", turned[:20])
+    reshaped = X.reshape(80, *other_shape)
+    np.save(tmp_path / "Z.npy", reshaped[:20])
     file = {"model.centers": str(tmp_path / "Z.npy")}
     run(tmp_path / "start", settings={"solver.name": "block"})
     start = {"solver.name": "block", "solver.warm_start": str(tmp_path / "start")}
     loaded = load_model(model)
     entry_points: list[Callable[[], Any]] = [
-        lambda: loaded.predict(ArraySource(turned)),
-        lambda: loaded.values(turned),
-        lambda: loaded.evaluate(ArraySource(turned, Y)),
-        lambda: loaded.predict_to(ArraySource(turned), tmp_path / "out.npy"),
-        lambda: run(test=ArraySource(turned, Y)),
-        lambda: run(centers=turned[:20]),
+        lambda: loaded.predict(ArraySource(reshaped)),
+        lambda: loaded.values(reshaped),
+        lambda: loaded.evaluate(ArraySource(reshaped, Y)),
+        lambda: loaded.predict_to(ArraySource(reshaped), tmp_path / "out.npy"),
+        lambda: run(test=ArraySource(reshaped, Y)),
+        lambda: run(centers=reshaped[:20]),
         lambda: run(settings=file),
         lambda: run(shape=other_shape, settings=start),
     ]
@@ -123,8 +123,8 @@ def test_commands_refuse_images_of_other_axes(
         np.savez(data, X=X.reshape(80, *other_shape), y=Y)
     else:
         ingest(X.reshape(80, *other_shape), data, y=Y)
-    for message in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
-        assert main.run_command([str(word) for word in message]) == 2
+    for command in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
+        assert main.run_command([str(word) for word in command]) == 2
         assert "transpose or reshape its axes" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists()
 
@@ -134,7 +134,7 @@ def test_commands_refuse_images_of_other_axes(
 def test_flat_rows_and_images_have_equal_predictions(
     scale: str, train_shape: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> None:
-    """Check also as many rows as pixels in a line."""
+    """Check also 4 and 48 rows, as many as a row has lines and values."""
     model = run(shape=train_shape, settings={"data.scale": scale}).model
     for n in (4, 48, 80):
         expected = model.values(X[:n].reshape(n, *train_shape))

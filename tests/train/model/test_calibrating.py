@@ -1,4 +1,4 @@
-"""Test calibrated runs: interruptions, rows without weight, leave-one-out, and loaded models."""
+"""Check calibration in runs: its rows, its leave-one-out predictions, and resumed runs."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def test_run_killed_during_calibration_resumes(
         assert model.evaluate(test_source) == {k[5:]: v for k, v in uninterrupted.metrics.items()}
         assert model.calibration is not None
         half_width = model.calibration.intervals.score_quantile(0.9)
-    if (
-        not classes
-    ):  # in the units of the targets, whose first output has a standard deviation of 50
+    if not classes:  # intervals have the unit of the targets; the first has a deviation of 50
         assert 0.1 < half_width[0] / 50 < 1
     for result in (uninterrupted, resumed):
         result.model.backend.close()
@@ -95,11 +93,11 @@ def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
     training_source = rows(slice(600), classes=False)
     _, held_out = split_rows(training_source, 0.1, 0, TO_CALIBRATE)
     held_out_rows = np.concatenate([block.X for block in held_out.blocks()])
-    at = (X[:, None] == held_out_rows).all(axis=2).any(axis=1)
-    assert at.sum() == 60
-    other = Y.copy()
-    other[at] = other[at][::-1]  # the same mean
-    results = [train(settings(), source=ArraySource(X, targets)) for targets in (Y, other)]
+    is_held_out = (X[:, None] == held_out_rows).all(axis=2).any(axis=1)
+    assert is_held_out.sum() == 60
+    exchanged = Y.copy()
+    exchanged[is_held_out] = exchanged[is_held_out][::-1]  # so that the mean target stays
+    results = [train(settings(), source=ArraySource(X, targets)) for targets in (Y, exchanged)]
     weights = [result.model.weights for result in results]
     np.testing.assert_allclose(weights[0], weights[1], atol=1e-5)
     calibrations = [result.model.calibration for result in results]
@@ -110,6 +108,7 @@ def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
         > 3 * calibrations[0].intervals.score_quantile(0.9)[0]
     )
     stopped_early = train(settings(**early_stopping), source=training_source)
+    # Of 600 rows, 60 calibrate, and a tenth of the others decides when to stop.
     assert stopped_early.samples == 3 * (600 - 60 - 54)
     for result in (*results, stopped_early):
         result.model.backend.close()
@@ -129,7 +128,7 @@ def test_zero_weight_rows_are_ignored() -> None:
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -> None:
-    """Compare with brute force at the minimum, which a block solver only approaches."""
+    """Compare with a dense fit without each row, at the minimum; "block" only approaches it."""
     n = 90
     w = np.random.default_rng(1).integers(1, 4, n).astype(float) if weighted else None
     few = {"run.calibrate": "auto", "run.precision": "float64", "data.scale": "none"}
@@ -142,24 +141,23 @@ def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -
     actual, targets = result.model.calibration, result.model.targets
     assert actual is not None
     Y = (np.eye(2)[LABELS[:n]] - targets.mean) / targets.scale
-    plain = np.ones(n) if w is None else w
-    total = plain
-    if weighted:
-        sums = np.bincount(LABELS[:n], plain)
-        total = plain * (sums.sum() / 2 / sums)[LABELS[:n]]
-        total = total / total.mean()
+    row_weights = np.ones(n)
+    if w is not None:  # times the balanced class weights
+        sums = np.bincount(LABELS[:n], w)
+        row_weights = w * (sums.sum() / 2 / sums)[LABELS[:n]]
+        row_weights = row_weights / row_weights.mean()
     K, norm = ref.laplace(X[:n], result.Z, 2.0), ref.laplace(result.Z, result.Z, 2.0)
     F = np.empty((n, 2))
     for i in range(n):
         other_rows = np.delete(np.arange(n), i)
-        among = (X[i] != result.Z).any(axis=1)
-        G, v = K[np.ix_(other_rows, among)], total[other_rows, None]
-        A = G.T @ (v * G) / n + 1e-3 * norm[np.ix_(among, among)]
-        F[i] = K[i, among] @ np.linalg.solve(A, G.T @ (v * Y[other_rows]) / n)
+        centers = (X[i] != result.Z).any(axis=1)  # without row i, if it is one
+        G, v = K[np.ix_(other_rows, centers)], row_weights[other_rows, None]
+        A = G.T @ (v * G) / n + 1e-3 * norm[np.ix_(centers, centers)]
+        F[i] = K[i, centers] @ np.linalg.solve(A, G.T @ (v * Y[other_rows]) / n)
     F = F * targets.scale + targets.mean
-    truth = Calibration.fit_to_classes(F, LABELS[:n], w, np.arange(n))
-    np.testing.assert_allclose(actual.intervals.scores, truth.intervals.scores, atol=1e-5)
-    np.testing.assert_allclose(actual.probabilities(F), truth.probabilities(F), atol=1e-5)
+    expected = Calibration.fit_to_classes(F, LABELS[:n], w, np.arange(n))
+    np.testing.assert_allclose(actual.intervals.scores, expected.intervals.scores, atol=1e-5)
+    np.testing.assert_allclose(actual.probabilities(F), expected.probabilities(F), atol=1e-5)
     result.model.backend.close()
 
 

@@ -1,4 +1,4 @@
-"""Test importances by shuffled columns, against those of scikit-learn."""
+"""Compare importances of columns with scikit-learn, and check where they are shown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_quantile_importances_equal_scikit_learn_pinball_score() -> None:
     )
 
 
-def test_class_importances_are_losses_of_accuracy(tmp_path: Path) -> None:
+def test_class_importances_are_decreases_of_accuracy(tmp_path: Path) -> None:
     X, labels = FRAME[["a", "b"]].to_numpy(), np.where(FRAME.a > 0, "up", "down")
     model = sk.KernelClassifier(**QUICK).fit(X[:400], labels[:400])
     actual = model.permutation_importances(X[400:], labels[400:])

@@ -1,4 +1,4 @@
-"""Test the fit in the log, and warnings about worthless models and features with outlying codes."""
+"""Check the recorded fit, and warnings about worthless models and features with outlying codes."""
 
 from __future__ import annotations
 
@@ -91,33 +91,40 @@ def test_constant_targets_give_no_warning() -> None:
     assert warnings_of(X, np.full(N, 2.5)) == []
 
 
-@pytest.mark.slow
+QUICK: dict[str, Any] = {"kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3}
+# Every fiftieth value of feature 1 is the code 9999, which determines its standard deviation.
+CODED = X.copy()
+CODED[::50, 1] = 9999.0
+
+
+def outlier_warnings(X: Any) -> list[str]:
+    """Return the warnings about features with outlying values."""
+    return [text for text in warnings_of(X, Y, **QUICK) if "nine tenths of the values" in text]
+
+
 def test_feature_with_outlying_codes_gives_warning() -> None:
-    """Check that codes for missing values which determine the standard deviation are reported, and
-    log-normal features are not."""
-    coded = X.copy()
-    coded[::50, 1] = 9999.0
-    quick: dict[str, Any] = {"kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3}
-    reported = [
-        text for text in warnings_of(coded, Y, **quick) if "nine tenths of the values" in text
-    ]
-    assert len(reported) == 1
-    assert "feature 1 " in reported[0]
-    cured = pd.DataFrame(np.where(coded == 9999, np.nan, coded))
-    cured.columns = ["a", "b", "c"]
-    assert warnings_of(cured, Y, **quick) == []
-    assert warnings_of(np.exp(X), Y, **quick) == []
-    words = pd.DataFrame({"a": coded[:, 1], "b": [f"w{k % 90}" for k in range(N)]})
-    reported = [
-        text for text in warnings_of(words, Y, **quick) if "nine tenths of the values" in text
-    ]
-    assert len(reported) == 1
-    assert "feature 'a' " in reported[0]
-    # The mean targets of words are not counted as features with outlying codes.
-    assert "features are like it" not in reported[0]
-    pixels = np.round(np.abs(X) * 50).astype(np.uint8)
-    pixels[::50, 1] = 255
-    assert not any("nine tenths" in text for text in warnings_of(pixels, Y, **quick))
+    (text,) = outlier_warnings(CODED)
+    assert "feature 1 " in text
+
+
+def test_warning_names_column_and_ignores_mean_targets_of_words() -> None:
+    frame = pd.DataFrame({"a": CODED[:, 1], "b": [f"w{k % 90}" for k in range(N)]})
+    (text,) = outlier_warnings(frame)
+    assert "feature 'a' " in text
+    assert "features are like it" not in text
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        pd.DataFrame(np.where(CODED == 9999, np.nan, CODED), columns=["a", "b", "c"]),
+        np.exp(X),
+        np.where(CODED == 9999, 255, np.round(np.abs(X) * 50)).astype(np.uint8),
+    ],
+    ids=["missing values", "log-normal", "pixels"],
+)
+def test_features_without_outlying_codes_give_no_warning(X: Any) -> None:
+    assert outlier_warnings(X) == []
 
 
 def test_outlier_warning_is_shown_once_for_all_folds() -> None:

@@ -1,4 +1,4 @@
-"""Check the scaling of the features: its numbers, its place among transforms, and its record."""
+"""Check the scaling of features by their means and standard deviations, and who keeps it."""
 
 from __future__ import annotations
 
@@ -130,8 +130,7 @@ def test_images_and_uint8_rows_have_one_scale() -> None:
 
 
 def test_flat_float_images_are_detected() -> None:
-    """Check that a mostly dark pixel is not scaled up, in any unit, and a small column of a table
-    is."""
+    """Check images of digits in three units, and tables: only their columns have own scales."""
     digits = load_digits().data
     for factor in (1.0, 1 / 16, 1000.0):
         assert scale_of(ArraySource(digits * factor, None)).mode == "global"
@@ -296,8 +295,7 @@ def test_warm_fit_after_partial_fit_keeps_scale(scale: str) -> None:
     np.testing.assert_allclose(warm_model.predict(X), before, atol=1e-3 * np.ptp(before))
 
 
-def test_search_scales_like_the_run() -> None:
-    """Check that all splits use the scale of all rows."""
+def test_search_uses_scale_of_all_rows_in_every_split() -> None:
     config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})
     data = open_data(config, ArraySource(X, Y))
     fit, _ = Candidates(config, data, 1, rows=100).split(0)

@@ -20,24 +20,29 @@ from tests.runs import D, P, array_source, finished, settings
 Z = np.zeros((P, D), np.float32)
 
 
-def test_arrays_replace_their_settings() -> None:
+def test_settings_without_given_arrays_are_unchanged() -> None:
     config = settings(**{"model.centers": "kmeans"})
     assert NO_INPUTS.settings(config) is config
     assert NO_INPUTS.recorded_settings(config) == config.identity()
-    for given, changed, removed in (
-        (RunInputs(centers=Z), {"centers": "random"}, {"centers"}),
-        (RunInputs(metric=np.ones(D)), {"metric": "none"}, {"metric"}),
-        (
-            RunInputs(centers=Z, metric=np.ones(D)),
-            {"centers": "random", "metric": "none"}, {"centers", "metric"},
-        ),
-    ):  # fmt: skip
-        learned = config.with_overrides({"model.metric": "learn"})
-        actual = given.settings(learned).identity()["model"]
-        assert actual == learned.identity()["model"] | changed
-        recorded_tables = given.recorded_settings(learned)
-        assert learned.identity()["model"].keys() - recorded_tables["model"].keys() == removed
-        assert recorded_tables.keys() == config.identity().keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "replaced"),
+    [
+        (RunInputs(centers=Z), {"centers": "random"}),
+        (RunInputs(metric=np.ones(D)), {"metric": "none"}),
+        (RunInputs(centers=Z, metric=np.ones(D)), {"centers": "random", "metric": "none"}),
+    ],
+    ids=["centers", "metric", "both"],
+)
+def test_given_arrays_replace_their_settings(given: RunInputs, replaced: dict[str, str]) -> None:
+    """Check that the record of the run omits the settings that an array replaces."""
+    config = settings(**{"model.centers": "kmeans", "model.metric": "learn"})
+    expected = config.identity()["model"]
+    assert given.settings(config).identity()["model"] == expected | replaced
+    recorded = given.recorded_settings(config)
+    assert expected.keys() - recorded["model"].keys() == replaced.keys()
+    assert recorded.keys() == config.identity().keys()
 
 
 def test_given_arrays_that_contradict_settings_are_refused() -> None:
@@ -78,25 +83,49 @@ def parent(location: Path) -> ParentRun:
     return ParentRun.find(str(location), {}, load_centers=False, load_weights=False)
 
 
+LOG_LOSS = {"model.loss": "log_loss"}
+
+
+@pytest.mark.parametrize(
+    ("parent_calibrates", "changes", "expected"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (False, {"run.calibrate": True}, True),
+        (True, LOG_LOSS, True),
+        (False, LOG_LOSS, False),
+    ],
+    ids=["calibrated", "not calibrated", "run calibrates", "log loss", "log loss, not calibrated"],
+)
+def test_run_keeps_calibration_rows_of_named_parent_run(
+    runs: Path, parent_calibrates: bool, changes: dict[str, Any], expected: bool
+) -> None:
+    """Check warm starts from a path: the loss of the parent run counts, a squared error."""
+    config = settings(**{"solver.warm_start": str(runs / str(parent_calibrates))}, **changes)
+    assert NO_INPUTS.keeps_calibration_rows(config, complete=True) is expected
+
+
+@pytest.mark.parametrize("changes", [{}, LOG_LOSS], ids=["squared error", "log loss"])
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_run_keeps_calibration_rows_of_its_initial_weights(runs: Path, calibrated: bool) -> None:
-    location = runs / str(calibrated)
+def test_run_keeps_calibration_rows_of_given_parent_run(
+    runs: Path, calibrated: bool, changes: dict[str, Any]
+) -> None:
+    inputs = RunInputs(warm_start=parent(runs / str(calibrated)))
+    assert inputs.keeps_calibration_rows(settings(**changes), complete=True)
 
-    def keeps(given: RunInputs = NO_INPUTS, complete: bool = True, **changes: Any) -> bool:
-        return given.keeps_calibration_rows(settings(**changes), complete=complete)
 
-    by_path = {"solver.warm_start": str(location)}
-    assert not keeps()
-    assert keeps(**by_path) is calibrated
-    assert keeps(**by_path, **{"run.calibrate": True})
-    assert keeps(RunInputs(warm_start=parent(location)))
-    for given in (NO_INPUTS, RunInputs(warm_start=parent(location))):
-        assert not keeps(given, complete=False, **by_path)
-        assert not keeps(replace(given, continued_run=parent(location)), **by_path)
-    # The loss of the new run does not matter: the parent run has the squared error.
-    log_loss = {"model.loss": "log_loss"}
-    assert keeps(**by_path, **log_loss) is calibrated
-    assert keeps(RunInputs(warm_start=parent(location)), **log_loss)
+@pytest.mark.parametrize("by_path", [True, False])
+def test_incomplete_or_continued_run_keeps_no_calibration_rows(runs: Path, by_path: bool) -> None:
+    calibrated = parent(runs / "True")
+    config = settings(**({"solver.warm_start": str(runs / "True")} if by_path else {}))
+    inputs = NO_INPUTS if by_path else RunInputs(warm_start=calibrated)
+    assert not inputs.keeps_calibration_rows(config, complete=False)
+    continued = replace(inputs, continued_run=calibrated)
+    assert not continued.keeps_calibration_rows(config, complete=True)
+
+
+def test_run_without_parent_run_keeps_no_calibration_rows() -> None:
+    assert not NO_INPUTS.keeps_calibration_rows(settings(), complete=True)
 
 
 def test_parent_run_with_log_loss_has_no_calibration_rows(tmp_path: Path) -> None:
@@ -114,10 +143,11 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
         first, source=ArraySource(images, np.arange(130) % 2)
     ).model.fixed_transforms[-1]
     assert isinstance(drawn_patches, PatchFeatures)
-    plain, requested = settings(), settings(**filters)
+    without_patches, requested = settings(), settings(**filters)
     path = str(tmp_path / "run")
     for given, config in (
-        (RunInputs(patches=drawn_patches), plain), (RunInputs(patches=drawn_patches), requested),
+        (RunInputs(patches=drawn_patches), without_patches),
+        (RunInputs(patches=drawn_patches), requested),
         (RunInputs(warm_start=parent(tmp_path / "run")), requested),
         (NO_INPUTS, requested.with_overrides({"solver.warm_start": path})),
     ):  # fmt: skip
@@ -125,11 +155,11 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
         assert actual is not None
         assert actual.describe() == drawn_patches.describe()
     assert NO_INPUTS.known_patches(requested) is None
-    assert RunInputs(warm_start=parent(tmp_path / "run")).known_patches(plain) is None
+    assert RunInputs(warm_start=parent(tmp_path / "run")).known_patches(without_patches) is None
 
 
 def test_pickle_without_newer_field_gets_its_default() -> None:
-    """Check inputs from a pickled estimator of an earlier version."""
+    """Check inputs as an earlier version pickled them, without `rank_addresses`."""
     inputs = RunInputs(facts={"columns": ["a"]})
     del inputs.__dict__["rank_addresses"]
     restored = replace(pickle.loads(pickle.dumps(inputs)), warm_start="run")
