@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
+from streamkern.backend.split_products import PANEL
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, number_or_none
@@ -138,6 +139,8 @@ class BlockMethod(Method[BlockSizes]):
         if is_partitioned:
             add("setup", "centers of one block", b, problem.prepared_row_bytes)
         add("setup", "factors of one block, probe", rows, b, itemsize=item)
+        if problem.on_device and item == 4:  # for precision "high"; the bytes of `split_products`
+            add("setup", "float16 parts of panels", 12 * min(PANEL, b), b)
         # The arrays of a step.
         q, m = problem.centers_per_rank(p), initial_buffer_rows(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, q if sizes.keep else problem.centers_per_rank(b), itemsize=item)
