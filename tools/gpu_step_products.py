@@ -143,7 +143,7 @@ def setup(
     """Time the phases of the setup of n blocks. own_ms : without the phases inside.
 
     The first entry is in float32. The others compute W and its covariance by float16 parts, each
-    with another number of terms of a sum (`split_products.PANEL`).
+    with another number of terms of a sum (`split_products.SPLIT_PANEL`).
     """
     arguments = {"b": b, "n": n, "d": d, "c": c, "sample": sample, "probe": probe, "sweeps": sweeps}
     entry["float32"] = _setup(bench, **arguments)
@@ -189,7 +189,7 @@ def _setup(
     with (
         spans.around(places),
         replaced(backend, "tensor_cores", bool(panel)),
-        replaced(split_products, "PANEL", panel),
+        replaced(split_products, "SPLIT_PANEL", panel),
     ):
         inputs = BlockInputs(op, Centers.of(z, backend), S, P, batch=4096)
         pre = block_module.build_block(inputs, block_slices(n * b, b), noise=noise, sweeps=sweeps)

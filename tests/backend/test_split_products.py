@@ -24,7 +24,7 @@ WIDTHS = pytest.mark.parametrize("b", [7, 16, 48, 53])
 def backend(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Backend]:  # fmt: skip
-    monkeypatch.setattr(split_products, "PANEL", PANEL)
+    monkeypatch.setattr(split_products, "SPLIT_PANEL", PANEL)
     if request.param == "gpu":
         if COMPILER is None:
             pytest.skip("needs a C++ compiler")
@@ -78,7 +78,7 @@ def test_operands_of_large_products_are_float16_and_sums_are_short(
     if COMPILER is None:
         pytest.skip("needs a C++ compiler")
     fake_cupy.install(monkeypatch)
-    monkeypatch.setattr(split_products, "PANEL", PANEL)
+    monkeypatch.setattr(split_products, "SPLIT_PANEL", PANEL)
     calls: list[tuple[str, int, tuple[int, ...]]] = []
     with get_backend("gpu") as backend, backend.active():
         gemm = backend.blas.gemm

@@ -172,7 +172,7 @@ def test_precision_high_uses_float16_parts_on_tensor_cores_alone(
     weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare C with that in float64, and its bits with those without tensor cores."""
-    monkeypatch.setattr(split_products, "PANEL", 32)
+    monkeypatch.setattr(split_products, "SPLIT_PANEL", 32)
     X, Z = rows(0, N, D), rows(1, 90, D)
     root = np.random.default_rng(3).uniform(0.5, 1.5, N) if weighted else None
 
