@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.backend import device_algebra
+from streamkern.backend import device_algebra, split_products
 from streamkern.backend.half_products import half_product
 from streamkern.solver.precondition import block as block_module
+from streamkern.solver.precondition import norm as norm_module
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.block_factor import BlockInputs
 from streamkern.solver.precondition.joint import Joint
@@ -165,9 +166,30 @@ def points(bench: Bench, entry: Figures, *, m: int, d: int, modes: Any) -> None:
 
 def setup(
     bench: Bench, entry: Figures, *, b: int, n: int, d: int, c: int, sample: int, probe: int,
-    sweeps: int,
+    sweeps: int, panels: Any,
 ) -> None:  # fmt: skip
-    """Time the phases of the setup of n blocks. own_ms : without the phases inside."""
+    """Time the phases of the setup of n blocks. own_ms : without the phases inside.
+
+    The first entry is in float32. The others compute W and its covariance by float16 parts, each
+    with another number of terms of a sum (`split_products.SPLIT_PANEL`).
+    """
+    arguments = {"b": b, "n": n, "d": d, "c": c, "sample": sample, "probe": probe, "sweeps": sweeps}
+    entry["float32"] = _setup(bench, **arguments)
+    lambda_1 = entry["float32"]["lambda_1"]
+    for panel in panels:
+        name = f"float16 parts, sums of {panel} terms"
+        if bench.late():
+            entry[name] = LATE
+            continue
+        figures = entry[name] = _setup(bench, **arguments, panel=panel)
+        figures["lambda_1_over_float32"] = figures["lambda_1"] / lambda_1
+
+
+def _setup(
+    bench: Bench, *, b: int, n: int, d: int, c: int, sample: int, probe: int, sweeps: int,
+    panel: int = 0,
+) -> Figures:  # fmt: skip
+    """Return the times of the phases, lambda_1 and the jitter. panel : 0 for float32."""
     backend, op = bench.backend, distances(bench.backend, "high", d, bandwidth=0.7)
     X, Y = (backend.asarray(a) for a in made_problem(n * b + sample + probe, d, c))
     z = op.points(X[: n * b], right=True)
@@ -177,6 +199,8 @@ def setup(
     )
     places = [
         Place(backend, "cholesky", "cholesky", lambda A: len(A) ** 3 / 3),
+        Place(norm_module, "solve_split_right", "W", lambda backend, L, B: B.size * len(L)),
+        Place(norm_module, "add_split_gram", "W W^T", lambda backend, C, W, scale: W.size * len(C)),
         Place(backend, "solve_lower_right", "solve_lower_right", lambda L, B: B.size * len(L)),
         Place(backend, "solve_lower_triangular", "solve_lower_triangular",
               lambda L, B: len(L) ** 3 / 3),
@@ -190,9 +214,16 @@ def setup(
     ]  # fmt: skip
     spans = Spans(bench.clock)
     noise = Noise(variance=1e-2, n_rows=1000, grows=False)
-    with spans.around(places):
+    with (
+        spans.around(places),
+        replaced(backend, "tensor_cores", bool(panel)),
+        replaced(split_products, "SPLIT_PANEL", panel),
+    ):
         inputs = BlockInputs(op, Centers.of(z, backend), S, P, batch=4096)
-        block_module.build_block(inputs, block_slices(n * b, b), noise=noise, sweeps=sweeps)
+        pre = block_module.build_block(inputs, block_slices(n * b, b), noise=noise, sweeps=sweeps)
+    entry: Figures = {
+        "lambda_1": max(rule.lambda_1 for rule in pre.rules), "mu": pre.mu, "jitter": pre.jitter,
+    }  # fmt: skip
     for name, figures in spans.times().items():
         flops = figures.pop("flops")
         if flops:
@@ -202,3 +233,6 @@ def setup(
             floor = bench.bytes_ms(4.0 * b * b) * figures["calls"]
             figures |= floored(figures["ms"], floor)
         entry[name] = figures
+    del pre
+    backend.release()
+    return entry

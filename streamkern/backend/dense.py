@@ -150,12 +150,20 @@ class DenseAlgebra(ABC):
             copy[...] = A
             yield copy
 
-    def accumulate(self, C: Array, A: Array, B: Array) -> None:
-        """Add A @ B to C, with fixed chunks of rows on the threads. A : (m, k). B : (k, c)."""
+    def accumulate(self, C: Array, A: Array, B: Array, scale: float = 1.0) -> None:
+        """Add scale * A @ B to C, with fixed chunks of rows on the threads.
+
+        C : (m, c).
+        A : (m, k), of B's dtype: that of C, or `half_operand`.
+        B : (k, c).
+        """
 
         def add(rows: slice) -> None:
             with self.workspace((rows.stop - rows.start, C.shape[1]), C.dtype) as part:
-                C[rows] += np.matmul(A[rows], B, out=part)
+                np.matmul(A[rows], B, out=part)
+                if scale != 1:
+                    part *= scale
+                C[rows] += part
 
         self.run(add, tiles(len(C), self.chunk))
 

@@ -45,9 +45,9 @@ class DeviceAlgebra(DenseAlgebra):
             self.blas.gemm(A, B, out, left_transposed=True, alpha=scale)
         return out
 
-    def accumulate(self, C: Array, A: Array, B: Array) -> None:
-        """Add A @ B to C by one GEMM."""
-        self.blas.gemm(A, B, C, beta=1)
+    def accumulate(self, C: Array, A: Array, B: Array, scale: float = 1.0) -> None:
+        """Add scale * A @ B to C by one GEMM."""
+        self.blas.gemm(A, B, C, alpha=scale, beta=1)
 
     def cholesky(self, A: Array, *, keep_upper: bool = False) -> bool:
         """Factor A as on the CPU, by blocks of columns, and wait for the device after each."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from streamkern.backend.assignments import Assignments
@@ -16,6 +18,15 @@ SPLIT = Assignments(
     "low = rounded(y - h)", local="y h", halves="high low",
 )  # fmt: skip
 JOIN = Assignments("join", "out = (high + low) * (largest + tiny) * factor")
+
+
+def half_scale(A: Array) -> float:
+    """Return a power of two that brings the largest entry of A near 2^14, a quarter of the range.
+
+    The other entries then have the full precision down to 2^-28 of the largest one.
+    """
+    _, exponent = math.frexp(max(float(A.max()), -float(A.min())))
+    return math.ldexp(1.0, 14 - exponent)
 
 
 def half_product(

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
+from streamkern.backend.split_products import SPLIT_PANEL
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, number_or_none
@@ -134,7 +135,7 @@ class BlockMethod(Method[BlockSizes]):
             add("setup", "sweeps over the blocks: values, directions", rows, c, itemsize=item)
         if has_ranks:
             add("sample", "targets of the centers, being broadcast", p, c + 1, itemsize=item)
-        rows = 2 * b + max(b + count_products(buffers, problem, b), 2 * h)
+        rows = 2 * b + max(b + count_products(buffers, problem, b) + part_rows(problem, b), 2 * h)
         if is_partitioned:
             add("setup", "centers of one block", b, problem.prepared_row_bytes)
         add("setup", "factors of one block, probe", rows, b, itemsize=item)
@@ -230,6 +231,14 @@ class BlockMethod(Method[BlockSizes]):
             keep=work.sizes.keep, cycled=problem.cycled, center_partition=partition,
             **work.solver_arguments(setup),
         )  # fmt: skip
+
+
+def part_rows(problem: ProblemShape, b: int) -> int:
+    """Return the float16 parts of two panels, see `split_products`, in rows of b float32 numbers.
+
+    A device computes them in precision "high", the only one whose points have left sides.
+    """
+    return 3 * min(SPLIT_PANEL, b) if problem.on_device and problem.left_bytes else 0
 
 
 def training_op_counts(

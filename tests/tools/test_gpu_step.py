@@ -62,8 +62,12 @@ def test_device_parts_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {"ms", "gpu_ms", "enqueued_ms", "floor_ms", "points_ms", "residual_ms", "block 3_ms",
             "rest_ms", "calls"} <= step.keys()  # fmt: skip
     assert entries["steps"]["4 x 15"]["m=16"].keys() == {"enqueued_ms", "calls"}
-    assert entries["setup"]["trials of the noise"]["calls"] == 1
-    assert entries["setup"]["sweeps"]["ms"] > 0
+    plain, parts = entries["setup"]["float32"], entries["setup"]["float16 parts, sums of 16 terms"]
+    for phases in (plain, parts):
+        assert phases["trials of the noise"]["calls"] == 1
+        assert phases["sweeps"]["ms"] > 0
+    assert parts["W W^T"]["calls"] == plain["add_gram"]["calls"] == parts["W"]["calls"] > 0
+    assert abs(parts["lambda_1_over_float32"] - 1) < 0.003
     assert abs(entries["halves"]["lambda_1_of_float16_over_float32"] - 1) < 0.01
     assert entries["million"]["with a ridge"]["blocks_of_the_ridge_per_step"] > 0
     for name in ("rendering", "eigenpro4", "block"):

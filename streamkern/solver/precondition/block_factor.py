@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.backend.half_products import half_scale
 from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.half_factor import half_scale, round_factor
+from streamkern.solver.precondition.half_factor import round_factor
 from streamkern.solver.precondition.held_out import geometric_search, parabola_minimum
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.norm import (
@@ -145,8 +146,7 @@ class BlockFactor:
             if root is not None:
                 K *= root[rows, None]
                 Y = Y * root[rows, None]
-            W = self.norm.features(self.backend, K)  # rows of K become columns of W
-            self.backend.add_gram(C, W, scale)
+            W = self.norm.add_covariance(self.op, K, C, scale)  # rows of K become columns of W
             moment += W.T @ Y
         moment *= scale
         if self.inputs.center_targets is not None and self.norm.L is not None:

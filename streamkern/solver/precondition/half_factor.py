@@ -35,15 +35,6 @@ ROUND = Assignments(
 FEED_BACK = Assignments("feed_back", "x = x + e * row")
 
 
-def half_scale(H: Array) -> float:
-    """Return a power of two that brings the largest entry of H near 2^14, a quarter of the range.
-
-    The other entries then have the full precision down to 2^-28 of the largest one.
-    """
-    _, exponent = math.frexp(max(float(H.max()), -float(H.min())))
-    return math.ldexp(1.0, 14 - exponent)
-
-
 def round_factor(backend: Backend, H: Array, scale: float) -> tuple[Array, Array, float]:
     """Round a lower triangular H (b, b) in float32 as in the module docstring.
 
@@ -51,7 +42,7 @@ def round_factor(backend: Backend, H: Array, scale: float) -> tuple[Array, Array
     which squared norms of preconditioned features grow. Takes b^3 / 3 FLOPs, and the memory of the
     result.
 
-    scale : power of two, see `half_scale`.
+    scale : power of two, see `half_products.half_scale`.
     """
     xp, values, squares = backend.xp, H.copy(), 0.0
     inverse, halves = 1 / H.diagonal(), xp.zeros(H.shape, np.float16)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.split_products import add_split_gram, solve_split_right
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
@@ -51,6 +52,24 @@ class WeightNorm:
     def features(self, backend: Backend, K: Array) -> Array:
         """Transform K(X, Z) (n, p) in place to features K L^-T, with the Euclidean norm."""
         return K if self.L is None else backend.solve_lower_right(self.L, K)
+
+    def add_covariance(self, op: KernelOperator, K: Array, C: Array, scale: float) -> Array:
+        """Transform K as `features`, add scale * W.T @ W of the features to C, and return W.
+
+        In precision "high", a device with tensor cores multiplies float16 parts, which takes less
+        time (`split_products`). The choice depends on nothing but the precision and the device,
+        which a run records, so a run that is resumed before its setup is saved has the same bits.
+
+        C : (p, p), of which the lower part is complete; see `DenseAlgebra.add_gram`.
+        """
+        backend = op.backend
+        if self.L is not None and op.precision == "high" and backend.tensor_cores:
+            W = solve_split_right(backend, self.L, K)
+            add_split_gram(backend, C, W, scale)
+        else:
+            W = self.features(backend, K)
+            backend.add_gram(C, W, scale)
+        return W
 
     def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
         """Return L^-1, (p, p), as a new array."""

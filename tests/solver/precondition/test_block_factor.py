@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streamkern import KernelRegressor
+from streamkern.backend import split_products
 from streamkern.solver.precondition.block import block_slices, build_block
 from streamkern.solver.precondition.block_factor import (
     MIN_CENTER_SHARE,
@@ -164,3 +165,29 @@ def test_run_finds_noise_that_setup_rows_do_not_show() -> None:
     automatic = model("auto")
     best = min(error(model(ridge)) for ridge in (0.0, 1e-6, 1e-5, 1e-4))
     assert error(automatic) < 1.02 * best
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_precision_high_uses_float16_parts_on_tensor_cores_alone(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare C with that in float64, and its bits with those without tensor cores."""
+    monkeypatch.setattr(split_products, "SPLIT_PANEL", 32)
+    X, Z = rows(0, N, D), rows(1, 90, D)
+    root = np.random.default_rng(3).uniform(0.5, 1.5, N) if weighted else None
+
+    def covariance(precision: str, tensor_cores: bool) -> Array:
+        op = operator(bandwidth=4.0, precision=precision)
+        monkeypatch.setattr(op.backend, "tensor_cores", tensor_cores)
+        weights = None if root is None else root.astype(op.dtype)
+        S = Sample(op.points(X.astype(op.dtype), left=True), np.zeros((N, 1), op.dtype), weights)
+        factor = BlockFactor(block_inputs(op, Z, S, S), slice(0, len(Z)), None, 1e-4, None)
+        return factor.C
+
+    true = covariance("float64", False)
+    for precision in ("exact", "high", "fast"):
+        plain, on_tensor_cores = (covariance(precision, has_any) for has_any in (False, True))
+        assert (plain == on_tensor_cores).all() == (precision != "high")
+        if precision != "fast":
+            assert np.abs(plain - true).max() < 2e-5 * true.max()
+            assert np.abs(on_tensor_cores - true).max() < 2e-5 * true.max()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.half_products import half_scale
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.methods import BLOCK
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
-from streamkern.solver.precondition.half_factor import PANEL, half_scale, round_factor
+from streamkern.solver.precondition.half_factor import PANEL, round_factor
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.samples import Sample
 from tests import rank_runs
