@@ -288,12 +288,25 @@ def test_continuing_another_loss_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_log_loss_starts_from_squares_that_set_calibration_rows_aside(tmp_path: Path) -> None:
-    """Check a parent run with enough rows for `calibrate="auto"`, whose centers the new run finds
-    only if it leaves the same rows out."""
+@pytest.mark.parametrize(("calibrate", "name"), [
+    ("auto", "squared_error"), (True, "squared_error"), (True, "log_loss"),
+])  # fmt: skip
+def test_log_loss_starts_from_run_that_set_calibration_rows_aside(
+    calibrate: str | bool, name: str, tmp_path: Path
+) -> None:
+    """Check a parent run whose centers the new run finds only if it leaves the same rows out, and
+    a run that starts from the new one."""
     source, options = array_source(MIN_CALIBRATED_ROWS, unit_rows=500), {"data.batch_size": 500}
-    squares = finished(settings(tmp_path / "squares", **options), source=source)
-    assert squares.model.calibration is not None
-    options |= {"model.loss": "log_loss", "solver.warm_start": str(tmp_path / "squares")}
-    log_loss = finished(settings(tmp_path / "log-loss", **options), source=source)
-    np.testing.assert_array_equal(log_loss.Z, squares.Z)
+    parent_options = options | {"model.loss": name, "run.calibrate": calibrate}
+    parent = finished(settings(tmp_path / "0", **parent_options), source=source)
+    assert parent.model.calibration is not None
+    for i in (1, 2):
+        changes = {"model.loss": "log_loss", "solver.warm_start": str(tmp_path / str(i - 1))}
+        config = settings(tmp_path / str(i), **options | changes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
+            with pytest.raises(ValueError, match="the process is gone"):
+                finished(config, source=source)
+        resumed = finished(config, source=source)
+        np.testing.assert_array_equal(resumed.Z, parent.Z)
+        assert resumed.samples == parent.samples
