@@ -65,6 +65,8 @@ class Falkon(Method[Sizes]):
     solver: type[PreconditionedSolver] = FalkonSolver
     n_vectors = 12
     """Number of (p, c) arrays of the iteration, including temporary ones."""
+    n_exchanged = 1
+    """Number of (p, c) arrays that the end of an epoch preconditions, or multiplies by K(Z, Z)."""
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for too few epochs."""
@@ -109,7 +111,29 @@ class Falkon(Method[Sizes]):
         add("train", "slab of H in float64", min(p, CAST_SLAB_ROWS), p, itemsize=8)
         add_left_out(buffers, problem)
         if problem.center_ranks > 1:
-            _add_partitioned_buffers(buffers, problem, sizes)
+            self._add_partitioned_buffers(buffers, problem, sizes)
+
+    def _add_partitioned_buffers(
+        self, buffers: Buffers, problem: ProblemShape, sizes: Sizes
+    ) -> None:
+        """Add further buffers, needed if the centers are partitioned over ranks.
+
+        The buffers of the setup are on rank 0, which computes H alone.
+        """
+        add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+        columns = self.n_exchanged * c
+        add("setup", "all centers, to build H", p, problem.prepared_row_bytes)
+        add("train", "full vectors of the iteration, being exchanged", 2 * p, columns, itemsize=8)
+        phase = problem.host_phase("train")
+        add(phase, "iteration vectors, copies on rank 0", 6 * p, c, itemsize=8)
+        sent_bytes = min(RANK_SLAB_BYTES, 8 * p * columns)
+        add("train", "vectors of the iteration being sent to rank 0", sent_bytes)
+        add("train", "all-reduce buffers of a step", m, 2 * c, itemsize=item)
+        if problem.ridge:
+            n = min(p, BROADCAST_CENTERS)
+            add("train", "centers being broadcast", n, problem.prepared_row_bytes)
+            name = "weights of the broadcast centers, and products"
+            add("train", name, 2 * n, columns, itemsize=item)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute H on rank 0; if the centers are partitioned, all of them are gathered there."""
@@ -139,24 +163,6 @@ class Falkon(Method[Sizes]):
     ) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them."""
         return None if name in ARRAYS_WITHOUT_CENTERS else partition.ids
-
-
-def _add_partitioned_buffers(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-    """Add further buffers, needed if the centers are partitioned over ranks.
-
-    The buffers of the setup are on rank 0, which computes H alone.
-    """
-    add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
-    add("setup", "all centers, to build H", p, problem.prepared_row_bytes)
-    add("train", "full vectors of the iteration, being exchanged", 2 * p, c, itemsize=8)
-    phase = problem.host_phase("train")
-    add(phase, "iteration vectors, copies on rank 0", 6 * p, c, itemsize=8)
-    add("train", "vectors of the iteration being sent to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
-    add("train", "all-reduce buffers of a step", m, 2 * c, itemsize=item)
-    if problem.ridge:
-        n = min(p, BROADCAST_CENTERS)
-        add("train", "centers being broadcast", n, problem.prepared_row_bytes)
-        add("train", "weights of the broadcast centers, and products", 2 * n, c, itemsize=item)
 
 
 def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array, float, float]:

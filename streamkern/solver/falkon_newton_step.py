@@ -33,6 +33,8 @@ For a loss with a log link, the curvatures h are not bounded, so three things di
 
 The run ends when sqrt(g . M g) is at most the tolerance times its value in the first epoch.
 
+Rows and centers are divided over ranks as in `solver.falkon_step`.
+
 Cost per epoch 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
 """
 
@@ -64,6 +66,9 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         squares : (2, c) g . M g after the last step that passed the test, and of the first epoch.
         bound : (1,) B of the step.
         move : (1,) largest |K v| of a row, in units of z; only for a log link.
+
+        If the centers are partitioned, a rank has the rows of its centers of "product", and all of
+        the others.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         arrays = {"product": zeros((p, c)), "squares": zeros((2, c)), "bound": zeros(1)}
@@ -81,12 +86,15 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums and return its losses with the weights of the epoch, (2, c)."""
         m, c, arrays = len(batch.X), self.n_outputs, NewtonArrays.of(state)
+        self._ensure_buffers(m)
+        self.partition.begin_batch(m, batch.n_global_rows)
         K, Kv = self.K[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             values = self.op.product(
                 x, self.Z, arrays.weights_and_direction, out=self.values[:m], keep=K
             )
+            self.partition.row_sum(values)
             r, h, losses = self._expand(state, batch, values, self.r[:m], Kv)
             self._add(K, r, arrays.gradient)
             h *= values[:, c:]
@@ -98,12 +106,28 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         """Return the names of the sums."""
         return (NEWTON_KEYS.gradient, "product", NEWTON_KEYS.curvature_along_step)
 
+    def _sum_over_ranks(self, state: State) -> None:
+        """Add the sums over rows of all ranks, and find the largest move of a row of any rank."""
+        super()._sum_over_ranks(state)
+        if self._has_log_link:
+            move = state.pending["move"]
+            move[...] = self.partition.largest(move[0])
+
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one."""
         facts = super().end_epoch(state)
         if self._has_log_link:
             state.pending["move"][...] = 0
+        if self.ranks.rank:
+            return {}
         return {"iteration": state.passes - 1, "residual": self._residual(state)} | facts
+
+    def _broadcast_direction(self, state: State) -> None:
+        """Broadcast the arrays that `_set_direction` sets, as ranks may differ by rounding."""
+        super()._broadcast_direction(state)
+        self.partition.column_broadcast(NewtonArrays.of(state).weights_and_direction)
+        for name in ("squares", "bound"):
+            self.partition.broadcast(state.pending[name])
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
         """Return B of the step that is tested, which `_set_direction` stored in "bound"."""
@@ -131,14 +155,14 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         D = self._without_common(a * v)
         # B of the step. The term of the rows is for a v, for which it is at least as large as for D
         # without the common part.
-        norm_term = (D * self._without_common(a * penalty[:, c:])).sum()
+        norm_term = self._inner_product(D, self._without_common(a * penalty[:, c:]))
         from_rows = (growth * a * a * arrays.curvature_along_step).sum() / state.rows
         pending["bound"][0] = from_rows + norm_term
         if not state.passes:
             pending["squares"][1] = pending["squares"][0]
             D = next_v * 0 if self._has_log_link else next_v
         arrays.direction[...] = D
-        return -float((g * D).sum())
+        return -self._inner_product(g, D)
 
     def _step_length(self, state: State, a: Array) -> tuple[Array, Array | float]:
         """Return the lengths a (c,) of a step, shortened for a log link, and the growth of l''.

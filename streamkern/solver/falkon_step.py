@@ -48,8 +48,11 @@ from streamkern.solver.base import Solver, State
 
 CAST_SLAB_ROWS = 256
 """Number of rows of H that are cast to float64 at a time."""
-ARRAYS_WITHOUT_CENTERS = ("squares", "least")
-"""Names of a checkpoint's arrays that do not have a row for each center."""
+ARRAYS_WITHOUT_CENTERS = ("squares", "least", "bend", "slopes", "bound", "move")
+"""Names of a checkpoint's arrays that do not have a row for each center.
+
+The last four are of `falkon_newton_step`.
+"""
 WORST_RESIDUAL = 2.0
 """Largest residual, relative to the least so far, with which weights are accepted.
 

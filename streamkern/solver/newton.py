@@ -32,6 +32,7 @@ class Newton(Method[DirectSizes]):
     minimises_squares = False
     needs_same_rows = True
     empty_epochs = 2
+    data_parallel = True
     dense_p_by_p = True
     insensitive_to_conditioning = True
 
@@ -95,9 +96,8 @@ class FalkonNewton(Falkon):
     """
 
     minimises_squares, minimises_losses = False, True
-    data_parallel = partitions_centers = False
     solver = FalkonNewtonSolver
-    n_vectors = 30
+    n_vectors, n_exchanged = 30, 2
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for a ridge of 0."""

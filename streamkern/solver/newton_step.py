@@ -123,8 +123,12 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
     def _set_direction(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         """Set D to the Newton step for the gradient g, (p, c), and return its decrement -g^T D.
 
+        Rank 0 computes them, and broadcasts them in `end_epoch`.
+
         both, penalty : not needed here, as the sums G have the curvature in all directions.
         """
+        if self.ranks.rank:
+            return 0.0
         D, p = NewtonArrays.of(state).direction, len(self.Z)
         L = self.backend.xp.empty((p, p))
         for k in range(self.n_outputs):
@@ -163,10 +167,11 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         tested_step = self._line_search(state)
         same_loss = self._is_same_loss(state)
         entries = super().end_epoch(state)
-        full_step = same_loss and entries["taken"] and tested_step.step_length == 1.0
+        next_step = self._line_search(state)
+        # A step that fails the test is shortened.
+        full_step = same_loss and tested_step.step_length == next_step.step_length == 1.0
         if full_step and self._is_last_loss(state):
             limit = STALLED_DECREMENT * tested_step.first_decrement
-            next_step = self._line_search(state)
             if tested_step.decrement <= next_step.decrement <= limit:
                 stalled_step = next_step._replace(decrement=-next_step.decrement)
                 self._store_line_search(state, stalled_step)

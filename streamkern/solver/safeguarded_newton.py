@@ -26,6 +26,9 @@ The weights of the model are the last that passed the test. The first epoch begi
 ramps of quantiles become narrower from epoch to epoch; a step between two different ramps is not
 tested. The log loss does not change if the same function is added to all outputs; such a common
 part is removed from the steps.
+
+Several ranks add their sums over rows at the end of an epoch. Rank 0 broadcasts b and B, and so
+decides for all ranks whether the step passed the test. It also broadcasts the next step.
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ class LineSearch(NamedTuple):
 
 class NewtonArrays(NamedTuple):
     """The arrays of the iteration, which are views of `State.pending`.
+
+    If the centers are partitioned, a rank has the rows of its centers.
 
     gradient : (p, c) float64, sum of K^T (w r).
     curvature_along_step : (c,) float64, sum of w (K v)^2; "bend" in checkpoints.
@@ -175,17 +180,20 @@ class SafeguardedNewton(Solver):
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.
 
-        The entry "taken" says whether the step passed the test; "decrement" and "length" describe
-        the next step, and "jitter" the equations of its direction.
+        On rank 0, the entry "taken" says whether the step passed the test; "decrement" and "length"
+        describe the next step, and "jitter" the equations of its direction. Other ranks return no
+        entries.
 
         Raises DivergenceError if the sums are not finite.
         """
         arrays, c = NewtonArrays.of(state), self.n_outputs
+        self._sum_over_ranks(state)
         both = arrays.weights_and_direction.astype(np.float64)
         penalty = self.ridge * self._center_kernel_times(both)
         g = arrays.gradient / state.rows + penalty[:, :c]
-        b = float((g * arrays.direction).sum())
+        b = self._inner_product(g, arrays.direction)
         B = self._majorant_curvature(state, both, penalty)
+        b, B = self.ranks.broadcast_scalars([b, B]).tolist()
         if not (math.isfinite(b) and math.isfinite(B)):
             raise self._divergence_error(state)
         a, s, first_decrement = self._line_search(state)
@@ -194,6 +202,8 @@ class SafeguardedNewton(Solver):
             arrays.start_weights[...] = both[:, :c]
             state.average[...] = arrays.weights_and_direction[:, :c]
             a, s = self._set_direction(state, g, both, penalty), 1.0
+            a = float(self.ranks.broadcast_scalars([a])[0])
+            self._broadcast_direction(state)
             first_decrement = first_decrement or a
         else:
             s = _shortened_length(a, b, s, B)
@@ -202,7 +212,34 @@ class SafeguardedNewton(Solver):
         for name in self.sums_of_rows(state):
             state.pending[name][...] = 0
         state.rows, state.passes = 0, state.passes + 1
+        if self.ranks.rank:
+            return {}
         return {"taken": passes_test, "decrement": a, "length": s, "jitter": self.jitter}
+
+    def _broadcast_direction(self, state: State) -> None:
+        """Broadcast the arrays that `_set_direction` sets, as ranks may differ by rounding."""
+        self.partition.column_broadcast(NewtonArrays.of(state).direction)
+
+    def _sum_over_ranks(self, state: State) -> None:
+        """Add the sums over rows of all ranks, for all ranks. Collective."""
+        for name in self.sums_of_rows(state):
+            sums = state.pending[name]
+            if name == NEWTON_KEYS.curvature_along_step:  # equal on the ranks with the same rows
+                self.partition.sum_over_rows(sums)
+            else:
+                self.partition.column_sum(sums)
+
+    def reduce_to_rank_0(self, state: State) -> None:
+        """Add the sums of all ranks, see `Solver.reduce_to_rank_0`. Collective."""
+        self._sum_over_ranks(state)
+        if self.partition.grid.row:
+            for name in self.sums_of_rows(state):
+                state.pending[name][...] = 0
+
+    def _inner_product(self, a: Array, b: Array) -> float:
+        """Return tr(a^T b) over all centers, for a and b (q, c) at this rank's. Collective."""
+        total = (a * b).sum().reshape(1)
+        return float(self.partition.sum_over_columns(total)[0])
 
     def final_note(self, state: State) -> dict[str, str]:
         """Return a note if the next step still has a large decrement, see `UNCONVERGED_DECREMENT`.
@@ -227,7 +264,7 @@ class SafeguardedNewton(Solver):
         """
         v = slice(self.n_outputs, None)
         from_rows = float(NewtonArrays.of(state).curvature_along_step.sum()) / state.rows
-        return from_rows + float((both[:, v] * penalty[:, v]).sum())
+        return from_rows + self._inner_product(both[:, v], penalty[:, v])
 
     def _set_direction(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         """Set the direction D, (p, c), for the gradient g, (p, c), and return its decrement a.
@@ -267,9 +304,10 @@ class SafeguardedNewton(Solver):
     def back_off(self, state: State, good_weights: Array, factor: float) -> None:
         """Change nothing, as the end of the epoch shortens a step that is too long.
 
-        Raises DivergenceError if the gradient is not finite.
+        Raises DivergenceError on all ranks if the gradient is not finite. Collective.
         """
-        if not bool(self.backend.xp.isfinite(NewtonArrays.of(state).gradient).all()):
+        gradient = NewtonArrays.of(state).gradient
+        if not self.ranks.agree(bool(self.backend.xp.isfinite(gradient).all())):
             raise self._divergence_error(state)
 
 

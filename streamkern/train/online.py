@@ -188,7 +188,8 @@ def _check_settings(config: RunConfig) -> None:
         if method.needs_same_rows:
             reason = f"{mention('solver', name)} needs the same rows in every epoch"
         raise ConfigError(
-            f"{reason} and cannot be used with partial_fit", "use fit, or another solver"
+            f"{reason} and cannot be used with partial_fit",
+            f"use fit, or another solver, such as {mention('solver.name', 'block')}",
         )
 
 

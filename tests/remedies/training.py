@@ -158,9 +158,6 @@ def fit_cases() -> list[Case]:
         return sk.ArraySource(X, Y)
 
     return [
-        ("by solver='block' alone.*use the block solver, or fit from the start",
-         lambda: regressor(solver="eigenpro4", ridge="auto", loss="huber").partial_fit(X, Y),
-         lambda: regressor(solver="block", loss="huber").partial_fit(X, Y)),
         ("set aside by calibrate have sample weight 0; give more of the rows a weight above",
          lambda: trained(held_out, source=sk.ArraySource(X, Y, sample_weight=w)),
          lambda: trained(held_out, source=sk.ArraySource(X, Y, sample_weight=w + 1))),

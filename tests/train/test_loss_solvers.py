@@ -237,17 +237,15 @@ def test_several_quantiles_are_several_outputs(solver: str) -> None:
     np.testing.assert_allclose((y[:, None] <= F).mean(axis=0), [0.2, 0.8], atol=0.1)
 
 
-def test_non_block_solver_over_ranks_is_refused() -> None:
-    with pytest.raises(sk.ConfigError, match=r"with run.ranks=2 by solver.name='block' alone"):
+def test_solver_that_runs_on_one_rank_is_refused_over_ranks() -> None:
+    with pytest.raises(sk.ConfigError, match=r"run.ranks=2 cannot share the steps of solver='sgd'"):
         opened(sk.ArraySource(X, VALUES), **{
-            "model.loss": "huber", "solver.name": "eigenpro4", "run.ranks": 2,
+            "model.loss": "huber", "solver.name": "sgd", "run.ranks": 2,
+            "model.n_centers": "auto",
         })  # fmt: skip
 
 
-def test_non_block_solver_with_partial_fit_is_refused() -> None:
-    model = sk.KernelRegressor(loss="huber", solver="eigenpro4", n_centers=P, metric="none")
-    with pytest.raises(sk.ConfigError, match="is minimised with partial_fit by solver='block'"):
-        model.partial_fit(X, VALUES)
+def test_solver_that_needs_all_rows_is_refused_with_partial_fit() -> None:
     direct = sk.KernelRegressor(loss="huber", solver="direct", n_centers=P, metric="none")
     with pytest.raises(sk.ConfigError, match="needs the same rows in every epoch"):
         direct.partial_fit(X, VALUES)

@@ -37,6 +37,11 @@ from tests.runs import (
 )
 
 RIDGE = 1e-2
+OF_SOLVERS: dict[str, dict[str, Any]] = {
+    "block": {},
+    "eigenpro4": {"solver.name": "eigenpro4", "solver.n_nystrom": 40, "solver.level": 10},
+    "falkon": {"solver.name": "falkon", "solver.ridge": RIDGE, "data.epochs": 4},
+}
 
 
 def config(location: Path | None, name: str, **overrides: Any) -> Any:
@@ -52,43 +57,61 @@ def setup_of(location: Path) -> dict[str, Any]:
     return dict(setup.meta["setup"])
 
 
-@pytest.mark.parametrize("name", ["log_loss", "squared_hinge", "quantile"])
-def test_continued_run_starts_with_old_function_and_parameters(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "solver"), [
+    ("log_loss", "block"), ("squared_hinge", "block"), ("quantile", "block"),
+    ("log_loss", "eigenpro4"), ("quantile", "falkon"), ("log_loss", "falkon"),
+])  # fmt: skip
+def test_continued_run_starts_with_old_function_and_parameters(
+    name: str, solver: str, tmp_path: Path
+) -> None:
     """Check also rows with other means and standard deviations."""
     classes = name in FOR_CLASSES
     paths = [tmp_path / name for name in "abc"]
-    before = finished(config(paths[0], name), source=loss_source(name))
+    options = OF_SOLVERS[solver]
+    before = finished(config(paths[0], name, **options), source=loss_source(name))
     answers = before.model.predict(loss_source(name))
     rows, test = loss_source(name, slice(0, 60)), loss_source(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
         with pytest.raises(ValueError, match="the process is gone"):
-            finished(config(paths[1], name), source=rows, continues=paths[0])
+            finished(config(paths[1], name, **options), source=rows, continues=paths[0])
     started_model = sk.load(paths[1])
     actual = started_model.predict_values(X) if classes else started_model.predict(X)[:, None]
     np.testing.assert_array_equal(actual, answers)
     shutil.rmtree(paths[0])
-    finished(config(paths[1], name), source=rows, test=test, continues=paths[0])
-    finished(config(paths[2], name), source=rows, test=test, continues=paths[1])
+    finished(config(paths[1], name, **options), source=rows, test=test, continues=paths[0])
+    finished(config(paths[2], name, **options), source=rows, test=test, continues=paths[1])
     assert setup_of(paths[2])["loss"] == before.meta["setup"]["loss"]
     ages = [setup_of(path)["loss_age"] for path in paths[1:]]
-    assert ages == [2 * N / P, (2 * N + 120) / P]
+    epochs = options.get("data.epochs", 2)
+    assert ages == [epochs * N / P, epochs * (N + 60) / P]
 
 
-@pytest.mark.parametrize(("old", "name"), [
-    ("log_loss", "log_loss"), ("quantile", "quantile"), ("squared_error", "log_loss"),
+@pytest.mark.parametrize(("old", "name", "solver"), [
+    ("log_loss", "log_loss", "block"), ("quantile", "quantile", "block"),
+    ("squared_error", "log_loss", "block"), ("squared_error", "log_loss", "falkon"),
+    ("quantile", "quantile", "falkon"), ("huber", "huber", "eigenpro4"),
 ])  # fmt: skip
-def test_killed_continuation_ends_with_same_bits(old: str, name: str, tmp_path: Path) -> None:
-    rows, options = loss_source(name), {"continues": tmp_path / "old"}
-    finished(config(tmp_path / "old", old), source=rows)
-    assert_resume_gives_same_bits(tmp_path, (5,), loss_settings(name), rows, **options)
+def test_killed_continuation_ends_with_same_bits(
+    old: str, name: str, solver: str, tmp_path: Path
+) -> None:
+    rows, options, overrides = (
+        loss_source(name),
+        {"continues": tmp_path / "old"},
+        OF_SOLVERS[solver],
+    )
+    finished(config(tmp_path / "old", old, **overrides), source=rows)
+    overrides = loss_settings(name, **overrides)
+    assert_resume_gives_same_bits(tmp_path, (5,), overrides, rows, **options)
 
 
 class Penalised:
     """The objective of a loss of values, or of the log loss, in float64."""
 
-    def __init__(self, loss: Loss, targets: TargetScale, Z: Any, Y: Any) -> None:
-        self.loss, self.targets, self.Y = loss, targets, Y
+    def __init__(
+        self, loss: Loss, targets: TargetScale, Z: Any, Y: Any, ridge: float = RIDGE
+    ) -> None:
+        self.loss, self.targets, self.Y, self.ridge = loss, targets, Y, ridge
         self.K, self.of_centers = (np.exp(-cdist(a, np.float64(Z)) / 3.0) for a in (X, Z))
 
     def __call__(self, alpha: Any) -> float:
@@ -101,8 +124,8 @@ class Penalised:
         scale = float(np.mean(self.loss.curvature * gain**2))
         value = self.loss.values(np, z, self.Y).mean() / scale
         gradient = self.loss.gradient(np, self.loss.predict(np, z) - self.Y, self.Y)
-        slope = self.K.T @ (gain * gradient) / (N * scale) + RIDGE * of_alpha
-        return float(value + RIDGE / 2 * (alpha * of_alpha).sum()), slope.reshape(-1)
+        slope = self.K.T @ (gain * gradient) / (N * scale) + self.ridge * of_alpha
+        return float(value + self.ridge / 2 * (alpha * of_alpha).sum()), slope.reshape(-1)
 
     def least_loss(self) -> float:
         start = np.zeros(len(self.of_centers) * self.Y.shape[1])
@@ -117,18 +140,23 @@ FULL = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("solver", ["block", "falkon"])
 @pytest.mark.parametrize("start", ["warm", "continued"])
 @pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
 def test_start_from_squared_error_reaches_minimum_of_loss(
-    name: str, start: str, tmp_path: Path
+    name: str, start: str, solver: str, tmp_path: Path
 ) -> None:
     """Compare with SciPy's minimum, and check the loss at the beginning."""
     rows, Y = loss_source(name), VALUES[:, None]
     if name in FOR_CLASSES:
         Y = np.eye(3)[LABELS]
-    finished(config(tmp_path / "old", "squared_error", **FULL), source=rows)
+    full = FULL
+    if solver == "falkon":
+        unset = {"solver.block_size": "auto", "solver.average": True}
+        full = FULL | OF_SOLVERS["falkon"] | unset | {"data.epochs": 20}
+    finished(config(tmp_path / "old", "squared_error", **full), source=rows)
     options: dict[str, Any] = {"continues": tmp_path / "old"}
-    overrides = FULL | {"data.epochs": 100, "run.evaluate_every": 1}
+    overrides = full | {"data.epochs": 100, "run.evaluate_every": 1}
     if start == "warm":
         options, overrides = {}, overrides | {"solver.warm_start": str(tmp_path / "old")}
     result = finished(config(None, name, **overrides), source=rows, test=rows, **options)
@@ -142,15 +170,28 @@ def test_start_from_squared_error_reaches_minimum_of_loss(
     assert figures[0] - figures[-1] < 0.5 * (zero - figures[-1])
 
 
+LOW_RANK = {"n_nystrom": 40, "level": 10}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
-def test_partial_fit_approaches_minimum_of_loss(name: str) -> None:
+@pytest.mark.parametrize(("name", "solver", "ridge"), [
+    ("log_loss", {}, RIDGE), ("huber", {}, RIDGE), ("expectile", {}, RIDGE),
+    ("huber", {"solver": "eigenpro3", "batch_size": 20} | LOW_RANK, 0.0),
+    ("expectile", {"solver": "eigenpro4", "batch_size": 20} | LOW_RANK, 0.0),
+    ("log_loss", {"solver": "eigenpro1", "features": "nystrom"} | LOW_RANK, RIDGE),
+    ("huber", {"solver": "sgd", "features": "nystrom"}, RIDGE),
+])  # fmt: skip
+def test_partial_fit_approaches_minimum_of_loss(
+    name: str, solver: dict[str, Any], ridge: float
+) -> None:
     """Check the loss of all rows, which arrive in four parts again and again."""
     options: dict[str, Any] = {
         "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
-        "loss": name, "ridge": RIDGE, "precision": "float64", "batch_size": 50, "threads": 1,
-        "quantile": loss_settings(name).get("model.quantile"),
+        "loss": name, "precision": "float64", "batch_size": 50, "threads": 1,
+        "quantile": loss_settings(name).get("model.quantile"), **solver,
     }  # fmt: skip
+    if ridge:
+        options["ridge"] = ridge
     classes = name in FOR_CLASSES
     y, Y = (LABELS, np.eye(3)[LABELS]) if classes else (VALUES, VALUES[:, None])
     model = (sk.KernelClassifier if classes else sk.KernelRegressor)(**options)
@@ -163,7 +204,7 @@ def test_partial_fit_approaches_minimum_of_loss(name: str) -> None:
     assert state is not None
     loss, scale = saved_loss(state.meta), state.targets.scale
     assert loss is not None
-    objective = Penalised(loss, state.targets, model.centers_, Y)
+    objective = Penalised(loss, state.targets, model.centers_, Y, ridge)
     alpha = np.reshape(model.dual_coef_, (P, -1)) / scale
     least_loss, reached_loss = objective.least_loss(), objective(alpha)
     assert (
@@ -247,12 +288,25 @@ def test_continuing_another_loss_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_log_loss_starts_from_squares_that_set_calibration_rows_aside(tmp_path: Path) -> None:
-    """Check a parent run with enough rows for `calibrate="auto"`, whose centers the new run finds
-    only if it leaves the same rows out."""
+@pytest.mark.parametrize(("calibrate", "name"), [
+    ("auto", "squared_error"), (True, "squared_error"), (True, "log_loss"),
+])  # fmt: skip
+def test_log_loss_starts_from_run_that_set_calibration_rows_aside(
+    calibrate: str | bool, name: str, tmp_path: Path
+) -> None:
+    """Check a parent run whose centers the new run finds only if it leaves the same rows out, and
+    a run that starts from the new one."""
     source, options = array_source(MIN_CALIBRATED_ROWS, unit_rows=500), {"data.batch_size": 500}
-    squares = finished(settings(tmp_path / "squares", **options), source=source)
-    assert squares.model.calibration is not None
-    options |= {"model.loss": "log_loss", "solver.warm_start": str(tmp_path / "squares")}
-    log_loss = finished(settings(tmp_path / "log-loss", **options), source=source)
-    np.testing.assert_array_equal(log_loss.Z, squares.Z)
+    parent_options = options | {"model.loss": name, "run.calibrate": calibrate}
+    parent = finished(settings(tmp_path / "0", **parent_options), source=source)
+    assert parent.model.calibration is not None
+    for i in (1, 2):
+        changes = {"model.loss": "log_loss", "solver.warm_start": str(tmp_path / str(i - 1))}
+        config = settings(tmp_path / str(i), **options | changes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
+            with pytest.raises(ValueError, match="the process is gone"):
+                finished(config, source=source)
+        resumed = finished(config, source=source)
+        np.testing.assert_array_equal(resumed.Z, parent.Z)
+        assert resumed.samples == parent.samples

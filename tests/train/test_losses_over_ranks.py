@@ -31,6 +31,14 @@ SMALL = {
     "data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3, "run.calibrate": False,
     "solver.ridge": "auto",
 }  # fmt: skip
+SOLVERS: dict[str, dict[str, Any]] = {
+    "block": {},
+    "falkon": {"data.epochs": 4, "solver.ridge": 1e-3},
+    "direct": {"data.epochs": 4, "solver.ridge": 1e-3},
+    "eigenpro3": {"data.epochs": 2},
+    "eigenpro4": {"data.epochs": 2},
+}
+"""Settings of solvers; FALKON and Newton's method take their first steps after two epochs."""
 SQUARES = {"model.loss": "squared_error", "model.quantile": None}
 LIMIT = ScaledLoss.limit
 
@@ -51,23 +59,32 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / names.get(name, "values")) for name in LOSSES}
 
 
-def settings(store: str, location: Path, name: str, rows: int, columns: int) -> Any:
+def settings(
+    store: str, location: Path, name: str, rows: int, columns: int, solver: str = "block"
+) -> Any:
     """Return the settings of a run with a loss on a grid of ranks."""
-    grid = runs.grid(rows, columns)
-    return runs.settings(store, location, **SMALL | LOSSES[name] | grid | {"data.test": store})
+    options = SMALL | LOSSES[name] | runs.grid(rows, columns) | {"data.test": store}
+    if solver != "block":
+        options |= {"solver.name": solver, "solver.block_size": "auto"} | SOLVERS[solver]
+    return runs.settings(store, location, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize(("name", "rows", "columns"), [
-    ("log_loss", 1, 2), ("log_loss", 2, 1), ("log_loss", 2, 2), ("quantile", 3, 1),
-    ("quantile", 1, 3), ("huber", 2, 1), ("huber", 1, 2), ("poisson", 2, 1), ("gamma", 3, 1),
+@pytest.mark.parametrize(("solver", "name", "rows", "columns"), [
+    ("block", "log_loss", 1, 2), ("block", "log_loss", 2, 1), ("block", "log_loss", 2, 2),
+    ("block", "quantile", 3, 1), ("block", "quantile", 1, 3), ("block", "huber", 2, 1),
+    ("block", "huber", 1, 2), ("block", "poisson", 2, 1), ("block", "gamma", 3, 1),
+    ("falkon", "log_loss", 2, 1), ("falkon", "quantile", 1, 2), ("falkon", "poisson", 2, 2),
+    ("falkon", "gamma", 3, 1), ("direct", "log_loss", 2, 1), ("direct", "huber", 3, 1),
+    ("direct", "gamma", 2, 1), ("eigenpro3", "huber", 1, 3), ("eigenpro3", "log_loss", 3, 1),
+    ("eigenpro4", "poisson", 2, 2), ("eigenpro4", "quantile", 2, 1),
 ])  # fmt: skip
 def test_run_over_ranks_equals_one_process(
-    stores: dict[str, str], tmp_path: Path, name: str, rows: int, columns: int
+    stores: dict[str, str], tmp_path: Path, solver: str, name: str, rows: int, columns: int
 ) -> None:
-    one = train(settings(stores[name], tmp_path / "one", name, 1, 1))
-    config = settings(stores[name], tmp_path / "many", name, rows, columns)
+    one = train(settings(stores[name], tmp_path / "one", name, 1, 1, solver))
+    config = settings(stores[name], tmp_path / "many", name, rows, columns, solver)
     ended, *_ = runs.on_ranks(rows * columns, config)
     weights, expected = (runs.alpha(tmp_path / location) for location in ("many", "one"))
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
@@ -157,20 +174,23 @@ def test_continued_run_over_ranks_equals_one_process(
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize(("name", "rows", "columns"), [
-    ("log_loss", 1, 2), ("quantile", 2, 1), ("huber", 2, 2), ("poisson", 2, 2)
+@pytest.mark.parametrize(("solver", "name", "rows", "columns"), [
+    ("block", "log_loss", 1, 2), ("block", "quantile", 2, 1), ("block", "huber", 2, 2),
+    ("block", "poisson", 2, 2), ("falkon", "gamma", 2, 2), ("falkon", "log_loss", 3, 1),
+    ("direct", "poisson", 2, 1), ("eigenpro4", "huber", 2, 2),
 ])  # fmt: skip
 def test_stopped_run_resumes_to_same_bits(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    name: str, rows: int, columns: int,
+    solver: str, name: str, rows: int, columns: int,
 ) -> None:  # fmt: skip
+    """Stop within the first epoch, or for falkon and direct, within the third."""
     calm, parts = (
-        settings(stores[name], tmp_path / location, name, rows, columns)
+        settings(stores[name], tmp_path / location, name, rows, columns, solver)
         for location in ("calm", "parts")
     )
     runs.on_ranks(rows * columns, calm)
     with monkeypatch.context() as patch:
-        runs.stop_rank0_after(4, patch)
+        runs.stop_rank0_after(20 if solver in ("falkon", "direct") else 4, patch)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             runs.on_ranks(rows * columns, parts)
     runs.on_ranks(rows * columns, parts)

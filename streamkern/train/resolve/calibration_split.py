@@ -20,7 +20,7 @@ better than calibration rows that are set aside; see docs/howto/probabilities.md
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -109,23 +109,26 @@ def calibration_split(
     source: BaseSource,
     reason: str | None = None,
     *,
-    keeps_calibration_rows: bool = False,
+    keeps_calibration_rows: bool | Literal["auto"] = False,
 ) -> CalibrationSplit:
     """Split the rows of a run into calibration rows and the rest.
 
     reason : reason not to calibrate, see `check_calibrate`
-    keeps_calibration_rows : whether the run starts from the weights of an earlier run. With
-        calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
-        same rows have to be chosen as centers.
+    keeps_calibration_rows : run.calibrate of the earlier run from whose weights the run starts, or
+        False. With calibrate="auto" the run then leaves out the rows that the earlier run set
+        aside, because the same rows have to be chosen as centers.
 
     Raises ConfigError or DataError if calibrate is True, and the rows cannot be split.
     """
-    is_auto, n_rows, why_none = config.run.calibrate == "auto", _n_without_copies(source), reason
+    calibrate, n_rows, why_none = config.run.calibrate, _n_without_copies(source), reason
+    if calibrate == "auto" and keeps_calibration_rows is True:
+        calibrate, reason = True, None
+    is_auto = calibrate == "auto"
     allows_left_out = is_auto and reason is None and source.classes is not None
     allows_left_out = allows_left_out and not _has_copies(source, n_rows)
     if is_auto and (keeps_calibration_rows or reason is None):
         reason = _why_too_few(source, n_rows)
-    elif reason is None and not config.run.calibrate:
+    elif reason is None and not calibrate:
         reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
 
     def without_rows(reason: str) -> CalibrationSplit:

@@ -19,10 +19,9 @@ from streamkern.train.resolve.training_data import Data, check_targets
 def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool) -> None:
     """Raise an error if the loss, or the transform of the targets, cannot be used in this run.
 
-    Raises ConfigError if the loss does not suit the targets; if the solver does not support it in
-    such a run; if a user-defined loss violates a rule of `check_user_loss`; or if a log scale is
-    set for classes. Raises DataError if the loss has a log link and the targets are too small for
-    it.
+    Raises ConfigError if the loss does not suit the targets; if a user-defined loss violates a rule
+    of `check_user_loss`; or if a log scale is set for classes. Raises DataError if the loss has a
+    log link and the targets are too small for it.
 
     complete : whether no other rows will follow, as they may in `partial_fit`
     has_initial_weights : whether the run starts from existing weights
@@ -31,7 +30,6 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
     if loss != SQUARES:
         _check_kind(loss, data)
         _check_levels(config, data)
-        _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)
         if isinstance(loss, Loss):
             check_user_loss(loss, data.source.n_outputs)
         _check_log_link(config, data, sets_unit=complete and not has_initial_weights)
@@ -59,22 +57,6 @@ def _check_kind(loss: str | Loss, data: Data) -> None:
             f"{actual_targets}",
             f"give one of {', '.join(losses)} as {mention('model.loss')}, or targets that are "
             f"{required_targets}",
-        )
-
-
-def _check_solver(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
-    """Raise ConfigError if only the block solver supports the loss in such a run, and another one
-    is set."""
-    name, situation = config.solver.name, None
-    if config.run.n_ranks > 1:
-        situation = mention("run.ranks", config.run.n_ranks)
-    elif has_initial_weights or not complete:
-        situation = "weights of another run" if has_initial_weights else "partial_fit"
-    if situation is not None and name not in ("auto", "block"):
-        raise ConfigError(
-            f"{mention('model.loss', config.model.loss)} is minimised with {situation} by "
-            f"{mention('solver.name', 'block')} alone, and not by {mention('solver.name', name)}",
-            "use the block solver, or fit from the start in one process",
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.array_types import HostArray
+from streamkern.basics.errors import RunError
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.log_loss import LogLoss
@@ -92,14 +94,16 @@ class RunInputs:
                 del settings["model"][name]
         return settings
 
-    def keeps_calibration_rows(self, config: RunConfig, *, complete: bool) -> bool:
-        """Return whether the calibration rows of the warm start are set aside again.
+    def keeps_calibration_rows(
+        self, config: RunConfig, *, complete: bool
+    ) -> bool | Literal["auto"]:
+        """Return run.calibrate of the warm start, whose calibration rows are set aside again.
 
         The weights of an earlier run belong to its centers. If that run set calibration rows aside,
         its centers were chosen among the other rows. To get the same centers, this run must set the
-        same rows aside. The run directory of solver.warm_start records whether rows were set aside;
-        for `warm_start` this is not known, and True is returned unless its loss is the log loss,
-        for which no rows are set aside.
+        same rows aside. The result is False if none are. The run directory of solver.warm_start
+        records the setting; for `warm_start` it is not known, and "auto" is returned unless its
+        loss is the log loss, for which "auto" sets no rows aside.
 
         complete : whether no other rows will follow, as they may in `partial_fit`
         """
@@ -107,13 +111,10 @@ class RunInputs:
         if not complete or self.continued_run is not None:
             return False
         if self.warm_start is not None:
-            return not isinstance(self.warm_start.loss, LogLoss)
+            return False if isinstance(self.warm_start.loss, LogLoss) else "auto"
         if parent_path is None or config.run.calibrate != "auto":
-            return parent_path is not None
-        options = storage_options_for(config, parent_path)
-        with RunDirectory(parent_path, writable=False, storage_options=options) as directory:
-            recorded = recorded_run(directory)
-        return recorded is None or recorded_calibrate(recorded) is not False
+            return False if parent_path is None else "auto"
+        return _calibrate_of_run(parent_path, config)
 
     def known_patches(self, config: RunConfig) -> PatchFeatures | None:
         """Return `patches`, or the patch features of the run that provides the initial weights.
@@ -140,6 +141,29 @@ class RunInputs:
 
 
 NO_INPUTS = RunInputs()
+
+
+def _calibrate_of_run(path: str, config: RunConfig) -> bool | Literal["auto"]:
+    """Return run.calibrate of the run in `path`, by which its calibration rows were set aside.
+
+    A run that set aside the rows of its own warm start records "auto", so the setting of that run
+    is returned if its directory still exists.
+
+    config : settings of the new run, with the storage options
+
+    Raises RunError if there is no run.
+    """
+    options = storage_options_for(config, path)
+    with RunDirectory(path, writable=False, storage_options=options) as directory:
+        recorded = recorded_run(directory)
+    calibrate: bool | Literal["auto"] = "auto"
+    if recorded is not None:
+        calibrate = recorded_calibrate(recorded)
+        warm_start = recorded["identity"]["settings"]["solver"].get("warm_start")
+        if calibrate == "auto" and warm_start is not None:
+            with contextlib.suppress(RunError):
+                return _calibrate_of_run(warm_start, config)
+    return calibrate
 
 
 def centers_from(config: RunConfig, inputs: RunInputs) -> str:

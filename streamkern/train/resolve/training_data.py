@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class Data:
 
 def open_data(
     config: RunConfig, source: Source | None = None, parent: ParentRun | None = None,
-    why_none: str | None = None, *, keeps_calibration_rows: bool = False,
+    why_none: str | None = None, *, keeps_calibration_rows: bool | Literal["auto"] = False,
     scores: bool | None = None, patches: PatchFeatures | None = None,
 ) -> Data:  # fmt: skip
     """Open the training data, split off validation and calibration rows, and append the scaling.
@@ -143,8 +143,8 @@ def open_data(
     parent : run that this run continues, which determines the scaling and the order of the columns;
         else None
     why_none : why no rows can be set aside for calibration, or None
-    keeps_calibration_rows : whether the rows that an earlier run set aside are set aside again, see
-        `calibration_split`
+    keeps_calibration_rows : run.calibrate of the run whose calibration rows are set aside again, or
+        False, see `calibration_split`
     scores : whether the features have quantile scores; None: `with_scores` decides
     patches : patch features that are already known; None: they are drawn if the settings ask for
         them

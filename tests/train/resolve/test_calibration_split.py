@@ -210,7 +210,7 @@ def test_same_settings_continue_from_a_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
-    actual = calibration_split(RunConfig(), ArraySource(X, y), "why", keeps_calibration_rows=True)
+    actual = calibration_split(RunConfig(), ArraySource(X, y), "why", keeps_calibration_rows="auto")
     assert actual._replace(training_rows=None) == (None, None, "why", True, False)
 
 
