@@ -61,10 +61,8 @@ from streamkern.solver.ridge_curve import (
     RowGroups,
     apply_inverse,
     better_tau,
-    conditional_variances,
-    known_rows,
     one_group,
-    similar_rows,
+    similar_centers,
 )
 
 PRODUCT_COLUMNS = 256
@@ -91,8 +89,8 @@ class KernelRidgeSolver(EquationSolver):
     Z : points of the rows, which are the centers.
     ridge : the ridge; None: it is found by `ridge_curve`, and stored in `State.ridge`.
     first_ridge : ridge of the first factor in this search.
-    leaves_rows_out : whether the search is for the least leave-one-out error, and not for the least
-        error of generalised cross-validation, as in runs that earlier versions began.
+    leaves_rows_out : whether the search is by leave-one-out errors; otherwise by generalised
+        cross-validation, as in runs that earlier versions began.
     ridges : see `EquationSolver`.
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
     keeps_factor : whether the factor of the last equations is kept for `leave_one_out`.
@@ -193,21 +191,10 @@ class KernelRidgeSolver(EquationSolver):
         return float(best.tau - self.jitter) / n, best.at_edge
 
     def _row_groups(self, root: Array, tau: float) -> RowGroups:
-        """Return groups of rows whose diagonal entries of (W^1/2 K W^1/2 + tau I)^-1 are similar.
-
-        root : (n,) of W^1/2.
-        """
-        has_weight = self.backend.to_host(root > 0)
-        if not self.leaves_rows_out:
-            return one_group(self.backend, has_weight)
-        known = known_rows(len(self.Z))
-        Z, ids = self.Z[known], np.arange(len(self.Z))[known]
-        columns = self.backend.xp.empty((len(self.Z), len(Z)), self.op.dtype)
-        self.op.product(self.Z, Z, keep=columns, equal_pairs=(ids, np.arange(len(Z))))
-        columns *= root[:, None] * root[known]
-        diagonal = self.op.diagonal(self.Z) * root**2
-        variances = conditional_variances(self.backend, columns, diagonal, known, tau)
-        return similar_rows(self.backend, variances, has_weight)
+        """Return the groups of rows by which the errors of ridges are estimated; root : (n,)."""
+        if self.leaves_rows_out:
+            return similar_centers(self.op, self.Z, root, tau)
+        return one_group(self.backend, self.backend.to_host(root > 0))
 
     def _factor_with(self, L: Array, state: State, ridge: float) -> None:
         """Write the factor of the equations to L (n, n), unless L already has a usable one."""

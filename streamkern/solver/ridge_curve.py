@@ -203,6 +203,21 @@ def similar_rows(backend: Backend, variances: Floats, has_weight: Bools | None =
     return RowGroups(groups, vectors)
 
 
+def similar_centers(op: KernelOperator, Z: Points, root: Array, tau: float) -> RowGroups:
+    """Return groups of rows that are the centers Z (n, d), by their variances as in `similar_rows`.
+
+    root : (n,) square roots of the sample weights.
+    """
+    backend, known = op.backend, known_rows(len(Z))
+    known_Z, ids = Z[known], np.arange(len(Z))[known]
+    columns = backend.xp.empty((len(Z), len(known_Z)), op.dtype)
+    op.product(Z, known_Z, keep=columns, equal_pairs=(ids, np.arange(len(known_Z))))
+    columns *= root[:, None] * root[known]
+    diagonal = op.diagonal(Z) * root**2
+    variances = conditional_variances(backend, columns, diagonal, known, tau)
+    return similar_rows(backend, variances, backend.to_host(root > 0))
+
+
 def one_group(backend: Backend, has_weight: Bools) -> RowGroups:
     """Return one group of all rows with a weight, for generalised cross-validation.
 
