@@ -285,6 +285,16 @@ def test_all_ambiguous_columns_are_reported_at_once() -> None:
     assert [code.kind for code in codes] == ["one-hot", "number", "date"]
 
 
+def test_of_many_ambiguous_columns_the_last_are_named_only() -> None:
+    arrow = pa.table({f"a{k}": ["1", "?"] for k in range(40)} | {"b": [1, 2]})
+    with pytest.raises(DataError, match=r"40 columns of t\.csv: 'a0' mixes") as caught:
+        fit_table(arrow, random_targets())
+    message = str(caught.value)
+    assert message.count("mixes") == 6
+    assert "; and 34 more: 'a6', 'a7', " in message
+    assert len(message) < 1200
+
+
 @pytest.mark.parametrize("step", [1, 2, N])
 def test_numbers_among_more_different_words_are_words(step: int) -> None:
     cells = ["f", "4", "r", "4", None, "f", "4", "4"]
