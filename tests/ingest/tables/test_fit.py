@@ -22,7 +22,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 from streamkern.basics.errors import DataError
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables import words as words_module
-from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import ColumnDeclarations
 from streamkern.ingest.tables.words import N_FOLDS, row_folds
@@ -406,3 +406,17 @@ def test_words_with_many_outputs_use_their_own_features(words: int, kind: str) -
     assert fit_table(column, y).encoder.codes[0].kind == kind
     labels = np.array([f"c{k % 11}" for k in range(600)])
     assert fit_table(column, labels).encoder.codes[0].kind == kind
+
+
+@pytest.mark.parametrize(("n_new", "warns"), [(80, False), (100, True)])
+def test_new_names_are_reported_only_if_nearly_all_are_new(
+    n_new: int, warns: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    names = [f"name {k % 50}" for k in range(N)]
+    encoder = fit_table(pa.table({"name": names}), random_targets()).encoder
+    assert encoder.codes[0].kind == "target means"
+    unknown = UnknownWords(encoder)
+    unknown.add(pa.table({"name": [f"other {k}" for k in range(n_new)] + names[: 100 - n_new]}))
+    unknown.warn_if_many("X")
+    messages = [str(warning.message) for warning in recwarn]
+    assert any("did not occur in training" in text for text in messages) == warns

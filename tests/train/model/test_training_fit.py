@@ -115,6 +115,9 @@ def test_feature_with_outlying_codes_gives_warning() -> None:
     assert "feature 'a' " in reported[0]
     # The mean targets of words are not counted as features with outlying codes.
     assert "features are like it" not in reported[0]
+    sparse = cured.assign(a=np.nan)
+    sparse.loc[::7, "a"] = np.resize([0, 6.5, 6.5, 6.5, 10], len(sparse[::7]))
+    assert warnings_of(sparse, Y, **quick) == []
     pixels = np.round(np.abs(X) * 50).astype(np.uint8)
     pixels[::50, 1] = 255
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y, **quick))
