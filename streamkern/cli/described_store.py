@@ -79,6 +79,8 @@ def _balance_facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     counts, names = store["class_counts"], store["classes"]
     if not counts or names is None or not sum(counts):
         return []
+    if len(set(counts)) == 1:
+        return [("balance", f"rows per class: {counts[0]:,} ({1 / len(counts):.1%})")]
     smallest, largest = min(range(len(counts)), key=counts.__getitem__), counts.index(max(counts))
     texts = (
         f"{names[k]} {counts[k]:,} ({counts[k] / sum(counts):.1%})" for k in (smallest, largest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def assign_columns(
     if unknown and request.columns is None:
         raise DataError(
             f"{location} has no column {some(unknown)} to leave out",
-            f"name columns of the table with {mention('drop=')}: {some(names)}",
+            f"{_suggestion(names, unknown[0])}name columns of the table with {mention('drop=')}: "
+            f"{some(names)}",
         )
     features = [name for name in features if name not in request.dropped_columns]
     if request.columns is not None and has_names:
@@ -169,9 +171,16 @@ def _name_of(names: Sequence[str], column: Any, location: str, has_names: bool) 
             )
         raise DataError(
             f"{location} has no column {column!r}",
-            f"name columns of the file with {mention('x=')} and {mention('y=')}: {some(names)}",
+            f"{_suggestion(names, column)}name columns of the file with {mention('x=')} and "
+            f"{mention('y=')}: {some(names)}",
         )
     return names[position]
+
+
+def _suggestion(names: Sequence[str], column: Any) -> str:
+    """Return a question that suggests the name most similar to a wrong one; "" without any."""
+    similar = difflib.get_close_matches(str(column), names, n=1)
+    return f"did you mean {similar[0]!r}? Otherwise " if similar else ""
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:

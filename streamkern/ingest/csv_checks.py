@@ -27,6 +27,8 @@ _EXAMINED_LINES = 20
 _CHECKED_ROWS = 100
 """Rows that are searched for units and for separators of thousands."""
 _MAX_UNIT_LINES, _MAX_LISTED_NAMES = 3, 30
+_ORANGE_FLAGS = {"", "class", "meta", "ignore", "c", "m", "i"}
+"""Cells of the third line of a table of Orange."""
 COMMENT_SIGN = re.compile(r"\s*(#(\s|#|!)|//|--)")
 """Beginning of a line that may be a comment."""
 _POINT_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
@@ -132,14 +134,15 @@ def check_skipped_lines(skipped_lines: NumberedLines, head: FirstLines) -> None:
 def refuse_unit_lines(head: FirstLines) -> None:
     """Raise DataError if the lines below the header seem to contain units.
 
-    These lines contain words in columns that contain only numbers below them.
+    These lines contain words in columns that contain only numbers below them. Tables of Orange have
+    two such lines: types, and flags such as "class", which may be in a column of words.
     """
     rows = head.rows
     width = len(head.names)
     is_style_number = head.style.is_number
     if len(rows) < 4 or any(map(is_style_number, rows[1])):
         return
-    for n_lines in range(1, min(_MAX_UNIT_LINES, len(rows) - 3) + 1):
+    for n_lines in range(min(_MAX_UNIT_LINES, len(rows) - 3), 0, -1):
         unit_rows = [row for row in rows[1 : 1 + n_lines] if len(row) == width]
         columns = informative_cells(rows[1 + n_lines : _CHECKED_ROWS], width)
         numeric = [
@@ -152,13 +155,15 @@ def refuse_unit_lines(head: FirstLines) -> None:
         units = [[row[k].strip() for k in numeric] for row in unit_rows]
         if any(is_style_number(cell) for row in units for cell in row):
             continue
+        if n_lines > 1 and set(map(str.strip, unit_rows[-1])) <= _ORANGE_FLAGS:
+            units.pop()
         if all(any(cell not in UNKNOWN_CELLS for cell in row) for row in units):
-            number, line = head.lines[n_lines]
+            skip_text = mention("skip_lines", head.lines[n_lines][0])
             names_text = mention(f"names={list_text(head.names)}")
             raise DataError(
-                f"{_line_text((number, line), head.location)} has words, apparently units, in "
-                "columns that hold numbers below it",
-                f"{mention('skip_lines', number)} with {names_text} reads the rows below it",
+                f"{_line_text(head.lines[len(units)], head.location)} has words, apparently units "
+                "or types, in columns that hold numbers below it",
+                f"{skip_text} with {names_text} reads the rows below it",
             )
 
 

@@ -211,7 +211,8 @@ def are_names(y: Any, frame: Any) -> bool:
 def arrow_table(frame: Any, name: str) -> Any:
     """Return a frame as an Arrow table, with an index of pandas after its columns.
 
-    Categories of intervals and the like become text, and periods become their first date.
+    Categories of intervals and the like become text, and so do numbers beside text in a column of
+    objects. Periods become their first date.
     Raises DataError naming a column that Arrow has no type for.
     """
     import_optional("pyarrow", "a data frame with words, dates or missing values")
@@ -292,12 +293,26 @@ def _plain_pandas(frame: Any, name: str) -> Any:
             converted_columns[k] = _with_text(values.astype("category"), column, name)
         elif kind == "PeriodDtype":
             converted_columns[k] = values.dt.to_timestamp()
+        elif kind == "ObjectDType" and _mixes_numbers_and_text(values):
+            # As text, like cells of a CSV: the encoder decides whether the numbers are codes.
+            converted_columns[k] = values.map(str, na_action="ignore")
     if not converted_columns:
         return frame
     frame = frame.copy(deep=False)
     for k, values in converted_columns.items():
         frame.isetitem(k, values)
     return frame
+
+
+def _mixes_numbers_and_text(values: Any) -> bool:
+    """Return whether a pandas column of objects has numbers and text, and nothing else."""
+    types = set(map(type, values.dropna()))
+    text_types = {kind for kind in types if issubclass(kind, str)}
+    are_numbers = (
+        issubclass(kind, int | float | np.integer | np.floating) and kind is not bool
+        for kind in types - text_types
+    )
+    return 0 < len(text_types) < len(types) and all(are_numbers)
 
 
 def _with_text(values: Any, column: Any, name: str) -> Any:

@@ -66,6 +66,22 @@ def test_model_encodes_rows_to_predict(model: sk.KernelRegressor) -> None:
         assert np.isfinite(model.predict(X_new)).all()
 
 
+def test_integers_among_codes_of_objects_are_words() -> None:
+    X, y = data()
+    codes = np.resize(np.array([4, "f", "r", np.nan], dtype=object), N)
+    X["City"], y = pd.Series(codes, X.index, dtype=object), y + (codes == "f")
+    with pytest.warns(UserWarning, match=r"'City' has numbers \(4\) and words \('f'\)"):
+        model = sk.KernelRegressor(**FAST).fit(X, y)
+    with pytest.warns(UserWarning, match="all are taken as words"):
+        of_text = sk.KernelRegressor(**FAST).fit(X.assign(City=np.where(codes == 4, "4", codes)), y)
+    np.testing.assert_array_equal(model.predict(X), of_text.predict(X))
+    only_numbers = X[codes == 4].astype({"City": int})
+    np.testing.assert_array_equal(model.predict(only_numbers), model.predict(X)[codes == 4])
+    X["City"] = pd.Series(["unknown", 4, 5, 6, 7] * (N // 5), X.index, dtype=object)
+    with pytest.raises(DataError, match="'City' mixes numbers"):
+        model.fit(X, y)
+
+
 def test_loaded_model_encodes_raw_rows(tmp_path: Path, model: sk.KernelRegressor) -> None:
     X, y = data(1)
     model.save(tmp_path / "model")

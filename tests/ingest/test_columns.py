@@ -81,6 +81,7 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
             ["nope"],
             "has no column 'nope'; name columns of the file with x= and y=: 'a', 'b', 'c', 'label'",
         ),
+        (["Label "], r"has no column 'Label '; did you mean 'label'\? Otherwise name columns of"),
         ([9], "has no column 9; name columns of the file with x= and y="),
         (["a", "a"], "column 'a' of .* is requested twice"),
         (["label", "a"], "column 'label' of .* is requested twice"),

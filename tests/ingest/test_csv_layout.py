@@ -369,6 +369,15 @@ def test_unit_lines_are_named_and_can_be_skipped(tmp_path: Path) -> None:
         )
         assert spec.columns == ("a", "b")
         np.testing.assert_array_equal(x, VALUES)
+    lines_of_orange = [
+        "c,c,d",
+        ",,class",
+        *(f"{row[:-1]}{'uv'[k % 2]}" for k, row in enumerate(numbers)),
+    ]
+    for lines in (lines_of_orange, ["c,c,d", ",,", *lines_of_orange[2:]]):
+        path = write_csv(tmp_path, "\n".join(["a,b,y", *lines]))
+        with pytest.raises(DataError, match=r"line 2 .*units or types.*skip_lines=3 with names="):
+            ingest_first(path, y="y")
     for first in ("?,,", "1,kg,s", "NA,NA,NA"):  # gaps, and a row
         lines = list(enumerate(["a,b,y", first, *numbers], 1))
         fields = [line.split(",") for _, line in lines]

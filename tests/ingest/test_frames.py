@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -22,7 +24,7 @@ def test_saved_index_is_dropped_from_features_only(make: type) -> None:
     assert as_frame(make(WITH_INDEX), "y").columns == ["Unnamed: 0", "a"]
 
 
-@pytest.mark.parametrize("values", [[1, "x"], [b"x", 1.5], [object(), None]])
+@pytest.mark.parametrize("values", [[True, "x"], [b"x", 1.5], [object(), None]])
 def test_untyped_column_is_named_with_reason_of_arrow(values: list[object]) -> None:
     with pytest.raises((pa.ArrowException, TypeError)) as reason:
         pa.Array.from_pandas(pd.Series(values, dtype=object))
@@ -33,3 +35,10 @@ def test_untyped_column_is_named_with_reason_of_arrow(values: list[object]) -> N
     )
     with pytest.raises(DataError, match=re.escape(message)):
         arrow_table(frame, "X")
+
+
+def test_numbers_beside_text_are_text() -> None:
+    cells = [7, np.int64(8), 1.5, np.float32(0.1), "x", np.str_("y"), None, math.nan, pd.NA]
+    frame = as_frame(pd.DataFrame({"a": pd.Series(cells, dtype=object)}), "X")
+    texts = ["7", "8", "1.5", "0.1", "x", "y", None, None, None]
+    assert arrow_table(frame, "X").column("a").to_pylist() == texts

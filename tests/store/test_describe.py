@@ -76,6 +76,9 @@ def test_small_chunks_sorted_rows_and_rare_classes_give_warnings(tmp_path: Path)
     text = store_text(description)
     assert "rows per class: 1 10 (0.5%) to 0 1,990 (99.5%)" in text
     assert text.count("  note: ") == 3
+    ingest(wide[:40], tmp_path / "balanced", y=np.tile(np.arange(4), 10))
+    text = store_text(describe_store(open_store(tmp_path / "balanced")))
+    assert "rows per class: 10 (25.0%)\n" in text
 
 
 @pytest.mark.slow

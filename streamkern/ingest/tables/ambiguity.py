@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from streamkern.basics.message import mention
+from streamkern.basics.text import some
 from streamkern.ingest.tables.numbers import (
     csv_note,
     notation_text,
@@ -20,6 +21,8 @@ _MAX_WORDS_WITH_UNIT = (
     40  # distinct words such as "5 kg" up to which they may be categories without other numbers
 )
 
+_MAX_DESCRIBED_COLUMNS = 6
+"""Number of ambiguous columns whose problem a message describes."""
 _DATE_FORMATS = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m",
     "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y",
@@ -102,6 +105,17 @@ ARROW_REMEDIES = ColumnRemedies(
     "X.drop_columns(...), X.remove_columns(...) of a Dataset", "", "",
     'pyarrow.compute.strptime(X[{name!r}], "{form}", "s")',
 )  # fmt: skip
+
+
+def problems_text(ambiguities: Mapping[str, Ambiguity]) -> str:
+    """Return the problems of columns as one text; of many columns, the rest have only names.
+
+    ambiguities : by name of the column
+    """
+    texts = [ambiguity.text for ambiguity in ambiguities.values()][:_MAX_DESCRIBED_COLUMNS]
+    if rest := list(ambiguities)[_MAX_DESCRIBED_COLUMNS:]:
+        texts.append(f"and {len(rest)} more: {some(rest)}")
+    return "; ".join(texts)
 
 
 def describe_ambiguity(

@@ -16,10 +16,13 @@ from streamkern.basics.text import some
 from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError, row_number
-from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
+from streamkern.ingest.tables.columns import ColumnCode, KnownWords, TargetMeans, column_code
 from streamkern.ingest.tables.missing import MissingMarkers
 
 ENCODER_VERSION = 1
+MAX_NEW_SHARE, MAX_NEW_SHARE_OF_NAMES = 0.5, 0.9
+"""Share of cells with new words above which these are probably spelled differently; and the share
+for columns of many different words, such as names, which are new in most rows anyway."""
 _NOUN_OF_KIND = {"number": "a number", "date": "a date"}
 
 
@@ -138,10 +141,14 @@ class UnknownWords:
     def warn_if_many(self, location: str) -> None:
         """Warn of columns most of whose words are unknown, usually because of their spelling.
 
+        Many different words, such as names, are new in most rows anyway, so nine tenths of them
+        have to be unknown.
         Also warn of columns without any word that had one in every training row.
         """
         for code, (unknown, n_words) in zip(self._codes, self._counts.tolist(), strict=True):
-            if code.known and 2 * unknown > n_words:
+            is_of_names = code.kind == TargetMeans.kind
+            share = MAX_NEW_SHARE_OF_NAMES if is_of_names else MAX_NEW_SHARE
+            if code.known and unknown > share * n_words:
                 warn(
                     f"column {code.name!r} of {location} has words in {n_words:,} rows, of which "
                     f"{unknown:,} did not occur in training and carry no information; are they "

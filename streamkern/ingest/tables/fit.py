@@ -22,6 +22,7 @@ from streamkern.ingest.tables.ambiguity import (
     OPTION_REMEDIES,
     ColumnRemedies,
     describe_ambiguity,
+    problems_text,
 )
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
 from streamkern.ingest.tables.columns import (
@@ -234,18 +235,17 @@ class _TableScan:
         self._values.check_classes(self._location)
         self._markers.warn_unseen()
         self._counter.warn_if_index(self._columns[0].name, self._location)
-        ambiguities = [
-            ambiguity
+        ambiguities = {
+            k.name: ambiguity
             for k in self._columns
             if (ambiguity := describe_ambiguity(k, remedies)) is not None
-        ]
+        }
         if ambiguities:
             raise DataError(
                 "it is not clear what to do with "
                 f"{'a column' if len(ambiguities) == 1 else f'{len(ambiguities)} columns'} of "
-                f"{self._location}: "
-                f"{'; '.join(ambiguity.text for ambiguity in ambiguities)} "
-                f"{remedies.describe(ambiguities)}"
+                f"{self._location}: {problems_text(ambiguities)} "
+                f"{remedies.describe(ambiguities.values())}"
             )
         codes = []
         fold_means = {}

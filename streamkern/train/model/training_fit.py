@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -154,18 +154,18 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 
     These values then determine the standard deviation that scales the feature, and distances hardly
     depend on the differences between other rows. Features that share one scale, as pixels do, are
-    not checked.
+    not checked. Values equal to the mean do not count, because missing cells get the mean.
     """
     features = _separately_scaled_features(model)
     if not len(features):
         return None
     with model.backend.active():
-        X = model.backend.to_host(model.transformed_rows(block)).astype(np.float64)
-    low, high = np.quantile(X[:, features], SPAN_QUANTILES, axis=0)
-    width = high - low
-    varies = np.ptp(X[:, features], axis=0) >= 1  # rounding errors of a constant are smaller
-    squeezed = np.flatnonzero((width > 0) & (width < MIN_SPAN_SD) & varies)
-    if not len(squeezed):
+        X = model.backend.to_host(model.transformed_rows(block)).astype(np.float64)[:, features]
+    width = _span(X)
+    varies = np.ptp(X, axis=0) >= 1  # rounding errors of a constant are smaller
+    narrow = np.flatnonzero((width > 0) & (width < MIN_SPAN_SD) & varies)
+    squeezed = [k for k in narrow.tolist() if _span(X[X[:, k] != 0, k]) < MIN_SPAN_SD]
+    if not squeezed:
         return None
     narrowest = int(squeezed[np.argmin(width[squeezed])])
     feature = int(features[narrowest])
@@ -177,6 +177,12 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
         f"{count_text}; give NaN in a data frame, or ingest with na_values, for values that stand "
         "for missing ones"
     )
+
+
+def _span(values: Floats) -> Any:
+    """Return the distance between the two `SPAN_QUANTILES` along the first axis."""
+    low, high = np.quantile(values, SPAN_QUANTILES, axis=0)
+    return high - low
 
 
 def _separately_scaled_features(model: KernelModel) -> npt.NDArray[np.int64]:

@@ -22,7 +22,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 from streamkern.basics.errors import DataError
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables import words as words_module
-from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import ColumnDeclarations
 from streamkern.ingest.tables.words import N_FOLDS, row_folds
@@ -285,6 +285,16 @@ def test_all_ambiguous_columns_are_reported_at_once() -> None:
     assert [code.kind for code in codes] == ["one-hot", "number", "date"]
 
 
+def test_of_many_ambiguous_columns_the_last_are_named_only() -> None:
+    arrow = pa.table({f"a{k}": ["1", "?"] for k in range(40)} | {"b": [1, 2]})
+    with pytest.raises(DataError, match=r"40 columns of t\.csv: 'a0' mixes") as caught:
+        fit_table(arrow, random_targets())
+    message = str(caught.value)
+    assert message.count("mixes") == 6
+    assert "; and 34 more: 'a6', 'a7', " in message
+    assert len(message) < 1200
+
+
 @pytest.mark.parametrize("step", [1, 2, N])
 def test_numbers_among_more_different_words_are_words(step: int) -> None:
     cells = ["f", "4", "r", "4", None, "f", "4", "4"]
@@ -396,3 +406,17 @@ def test_words_with_many_outputs_use_their_own_features(words: int, kind: str) -
     assert fit_table(column, y).encoder.codes[0].kind == kind
     labels = np.array([f"c{k % 11}" for k in range(600)])
     assert fit_table(column, labels).encoder.codes[0].kind == kind
+
+
+@pytest.mark.parametrize(("n_new", "warns"), [(80, False), (100, True)])
+def test_new_names_are_reported_only_if_nearly_all_are_new(
+    n_new: int, warns: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    names = [f"name {k % 50}" for k in range(N)]
+    encoder = fit_table(pa.table({"name": names}), random_targets()).encoder
+    assert encoder.codes[0].kind == "target means"
+    unknown = UnknownWords(encoder)
+    unknown.add(pa.table({"name": [f"other {k}" for k in range(n_new)] + names[: 100 - n_new]}))
+    unknown.warn_if_many("X")
+    messages = [str(warning.message) for warning in recwarn]
+    assert any("did not occur in training" in text for text in messages) == warns

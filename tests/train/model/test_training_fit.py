@@ -114,14 +114,22 @@ def test_warning_names_column_and_ignores_mean_targets_of_words() -> None:
     assert "features are like it" not in text
 
 
+def mostly_missing() -> pd.DataFrame:
+    """Return features of which the first has a value in every seventh row only, mostly 6.5."""
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(a=np.nan)
+    frame.loc[::7, "a"] = np.resize([0, 6.5, 6.5, 6.5, 10], len(frame[::7]))
+    return frame
+
+
 @pytest.mark.parametrize(
     "X",
     [
         pd.DataFrame(np.where(CODED == 9999, np.nan, CODED), columns=["a", "b", "c"]),
+        mostly_missing(),
         np.exp(X),
         np.where(CODED == 9999, 255, np.round(np.abs(X) * 50)).astype(np.uint8),
     ],
-    ids=["missing values", "log-normal", "pixels"],
+    ids=["missing values", "mostly missing", "log-normal", "pixels"],
 )
 def test_features_without_outlying_codes_give_no_warning(X: Any) -> None:
     assert outlier_warnings(X) == []
