@@ -31,9 +31,13 @@ from streamkern.stream.sources.transforms import Scale, is_deterministic, transf
 from streamkern.train.loop.callbacks import Callback, check_callbacks
 from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.loop.step_loop import Result
-from streamkern.train.over_ranks import as_one_rank, is_complete, train_over
-from streamkern.train.rank_events import RankEventHandler
-from streamkern.train.rank_gpus import with_rank_count
+from streamkern.train.over_ranks import (
+    RankEventHandler,
+    as_one_rank,
+    is_complete,
+    train_over,
+    with_rank_count,
+)
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import storage_options_for

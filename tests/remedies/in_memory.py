@@ -19,7 +19,7 @@ import streamkern as sk
 from tests.remedies import FRAME, Case, N, X, Y, ingested, long_rows, regressor
 
 COVERED = (
-    "ingest/convert_input.py", "ingest/convert_data.py", "ingest/block_reader.py",
+    "ingest/convert_input.py", "ingest/convert_data.py", "ingest/object_reader.py",
     "ingest/frames.py", "ingest/array_reader.py", "ingest/conform.py", "ingest/numeric.py",
 )  # fmt: skip
 Do = partial  # of a call that is made later

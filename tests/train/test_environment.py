@@ -13,7 +13,7 @@ from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.environment import backend_changes
+from streamkern.train.differences import backend_changes
 from streamkern.train.loop import rank_coordinator
 from streamkern.train.rank_work import prepare_run, train_rank
 from tests.rank_runs import stop_rank0_after

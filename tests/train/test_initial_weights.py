@@ -18,7 +18,7 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.initial_weights import load_warm_start
+from streamkern.train.continue_run import load_warm_start
 from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.resolved_run import open_run

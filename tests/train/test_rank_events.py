@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamkern.basics.progress import ProgressLine
-from streamkern.train.rank_events import RankEventHandler
+from streamkern.train.over_ranks import RankEventHandler
 
 
 @pytest.fixture

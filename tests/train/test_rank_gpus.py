@@ -7,8 +7,8 @@ import pytest
 from streamkern.basics.errors import ConfigError
 from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
-from streamkern.train import rank_gpus
-from streamkern.train.rank_gpus import rank_devices, with_rank_count
+from streamkern.train import over_ranks
+from streamkern.train.over_ranks import rank_devices, with_rank_count
 
 
 def rank_settings(**run: object) -> RunConfig:
@@ -19,7 +19,7 @@ def rank_settings(**run: object) -> RunConfig:
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this machine seem to have two GPUs."""
-    monkeypatch.setattr(rank_gpus, "gpu_count", lambda: 2)
+    monkeypatch.setattr(over_ranks, "gpu_count", lambda: 2)
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -49,8 +49,8 @@ def test_missing_gpus_give_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check the error of Python and of the command."""
-    monkeypatch.setattr(rank_gpus, "gpu_count", lambda: 0)
-    monkeypatch.setattr(rank_gpus, "gpu_problem", lambda: "no driver")
+    monkeypatch.setattr(over_ranks, "gpu_count", lambda: 0)
+    monkeypatch.setattr(over_ranks, "gpu_problem", lambda: "no driver")
     arguments = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
     assert main.run_command(arguments) == 2
     assert (

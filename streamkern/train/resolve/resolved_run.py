@@ -49,8 +49,7 @@ from streamkern.train.resolve.metric_mode import (
     requested_metric_mode,
     with_max_categorical,
 )
-from streamkern.train.resolve.precision import resolve_precision
-from streamkern.train.resolve.problem_shape import problem_shape
+from streamkern.train.resolve.problem_shape import problem_shape, resolve_precision
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
 from streamkern.train.resolve.training_data import Data, open_data, with_epochs
 
