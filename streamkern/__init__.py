@@ -133,8 +133,7 @@ _MODULES = {
         "keeps_integers"],
     "stream.sources.user": ["GeneratorSource"],
     "train.loop.callbacks": ["Callback", "EpochEnd", "TrainStart"],
-    "train.loop.prometheus": ["Prometheus"],
-    "train.loop.sinks": ["MLflow", "TensorBoard"],
+    "train.loop.sinks": ["MLflow", "Prometheus", "TensorBoard"],
 }  # fmt: skip
 """Module -> its public names; for type checkers the same stands above."""
 _ALIASES = {

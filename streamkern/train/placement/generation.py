@@ -159,12 +159,6 @@ class Generation:
             elif report["progress"] is not None:
                 self.progress = report["progress"]
 
-    def _pass_on_messages(self) -> None:
-        """Pass on the ranks' messages, on the driver's thread."""
-        while self._messages:
-            report = self._messages.popleft()
-            self._on_event("message", rank=report["rank"], message=report["message"])
-
     def _wait_for_end(self) -> str | None:
         """Monitor the ranks until they end; return a description of the loss, or None."""
         while True:
@@ -172,7 +166,9 @@ class Generation:
             self._cluster.message_arrived.clear()
             self._message_ranks()
             self._record_ends()
-            self._pass_on_messages()  # messages of a rank arrive before its end
+            while self._messages:  # messages of a rank arrive before its end
+                report = self._messages.popleft()
+                self._on_event("message", rank=report["rank"], message=report["message"])
             if len(self._end_errors) == len(self._workers) and not self._errors():
                 return None
             missing_rank = self._missing_rank()

@@ -274,11 +274,6 @@ class ParentRun(RunSnapshot):
                 "continue that run in another run_dir",
             )
 
-    def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
-        """Return the metric that belongs to the weights; None if the new run has a `Kernel` object,
-        which contains its metric."""
-        return None if isinstance(config.model.kernel, Kernel) else self.metric
-
     def kernel_for(self, config: RunConfig) -> Kernel | None:
         """Return the kernel that belongs to the weights if the new run leaves its kernel or
         bandwidth open, else None.

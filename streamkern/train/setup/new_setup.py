@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
+from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.method import Report
@@ -75,7 +76,9 @@ def new_setup(
     if warm is not None:
         digest, config, continued = warm.digest, run.config, run.inputs.continued_run
         if continued is None:
-            learned = LearnedMetric(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
+            # A `Kernel` object of the new run contains its metric.
+            metric = None if isinstance(config.model.kernel, Kernel) else warm.metric
+            learned = LearnedMetric(metric, {}, kernel=warm.kernel_for(config))
         else:
             learned = LearnedMetric(continued.metric, {}, kernel=continued.full_kernel())
     if run.problem.center_ranks > 1:

@@ -107,7 +107,10 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
     kernels = len(candidate_kernels(run)) if must_choose_kernel(run) else 1
     setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
-    setup += _rows_read_before_training(run) * speeds.read_s + kernels * speeds.compile_s
+    # The centers and the setup sample are each drawn from some units, which are read entirely.
+    n_units = min(run.data.source.n_units, SAMPLE_UNITS)
+    n_read = 2 * min(problem.n_rows, n_units * problem.unit_rows)
+    setup += n_read * speeds.read_s + kernels * speeds.compile_s
     epoch_s, evaluation = training.seconds(speeds.compute) / epochs, 0.0
     epoch = speeds.streaming_seconds(problem.n_rows, epoch_s, problem)
     if test is not None:
@@ -115,16 +118,6 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
         evaluation = speeds.streaming_seconds(test.n_rows, evaluation_s, problem)
     total = setup + epochs * epoch + _evaluations(run, epochs) * evaluation
     return Times(setup, epoch, evaluation, total, speeds.as_rates())
-
-
-def _rows_read_before_training(run: ResolvedRun) -> int:
-    """Return an estimate of the number of rows that are read before the first step.
-
-    The centers and the setup sample are each drawn from up to `SAMPLE_UNITS` units, which are read
-    entirely.
-    """
-    units = min(run.data.source.n_units, SAMPLE_UNITS)
-    return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 
 def _evaluations(run: ResolvedRun, epochs: int) -> int:
