@@ -19,12 +19,7 @@ from typing import Any
 
 import zarr
 
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-    StoreNotFoundError,
-    StreamkernError,
-)
+from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array

@@ -39,7 +39,7 @@ NOT_TRIED = {
     "train/placement/rank_cluster.py:_check_main_script:1": "needs a script on stdin",
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
-    "train/placement/launcher.py:_resumable_error:1": CLUSTER,
+    "train/placement/launcher.py:_Driver.run:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster._wait_for:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:2": CLUSTER,

@@ -8,12 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from streamkern.basics.message import mention
-from streamkern.ingest.tables.numbers import (
-    csv_note,
-    notation_text,
-    other_notation,
-    share_a_unit,
-)
+from streamkern.ingest.tables.numbers import csv_note, notation_text, other_notation, share_a_unit
 from streamkern.ingest.tables.scan import Column
 
 _MAX_WORDS_WITH_UNIT = (

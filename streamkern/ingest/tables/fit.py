@@ -18,11 +18,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.ambiguity import (
-    OPTION_REMEDIES,
-    ColumnRemedies,
-    describe_ambiguity,
-)
+from streamkern.ingest.tables.ambiguity import OPTION_REMEDIES, ColumnRemedies, describe_ambiguity
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,

@@ -250,7 +250,7 @@ class StepLoop:
         """True if the finished model can be calibrated, and has not been yet."""
         rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
         has_left_out = self.assembled.meta["left_out" if rows_are_centers else "center_left_out"]
-        can_calibrate = self.run.data.calibration_rows is not None or bool(has_left_out)
+        can_calibrate = self.run.data.split.calibration_rows is not None or bool(has_left_out)
         is_calibrated = self.calibration is not None and self.calibration.n_rows > 0
         return can_calibrate and self.ranks.rank == 0 and not is_calibrated
 
@@ -260,8 +260,8 @@ class StepLoop:
         feed : reads the rows again for leave-one-out predictions, unless all rows are centers
         """
         model, data = self.model(), self.run.data
-        if data.calibration_rows is not None:
-            self.calibration = calibrate(model, data.calibration_rows)
+        if data.split.calibration_rows is not None:
+            self.calibration = calibrate(model, data.split.calibration_rows)
         else:
             factors = data.weight_factors if data.source.weighted else None
             with self.run.backend.active():

@@ -74,7 +74,7 @@ def plans_left_out(config: RunConfig, data: Data, p: int) -> bool:
     """
     has_few_rows = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
     return (
-        data.allows_leave_one_out
+        data.split.allows_leave_one_out
         and has_few_rows
         and data.repeats
         and config.data.class_sampling is None
@@ -90,6 +90,7 @@ def problem_shape(
     on_cluster : whether a Dask cluster reads the rows
     """
     source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
+    calibration_rows = data.split.calibration_rows
     waits = on_cluster or config.data.dask is not None or source.remote  # for a network
     uploads = run_dir is not None and local_path(run_dir) is None
     itemsize = 8 if precision == "float64" else 4
@@ -140,7 +141,7 @@ def problem_shape(
         posterior=config.solver.posterior,
         squares=config.model.loss == SQUARES,
         n_validation_rows=0 if data.validation_rows is None else data.validation_rows.n_rows,
-        n_calibration_rows=0 if data.calibration_rows is None else data.calibration_rows.n_rows,
+        n_calibration_rows=0 if calibration_rows is None else calibration_rows.n_rows,
         left_out=plans_left_out(config, data, p),
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,

@@ -184,7 +184,7 @@ def _open(
         config, inputs.source, parent, why_none or no_memory,
         keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
     )  # fmt: skip
-    if data.calibration_rows is None and not data.leaves_rows_unused:
+    if data.split.calibration_rows is None and not data.split.leaves_rows_unused:
         config = config.with_overrides({"run.calibrate": False})
     check_loss(config, data, complete=complete, has_initial_weights=has_initial_weights)
     mode = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)

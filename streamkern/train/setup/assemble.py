@@ -307,8 +307,8 @@ def _meta(
         "backend": run.backend.describe(),
         "warm_start": None,
         "facts": source_facts | dict(run.inputs.facts),
-        "uncalibrated": data.why_no_calibration,
-        "left_out": data.allows_leave_one_out,
+        "uncalibrated": data.split.why_none,
+        "left_out": data.split.allows_leave_one_out,
         "center_left_out": run.problem.left_out and run.method.reaches_minimum,
         "loss": recorded_loss(run.config.model.loss, run.problem.c),
     }
