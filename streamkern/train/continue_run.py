@@ -266,8 +266,13 @@ def given_weights(run: ResolvedRun) -> ParentRun | None:
     warm = run.inputs.warm_start or load_warm_start(run.config)
     if warm is not None:
         warm.check_fits(run.config, run.data.source, run.metric)
-        if run.inputs.continued_run is not None:
-            warm.check_step_unchanged(run.inputs.continued_run.ancestry)
+        parent = run.inputs.continued_run
+        if parent is not None and (step := warm.loaded_checkpoint.step) != parent.ancestry["step"]:
+            raise ConfigError(
+                f"{warm.location} has been trained on, from step {parent.ancestry['step']} to "
+                f"{step}, since this run began to continue it",
+                "continue that run in another run_dir",
+            )
     return warm
 
 

@@ -189,7 +189,7 @@ def open_data(
         fixed_transforms = [t for t in source.feed_transforms if is_deterministic(t)]
         unused = parent.with_fitted_transforms(fixed_transforms)[1]
         source = AugmentedSource(source, 1, unused) if unused else source
-        text = parent.scaling_text
+        text = f"as in {parent.ancestry['run']}, which is continued"
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
     if is_packed(source.row_shape):
