@@ -11,7 +11,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
-from streamkern.ingest.columns import ReadRequest, as_list
+from streamkern.ingest.columns import ReadRequest, as_list, recorded_form
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.reader import EncodedReader, Reader, encoded_reader
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
@@ -162,6 +163,12 @@ class EncodingOptions:
     def columns(self) -> tuple[str, ...] | None:
         """Columns that features must have if `like` is plain numbers with names; else None."""
         return None if self.like is None or self.encoder is not None else self.like.columns
+
+    def with_recorded_form(self, form: FileForm) -> FileForm:
+        """Return the form of files, with the recorded form of the files of `like` as defaults."""
+        if self.like is None:
+            return form
+        return form._replace(earlier_record=recorded_form(self.like) or {})
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
-from streamkern.ingest.columns import add_unused_columns, recorded_form, unused_columns
+from streamkern.ingest.columns import add_unused_columns, unused_columns
 from streamkern.ingest.convert_data import convert_for_store
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.first_pass import (
@@ -204,19 +204,14 @@ def ingest(
         If reading or writing fails, also because the disk is full: run the same command again to
         resume.
     """
-    checked_int("seed", seed, 0)
-    check_missing(missing)
-    if scratch is not None:
-        check_parent(scratch)
+    _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
     options = EncodingOptions.from_arguments(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    form = form.normalise()
-    if options.like is not None:
-        form = form._replace(earlier_record=recorded_form(options.like) or {})
+    form = options.with_recorded_form(form.normalise())
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     inputs = expand_paths(inputs, input_options, out_url)
     inputs, x, y, sample_weight, form = convert_for_store(inputs, x, y, sample_weight, form)
@@ -254,6 +249,14 @@ def ingest(
         )  # fmt: skip
         rows, reader = spool_table(reader, reopen, options, spool, identity, spill)
         return _write_chunks(rows, reader, make_writer, chunk_bytes, memory, progress, form)
+
+
+def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
+    """Raise ConfigError for a wrong seed, a wrong `missing`, or a folder that is not writable."""
+    checked_int("seed", seed, 0)
+    check_missing(missing)
+    if scratch is not None:
+        check_parent(scratch)
 
 
 def _source(

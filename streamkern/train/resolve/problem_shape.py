@@ -52,6 +52,12 @@ def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[
     return [math.prod(shape) for shape in shapes or [row_shape]]
 
 
+def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel) -> int:
+    """Return the bytes of prepared left points (centers or rows) that a product holds at once."""
+    rows = min(backend.threads * backend.tile_rows, max(p, METRIC_STEP_FIT_ROWS))
+    return rows * left_bytes(d, precision, backend, kernel)
+
+
 def _scratch_bytes(
     data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
 ) -> int:
@@ -95,12 +101,9 @@ def problem_shape(
     uploads = run_dir is not None and local_path(run_dir) is None
     itemsize = 8 if precision == "float64" else 4
     width = point_width(data.d, precision, backend, kernel)
-    row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
     columns = widths(source.row_shape, source.feed_transforms)
-    # Prepared left points (centers or rows) that a product holds at once.
-    left_rows = min(backend.threads * backend.tile_rows, max(p, METRIC_STEP_FIT_ROWS))
     return ProblemShape(
         n_rows=source.n_rows,
         epochs=config.data.n_epochs,
@@ -108,7 +111,7 @@ def problem_shape(
         c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
         p=p,
         batch_size=number_or_none(config.data.batch_size),
-        row_bytes=row_bytes,
+        row_bytes=math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source),
         unit_rows=int(unit_sizes(source).max()),
         itemsize=itemsize,
         threads=backend.threads,
@@ -116,7 +119,7 @@ def problem_shape(
         costs=backend.costs(precision),
         draws=len(data.fixed_transforms) < len(source.feed_transforms),
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
-        left_bytes=left_rows * left_bytes(data.d, precision, backend, kernel),
+        left_bytes=_left_bytes(data.d, p, precision, backend, kernel),
         library_bytes=backend.library_bytes,
         feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),
         transform_itemsize=transformed * -(-max(columns) // data.d),

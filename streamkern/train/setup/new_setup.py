@@ -83,10 +83,8 @@ def new_setup(
             learned = LearnedMetric(continued.metric, {}, kernel=continued.full_kernel())
     if run.problem.center_ranks > 1:
         assert directory is not None
-        computed = compute_setup(run, report, warm, learned)
-        arrays, meta = computed.arrays, computed.meta | {"warm_start": digest}
-        del computed
-        _save(run, directory, arrays, meta)
+        arrays, meta = compute_setup(run, report, warm, learned)[2:]
+        _save(run, directory, arrays, meta | {"warm_start": digest})
         return None
     assembled = start(run, report, warm, learned)
     assembled.meta["warm_start"] = digest
