@@ -50,9 +50,9 @@ NOT_TRIED = {
     "train/resolve/sampled_features.py:with_scores:1": "by images, in remedies/estimators.py",
     "train/resolve/sampled_features.py:with_patches:1": "in remedies/transforms.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
-    "train/loop/sinks.py:Prometheus.__init__:1": "in tests/train/loop/test_prometheus.py",
-    "train/loop/sinks.py:Prometheus._gauge:1": "in tests/train/loop/test_prometheus.py",
-    "train/loop/sinks.py:Prometheus.begin:1": "in tests/train/loop/test_prometheus.py",
+    "train/loop/sinks.py:Prometheus.__init__:1": "in tests/train/loop/test_sinks.py",
+    "train/loop/sinks.py:Prometheus._gauge:1": "in tests/train/loop/test_sinks.py",
+    "train/loop/sinks.py:Prometheus.begin:1": "in tests/train/loop/test_sinks.py",
     "train/loop/sinks.py:MLflow._connect:1": "needs mlflow; tests/train/loop/test_sinks.py",
 }
 

@@ -150,12 +150,7 @@ def calibration_split(
             return CalibrationSplit(source, None, reason)
         reason = 'as calibrate="auto" found too few different rows to set aside'
         return without_rows(why_none or f"{reason}; {CALIBRATE_TRUE_REMEDY}")
-    settings = (
-        config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
-        config.data.batch_size,
-    )  # fmt: skip
-    min_rows = max((count for count in settings if isinstance(count, int)), default=0)
-    if is_auto and min_rows > _n_without_copies(training):
+    if is_auto and _min_rows(config) > _n_without_copies(training):
         reason = 'because the settings need so many rows that calibrate="auto" sets none aside'
         return without_rows(f"{reason}; lower n_centers and the like")
     if why_none is not None:
@@ -200,3 +195,12 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
     if reason is None:
         return None
     return f'as calibrate="auto" sets none aside {reason}; {CALIBRATE_TRUE_REMEDY}'
+
+
+def _min_rows(config: RunConfig) -> int:
+    """Return the smallest number of rows that the user's settings require."""
+    settings = (
+        config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
+        config.data.batch_size,
+    )  # fmt: skip
+    return max((count for count in settings if isinstance(count, int)), default=0)
