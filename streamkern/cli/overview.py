@@ -15,7 +15,7 @@ from streamkern.planning.sizes import EFFORT_LEVELS
 from streamkern.store.describe import describe_store
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.stores import stores_in
-from streamkern.train.rank_gpus import with_rank_count
+from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup import choose_kernel as search

@@ -18,9 +18,9 @@ from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.train.log_reader import read_history
-from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.progress import PHASE_DESCRIPTIONS
 from streamkern.train.loop.rank_coordinator import format_rank_figures
+from streamkern.train.loop.schedule import evaluations_in
 from streamkern.train.model.model_facts import facts_as_text, solver_facts, value_text
 
 

@@ -28,7 +28,7 @@ from streamkern.rundir.run_summary import summarise_run
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.log_reader import processes_in
-from streamkern.train.rank_gpus import with_rank_count
+from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup.planned import Times, expected_times, planned_flops

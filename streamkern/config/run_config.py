@@ -186,7 +186,7 @@ class ExecutionConfig(Table):
 
     @property
     def n_ranks(self) -> int:
-        """`ranks` as a number, after `rank_gpus.with_rank_count` has replaced "gpus"."""
+        """`ranks` as a number, after `over_ranks.with_rank_count` has replaced "gpus"."""
         assert isinstance(self.ranks, int), "ranks have not been counted"
         return self.ranks
 

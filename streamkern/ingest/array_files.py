@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.ingest.array_reader import (
-    ArrayReader,
-    ends_digest,
-    named_arrays,
-    requested_names,
-)
+from streamkern.ingest.array_reader import ArrayReader, ends_digest, named_arrays, requested_names
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.formats import IDX_DTYPES, is_idx
 from streamkern.ingest.group_arrays import SparseRows, read_converted

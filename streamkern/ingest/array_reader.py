@@ -238,10 +238,12 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
                 f"{name} is a Dask array with an unknown number of rows",
                 f"call {name}.compute_chunk_sizes()",
             )
-    arrays = [
-        _decode_array(a, names[i], keep_missing=request.keeps_missing(i))
+    # Arrays of zarr, h5py and xarray are decoded by their attributes.
+    arrays: list[Any] = [
+        decoded_array(a, a.__getitem__, names[i], 0, keep_missing=request.keeps_missing(i))
+        if hasattr(a, "attrs") else a
         for i, a in enumerate(inputs)
-    ]
+    ]  # fmt: skip
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
@@ -296,13 +298,6 @@ def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
         reader.target_columns, reader.unused = roles.targets or None, roles.unused
         reader.weight_column = roles.weight_column
     return reader
-
-
-def _decode_array(array: Any, name: str, *, keep_missing: bool) -> Any:
-    """Return an array of zarr, h5py or xarray decoded by its attributes."""
-    if not hasattr(array, "attrs"):
-        return array
-    return decoded_array(array, lambda part: array[part], name, 0, keep_missing=keep_missing)
 
 
 def content_checksum(array: NDArray[Any]) -> str:

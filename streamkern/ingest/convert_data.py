@@ -35,27 +35,10 @@ from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 
 
-class StoreInputs(NamedTuple):
-    """Rows, targets and weights to make a store of, as `open_reader` takes them.
-
-    X : rows: paths, a table, arrays or an iterable of blocks
-    x : names of the arrays or columns of the features, or None
-    y : targets, or the names of their arrays or columns, or None
-    sample_weight : weights, given as y is
-    form : form of files, with array names of earlier data
-    """
-
-    X: Any
-    x: Any
-    y: Any
-    sample_weight: Any
-    form: FileForm
-
-
 def convert_for_store(
     X: Any, x: Any, y: Any, sample_weight: Any, form: FileForm = DEFAULT_FORM
-) -> StoreInputs:
-    """Convert rows, targets and weights to make a store of them.
+) -> tuple[Any, Any, Any, Any, FileForm]:
+    """Return the arguments, converted to what `open_reader` takes to make a store of them.
 
     Paths, names of columns and of arrays, and an iterable of blocks are returned unchanged. The
     names of the arrays of an xarray.Dataset replace those in `form`.
@@ -65,7 +48,7 @@ def convert_for_store(
         request = earlier_names.apply_to(ReadRequest(x, y, sample_weight), X.__contains__)
         record = RecordedArrays.from_request(request).add_to_record(form.earlier_record)
         rows, y, sample_weight = _dataset_arrays(X, request)
-        return StoreInputs(rows, None, y, sample_weight, form._replace(earlier_record=record))
+        return rows, None, y, sample_weight, form._replace(earlier_record=record)
     _check_matching_rows(X, y, sample_weight)
     name_types: tuple[type, ...] = (str, int)  # of y and sample_weight if they are no values
     if are_paths(X):
@@ -74,7 +57,7 @@ def convert_for_store(
             int(role) if isinstance(role, np.integer) else role for role in (y, sample_weight)
         )
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
-        return StoreInputs(X, x, y, sample_weight, form)  # blocks
+        return X, x, y, sample_weight, form  # blocks
     elif not is_hub_dataset(X):
         X = convert_input(X, "X")
     is_table = is_frame(X) or is_hub_dataset(X) or (is_dask_table(X) and X.ndim == 2)
@@ -85,7 +68,7 @@ def convert_for_store(
     is_weight = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
     if sample_weight is not None and (is_weight or not isinstance(sample_weight, name_types)):
         sample_weight = _weights(sample_weight, X)
-    return StoreInputs(X, x, y, sample_weight, form)
+    return X, x, y, sample_weight, form
 
 
 def _check_matching_rows(X: Any, y: Any, sample_weight: Any) -> None:

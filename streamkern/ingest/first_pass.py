@@ -143,7 +143,11 @@ def spool_rows(
     if spool.is_sealed:
         spool.seal(spool.notes)  # the split of a bucket may have been interrupted
     else:
-        index_detector = None if chooses_columns else _index_detector(reader, features, spool)
+        # The first of several columns of a table may be an index.
+        is_table = reader.columns is not None or reader.as_text
+        has_columns = len(features.row_shape) == 1 < features.row_shape[0]
+        may_be_index = is_table and has_columns and not chooses_columns and not spool.n_rows
+        index_detector = IndexDetector() if may_be_index else None
         _read_all(reader, files, features, rows, block_bytes, progress, index_detector)
     return rows
 
@@ -192,18 +196,6 @@ def converters_of_store(
     _check_shape(first_block, features, spec.row_shape, expectation, "append")
     _check_fits(first_block, target_converter, spec)
     return features, target_converter
-
-
-def _index_detector(
-    reader: Reader, features: FeatureConverter, spool: Spool
-) -> IndexDetector | None:
-    """Return a detector that checks whether the first of several columns of a table is an index.
-
-    None for other input, and if an earlier call has read some of the rows.
-    """
-    is_table = reader.columns is not None or reader.as_text
-    has_columns = len(features.row_shape) == 1 < features.row_shape[0]
-    return IndexDetector() if is_table and has_columns and not spool.n_rows else None
 
 
 def _check_shape(

@@ -17,22 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import (
-    DataError,
-    StoreNotFoundError,
-    StreamkernError,
-)
+from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
 from streamkern.ingest.column_roles import ColumnRoles, assign_columns
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.group_arrays import (
-    decoded_array,
-    enumeration_as_names,
-    without_padding,
-)
+from streamkern.ingest.group_arrays import decoded_array, enumeration_as_names, without_padding
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.tables.key_columns import warn_of_rounded_columns
 from streamkern.store.conventions import is_group, missing_member_text

@@ -19,10 +19,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from streamkern.basics.errors import (
-    DataError,
-    ResumeMismatchError,
-)
+from streamkern.basics.errors import DataError, ResumeMismatchError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact

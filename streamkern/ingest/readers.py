@@ -19,27 +19,21 @@ from typing import Any
 
 import zarr
 
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-    StoreNotFoundError,
-    StreamkernError,
-)
+from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
 from streamkern.ingest.array_reader import open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED_READERS
-from streamkern.ingest.block_reader import BlockReader
 from streamkern.ingest.columns import ReadRequest, RecordedArrays, unused_columns
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
-from streamkern.ingest.frame_reader import FrameReader, HubReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.hub_datasets import is_hub_dataset
 from streamkern.ingest.input_files import FileOpener, Url, data_ending, explained_damage, is_path
 from streamkern.ingest.netcdf_files import open_netcdf
+from streamkern.ingest.object_reader import BlockReader, FrameReader, HubReader
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
 from streamkern.ingest.svmlight_files import number_features_alike, open_svmlight

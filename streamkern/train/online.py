@@ -123,7 +123,7 @@ class Online:
             step_loop.restore(arrays | {"good": arrays["good"].copy()}, meta)
             # No rows are set aside, and the calibration of the loaded run is for other weights.
             step_loop.calibration = native_calibration(run, setup.targets)
-            setup.meta["uncalibrated"] = run.data.why_no_calibration
+            setup.meta["uncalibrated"] = run.data.split.why_none
         # Epoch numbers continue, so that each block has its own order and random transforms.
         first_epoch, epochs = step_loop.position.epoch, run.config.data.n_epochs
 

@@ -2,7 +2,8 @@
 
 One rank records the run in the run directory. Then all ranks compute the setup together, or load it
 from there. Each rank has all weights, or its part of them, and all ranks make the same decisions.
-Only rank 0 chooses, writes, evaluates and reports.
+Only rank 0 chooses, writes, evaluates and reports. This process assigns the GPUs of the machine to
+the ranks, and shows their events: progress, evaluations, warnings and lost ranks.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from streamkern.backend.devices import gpu_count, gpu_problem
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
+from streamkern.basics.progress import ProgressLine
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.user_class import user_modules
+from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
@@ -27,9 +31,7 @@ from streamkern.losses.base import Loss
 from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.placement.launcher import run_ranks
-from streamkern.train.placement.local import local_cluster
-from streamkern.train.rank_events import EventHandler
-from streamkern.train.rank_gpus import rank_devices
+from streamkern.train.placement.rank_cluster import local_cluster
 from streamkern.train.rank_work import has_setup, prepare_rank, read_last_step, work_as_rank
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import open_test
@@ -237,3 +239,102 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
         threads = None if config.run.threads == "auto" else config.run.threads
         with local_cluster(config.run.n_ranks, threads) as opened_client:
             yield opened_client
+
+
+def with_rank_count(config: RunConfig, *, on_cluster: bool = False) -> RunConfig:
+    """Return the settings with run.ranks="gpus" replaced by the number of GPUs of this machine.
+
+    on_cluster : whether the ranks run on a cluster that the caller has given
+
+    Raises ConfigError if there are no GPUs, or if the settings exclude them.
+    """
+    if config.run.ranks != "gpus":
+        return config
+    if on_cluster or config.run.cluster is not None:
+        raise ConfigError(
+            f"{mention('run.ranks', 'gpus')} is for the GPUs of this machine, and cannot be used "
+            "on a cluster",
+            "give the number of its workers",
+        )
+    if config.run.device not in ("auto", "gpu"):
+        raise ConfigError(
+            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and cannot be used with "
+            f"{mention('run.device', config.run.device)}",
+            "leave one of them out",
+        )
+    n_gpus = gpu_count()
+    if not n_gpus:
+        raise ConfigError(
+            f"{mention('run.ranks', 'gpus')} needs a GPU, but none was found: {gpu_problem()}",
+            "give a number",
+        )
+    return config.with_overrides({"run.ranks": n_gpus, "run.device": "gpu"})
+
+
+def rank_devices(config: RunConfig) -> Sequence[str]:
+    """Return run.device for each rank on this machine; () if all ranks use the CPU.
+
+    Raises ConfigError if several ranks would share a GPU.
+    """
+    ranks, device = config.run.n_ranks, config.run.device
+    n_gpus = 0 if device == "cpu" else gpu_count()
+    if not n_gpus:
+        return ()
+    if device not in ("auto", "gpu") or ranks > n_gpus:
+        raise ConfigError(
+            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} needs a GPU for "
+            f"each rank, and this machine has {n_gpus}",
+            f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
+        )
+    return [f"gpu:{rank}" for rank in range(ranks)]
+
+
+EventHandler = Callable[[dict[str, Any]], None]
+"""Function that is called with each event of `train_over`."""
+_RESUME_TEXTS = {
+    "checkpoint": "the run continues from its last checkpoint",
+    "setup": "there is no checkpoint yet, so the run begins its first epoch again",
+    "nothing": "there is no checkpoint yet, so the setup begins again",
+}
+
+
+class RankEventHandler:
+    """Event handler of `train_over` that shows the progress line, evaluations and warnings.
+
+    A warning that several ranks send is issued once.
+
+    line : progress line
+    on_evaluation : called with the record of each evaluation; None ignores them
+    """
+
+    def __init__(
+        self, line: ProgressLine, on_evaluation: Callable[[dict[str, Any]], None] | None
+    ) -> None:
+        self._line, self._on_evaluation = line, on_evaluation
+        self._shown_warnings = set[str]()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "lost":
+            when = ", once the same command is run again" if event["stopping"] else ""
+            self._warn(f"{event['why']}; {_RESUME_TEXTS[event['kept']]}{when}", repeat=True)
+        elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
+            self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
+        elif event["event"] == "message":
+            self._show(event["message"])
+
+    def _show(self, message: dict[str, Any]) -> None:
+        if message.get("line"):
+            self._line.draw(message["line"])
+        elif "line" in message:
+            self._line.close()
+        if "warning" in message:
+            self._warn(message["warning"])
+        if "evaluation" in message and self._on_evaluation is not None:
+            self._line.close()
+            self._on_evaluation(message["evaluation"])
+
+    def _warn(self, text: str, *, repeat: bool = False) -> None:
+        if repeat or text not in self._shown_warnings:
+            self._shown_warnings.add(text)
+            self._line.close()
+            warn(text)

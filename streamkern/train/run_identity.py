@@ -19,8 +19,7 @@ from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.chunked_array import ChunkedArray, allocate_on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.patch_features import PatchFeatures
-from streamkern.train.differences import record_differences
-from streamkern.train.environment import library_versions
+from streamkern.train.differences import library_versions, record_differences
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.run_snapshot import recorded_calibrate, recorded_run

@@ -19,9 +19,9 @@ from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.rundir.checkpoint_format import SavedGroup, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
-from streamkern.train.environment import library_versions
-from streamkern.train.loop.evaluations import evaluations_in, figures_as_json, figures_from_json
+from streamkern.train.differences import library_versions
 from streamkern.train.loop.guard import LossCurve
+from streamkern.train.loop.schedule import evaluations_in, figures_as_json, figures_from_json
 from streamkern.train.loop.step_loop import ArraysAndMeta, Result
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.wide_sum import may_be_wide

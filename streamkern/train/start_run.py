@@ -27,7 +27,7 @@ from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.continue_run import ParentId, complete_from_parent
 from streamkern.train.loop.callbacks import Callback, Callbacks
-from streamkern.train.loop.evaluations import EvaluationSchedule
+from streamkern.train.loop.schedule import EvaluationSchedule
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import checked_classes, open_test

@@ -31,9 +31,13 @@ from streamkern.stream.sources.transforms import Scale, is_deterministic, transf
 from streamkern.train.loop.callbacks import Callback, check_callbacks
 from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.loop.step_loop import Result
-from streamkern.train.over_ranks import as_one_rank, is_complete, train_over
-from streamkern.train.rank_events import RankEventHandler
-from streamkern.train.rank_gpus import with_rank_count
+from streamkern.train.over_ranks import (
+    RankEventHandler,
+    as_one_rank,
+    is_complete,
+    train_over,
+    with_rank_count,
+)
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import storage_options_for
@@ -120,7 +124,13 @@ def train(
         directory = run_directory(config)
     config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
-        _check_no_local_arguments(config, {"warm_start": warm, "callbacks": callbacks or None})
+        name = "callbacks" if warm is None else "warm_start"
+        if callbacks or warm is not None:
+            raise ConfigError(
+                f"{mention('run.ranks', config.run.ranks)} trains in other processes, where {name} "
+                "cannot be used",
+                "leave it out, or train with one rank",
+            )
         if not is_complete(config, replace(inputs, client=None)):
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
@@ -149,17 +159,6 @@ def _check_ranks(config: RunConfig) -> None:
         raise ConfigError(
             f"{setting} is for several ranks, but {mention('run.ranks')} is 1",
             f"set {mention('run.ranks')} above 1, or leave {setting} out",
-        )
-
-
-def _check_no_local_arguments(config: RunConfig, arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError if one of the arguments, which other processes cannot use, is not None."""
-    names = [name for name, value in arguments.items() if value is not None]
-    if names:
-        raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} trains in other processes, where "
-            f"{names[0]} cannot be used",
-            "leave it out, or train with one rank",
         )
 
 

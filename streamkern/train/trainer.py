@@ -35,13 +35,12 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import check_unchanged
-from streamkern.train.environment import EnvironmentChanges
-from streamkern.train.initial_weights import given_weights, initial_weights
+from streamkern.train.continue_run import given_weights, initial_weights
+from streamkern.train.differences import EnvironmentChanges
 from streamkern.train.loop.callbacks import Callbacks, EpochEnd, TrainStart
-from streamkern.train.loop.checkpoint_times import Checkpoints
-from streamkern.train.loop.evaluations import EvaluationSchedule, evaluations_in
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.schedule import Checkpoints, EvaluationSchedule, evaluations_in
 from streamkern.train.loop.step_loop import Position, Result, StepLoop
 from streamkern.train.model.training_fit import report_fit
 from streamkern.train.resolve.early_stopping import EarlyStopping, scores_as_json, scores_from_json
@@ -55,9 +54,8 @@ from streamkern.train.setup.new_setup import (
     new_setup,
     wait_for_setup,
 )
-from streamkern.train.setup.planned import empty_steps
+from streamkern.train.setup.planned import empty_steps, run_plan, setup_decisions
 from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
-from streamkern.train.setup.start_event import run_plan, setup_decisions
 
 
 class Trainer:

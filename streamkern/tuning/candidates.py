@@ -27,7 +27,7 @@ from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.train.resolve.metric_mode import NO_MEMORY_FOR_METRIC, requested_metric_mode
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.resolve.skew_targets import leaves_transform_open
+from streamkern.train.resolve.target_moments import leaves_transform_open
 from streamkern.train.resolve.training_data import Data, auto_epochs, with_epochs
 from streamkern.train.setup.choose_transform import find_transform
 from streamkern.tuning.holdout import MIN_PARTS, MIN_ROWS, SearchSample, draw_sample

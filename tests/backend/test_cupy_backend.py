@@ -41,7 +41,7 @@ from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
 from streamkern.store.sparse_rows import pack_rows
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale
-from streamkern.train.environment import backend_changes
+from streamkern.train.differences import backend_changes
 from streamkern.train.saved_model import load_model
 from tests import fake_cupy, numpy_cublas
 from tests.host_cuda import COMPILER

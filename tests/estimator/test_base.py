@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits
 
 from streamkern import ConfigError, KernelClassifier, KernelRegressor, compress, load
-from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.rank_cluster import local_cluster
 
 EARLY_STOPPING: dict[str, Any] = {
     "threads": 1, "n_centers": 100, "early_stopping": True, "kernel": "laplace",

@@ -38,7 +38,7 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import DIAGONAL_ROWS, KernelOperator
-from streamkern.train.resolve.precision import resolve_precision
+from streamkern.train.resolve.problem_shape import resolve_precision
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests import runs

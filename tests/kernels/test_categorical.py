@@ -22,7 +22,7 @@ from streamkern.kernels.importances import describe_metric, importances
 from streamkern.kernels.notation import kernel_text
 from streamkern.kernels.points import PRECISIONS, Grid
 from streamkern.kernels.products import KernelOperator
-from streamkern.train.resolve.precision import resolve_precision
+from streamkern.train.resolve.problem_shape import resolve_precision
 from tests.solver_problems import Array, both, rows
 
 D, N, M = 5, 40, 60

@@ -11,8 +11,8 @@ import streamkern as sk
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
+from streamkern.train.over_ranks import rank_devices, with_rank_count
 from streamkern.train.placement.launcher import run_ranks
-from streamkern.train.rank_gpus import rank_devices, with_rank_count
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import acquire_run, run_directory
 from tests.remedies import Case, Do, X, Y
@@ -22,7 +22,7 @@ DO_ALL = True
 """One of the errors is met while a remedy is done."""
 COVERED = (
     "train/loop/rank_coordinator.py", "train/start_run.py", "train/setup/new_setup.py",
-    "train/over_ranks.py", "train/rank_gpus.py", "train/placement", "train/train.py",
+    "train/over_ranks.py", "train/placement", "train/train.py",
 )  # fmt: skip
 
 FILES = "needs machines that see other files"
@@ -35,11 +35,11 @@ NOT_TRIED = {
     "train/setup/new_setup.py:wait_for_setup:1": FILES,
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
-    "train/placement/local.py:_start_cluster:1": "needs processes that do not start",
-    "train/placement/local.py:_check_main_script:1": "needs a script on stdin",
+    "train/placement/rank_cluster.py:_start_cluster:1": "needs processes that do not start",
+    "train/placement/rank_cluster.py:_check_main_script:1": "needs a script on stdin",
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
-    "train/placement/launcher.py:_resumable_error:1": CLUSTER,
+    "train/placement/launcher.py:_Driver.run:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster._wait_for:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:2": CLUSTER,
@@ -82,14 +82,14 @@ def setting_cases() -> list[Case]:
 
     def count(gpus: int, given: dict[str, Any]) -> Do:
         def plans() -> None:
-            with mock.patch("streamkern.train.rank_gpus.gpu_count", return_value=gpus):
+            with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=gpus):
                 planned(given)
 
         return plans
 
     def devices(given: dict[str, Any]) -> Do:
         def finds() -> None:
-            with mock.patch("streamkern.train.rank_gpus.gpu_count", return_value=2):
+            with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=2):
                 rank_devices(with_rank_count(config(TWO | given)))
 
         return finds

@@ -17,8 +17,9 @@ from tests.remedies import FRAME, Case, Do, X, Y, cases_of
 from tests.remedies.training import Ending, trained
 
 COVERED = (
-    "train/continue_run.py", "train/initial_weights.py", "train/restart/parent_run.py",
+    "train/continue_run.py", "train/restart/parent_run.py",
     "train/run_identity.py", "train/restart/run_snapshot.py", "train/restart/stored_centers.py",
+    "train/setup/choose_centers.py",
 )  # fmt: skip
 
 BLOCK: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}

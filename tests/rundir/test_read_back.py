@@ -18,7 +18,7 @@ from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, RunLog, read_log
-from streamkern.train.initial_weights import load_warm_start
+from streamkern.train.continue_run import load_warm_start
 from streamkern.train.saved_model import load_model
 from tests import runs
 from tests.runs import (

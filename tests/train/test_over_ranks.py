@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import time
 import warnings
@@ -17,7 +18,9 @@ import pytest
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError, TrainingInterrupted
+from streamkern.basics.progress import ProgressLine
 from streamkern.basics.stop import StopRequest
+from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -25,7 +28,7 @@ from streamkern.train import over_ranks
 from streamkern.train.loop import progress, rank_coordinator
 from streamkern.train.loop.rank_coordinator import format_rank_figures
 from streamkern.train.loop.step_loop import StepLoop
-from streamkern.train.over_ranks import train_over
+from streamkern.train.over_ranks import RankEventHandler, rank_devices, train_over, with_rank_count
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -326,3 +329,92 @@ def test_local_ranks_share_memory(store: str, tmp_path: Path) -> None:
         budgets.append(run.budget_bytes)
     assert budgets[1] == pytest.approx(budgets[0] / 2, rel=0.1)
     assert budgets[2] == pytest.approx(budgets[0], rel=0.1)
+
+
+def rank_settings(**run: object) -> RunConfig:
+    """Return settings [run], the others at their defaults."""
+    return RunConfig().with_overrides({f"run.{name}": value for name, value in run.items()})
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this machine seem to have two GPUs."""
+    monkeypatch.setattr(over_ranks, "gpu_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_each_gpu_gets_one_rank() -> None:
+    actual = with_rank_count(rank_settings(ranks="gpus"))
+    assert (actual.run.ranks, actual.run.device) == (2, "gpu")
+    assert rank_devices(actual) == rank_devices(rank_settings(ranks=2)) == ["gpu:0", "gpu:1"]
+    assert rank_devices(rank_settings(ranks=3, device="cpu")) == ()
+    assert with_rank_count(actual) is actual
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpu_is_not_shared_between_ranks() -> None:
+    """Check also that no GPU is taken that the settings do not name."""
+    for config in (rank_settings(ranks=3), rank_settings(ranks=2, device="gpu:1")):
+        with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
+            rank_devices(config)
+    with pytest.raises(ConfigError, match=r"cannot be used with .*device='cpu'"):
+        with_rank_count(rank_settings(ranks="gpus", device="cpu"))
+    for config, on_cluster in ((rank_settings(ranks="gpus", cluster="tcp://h:1"), False),
+                             (rank_settings(ranks="gpus"), True)):  # fmt: skip
+        with pytest.raises(ConfigError, match="cannot be used on a cluster"):
+            with_rank_count(config, on_cluster=on_cluster)
+
+
+def test_missing_gpus_give_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check the error of Python and of the command."""
+    monkeypatch.setattr(over_ranks, "gpu_count", lambda: 0)
+    monkeypatch.setattr(over_ranks, "gpu_problem", lambda: "no driver")
+    arguments = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
+    assert main.run_command(arguments) == 2
+    assert (
+        "--ranks gpus needs a GPU, but none was found: no driver; give a number"
+        in capsys.readouterr().err
+    )
+    assert rank_devices(rank_settings(ranks=2)) == ()
+
+
+@pytest.fixture
+def without_log_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every redraw of the progress line be due."""
+    monkeypatch.setattr(ProgressLine, "PERIODS_S", dict.fromkeys(ProgressLine.PERIODS_S, 0.0))
+
+
+@pytest.mark.usefixtures("without_log_intervals")
+def test_rank_messages_are_shown_once() -> None:
+    stream, evaluations, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
+    handle = RankEventHandler(ProgressLine(stream), evaluations.append)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for rank in (0, 1):
+            handle({"event": "message", "rank": rank, "message": {"warning": "the same"}})
+        for _ in range(2):
+            handle({"event": "ranks", "ranks": 1, "wanted": 2})
+            handle({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
+        handle({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
+        for resume_point in ("setup", "nothing"):
+            handle(
+                {"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": resume_point}
+            )
+    loss_text = "rank 1 is gone; the run continues from its last checkpoint"
+    few = "there are workers for 1 of 2 ranks"
+    stopping = (
+        "rank 1 is silent; the run continues from its last checkpoint, once the same command is "
+        "run again"
+    )
+    restarts = [
+        f"rank 0 is gone; there is no checkpoint yet, so {begins}"
+        for begins in ("the run begins its first epoch again", "the setup begins again")
+    ]
+    expected = ["the same", few, loss_text, loss_text, stopping, *restarts]
+    assert [str(warning.message) for warning in warned] == expected
+    for message in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
+        handle({"event": "message", "rank": 0, "message": message})
+    assert stream.getvalue() == "streamkern: half\n"
+    assert evaluations == [{"step": 3}]

@@ -671,7 +671,7 @@ def test_changed_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stopped(config, 4, source=stream())  # the same libraries; a warning would be an error
     describe = Backend.describe
     monkeypatch.setattr(Backend, "describe", lambda self: {**describe(self), "numpy": "9.9"})
-    monkeypatch.setattr("streamkern.train.environment.__version__", "99.0")
+    monkeypatch.setattr("streamkern.train.differences.__version__", "99.0")
     with pytest.warns(UserWarning, match=r"streamkern: was '.*', now '99\.0'") as caught:
         stopped(config, latest_step(tmp_path) + 1, source=stream())
     assert "numpy: was" in str(caught[0].message)
@@ -680,7 +680,7 @@ def test_changed_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stopped(
         config, latest_step(tmp_path) + 1, source=stream()
     )  # with the same libraries as the previous process
-    monkeypatch.setattr("streamkern.train.environment.__version__", "98.0")
+    monkeypatch.setattr("streamkern.train.differences.__version__", "98.0")
     with pytest.warns(UserWarning, match=r"libraries: streamkern: was '99\.0', now '98\.0'; same"):
         stopped(config, latest_step(tmp_path) + 1, source=stream())
     events = [record["event"] for record in read_log(tmp_path / "log.jsonl")]

@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
-from streamkern.ingest.tables.numbers import (
-    csv_note,
-    notation_text,
-    other_notation,
-    share_a_unit,
-)
+from streamkern.ingest.tables.numbers import csv_note, notation_text, other_notation, share_a_unit
 from streamkern.ingest.tables.scan import Column
 
 _MAX_WORDS_WITH_UNIT = (
@@ -75,10 +70,6 @@ class ColumnRemedies(NamedTuple):
     def choices(self) -> str:
         """The remedies that drop a column or make it categorical."""
         return "; or ".join(filter(None, (self.drop, self.categorical)))
-
-    def with_date_format(self, name: str, texts: Sequence[str]) -> str:
-        """Return the remedy that gives the format of a column of dates, some of them `texts`."""
-        return self.date_format.format(name=name, form=date_format(texts) or "%d/%m/%Y")
 
 
 OPTION_REMEDIES = ColumnRemedies(
@@ -205,9 +196,11 @@ def _describe_text_ambiguity(
                 "example minutes, or make it categorical",
             )
         if notation in ("a date", "a month"):
+            form = date_format(words) or "%d/%m/%Y"
+            date_remedy = remedies.date_format.format(name=name, form=form)
             return Ambiguity(
                 f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
-                f"give their format ({remedies.with_date_format(name, words)}, for example), "
+                f"give their format ({date_remedy}, for example), "
                 "or make it categorical",
                 ("categorical", "dates", "drop"),
             )

@@ -15,7 +15,7 @@ from typing import Any, Self
 from streamkern.basics.errors import ConfigError
 from streamkern.train.loop.step_loop import Position, Result
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.start_event import setup_decisions
+from streamkern.train.setup.planned import setup_decisions
 
 
 @dataclass(frozen=True)

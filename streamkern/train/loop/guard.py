@@ -154,13 +154,10 @@ class Watch:
         self._window = np.empty((0, 4)) if window is None else window
         self._n_read = state.steps  # losses of later steps are still in the solver
 
-    def __len__(self) -> int:
-        return len(self._window) + self.state.steps - self._n_read
-
     @property
     def is_full(self) -> bool:
         """True if it is time to judge, before the solver overwrites the oldest loss."""
-        return len(self) >= WINDOW
+        return len(self._window) + self.state.steps - self._n_read >= WINDOW
 
     def read(self) -> npt.NDArray[np.float64]:
         """Return the window (n, 4) on the host, after waiting for the device."""

@@ -163,11 +163,13 @@ class StepLoop:
     def _set_state(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
         """Set the state of solver and guard. good, window : `Watch.good_weights` and its window"""
         good_weights = state.alpha.copy() if good is None else self.run.backend.asarray(good)
+        targets = self._solver_targets
+        # Factors (c,) that convert errors of the solver to the unit of the stored targets.
+        scale = np.ones_like(self.assembled.targets.scale) if targets is None else targets.scale
         self.state = state
         self.watch = Watch(
-            self.solver, state, good_weights, guard, self._loss_scale, self.report, self._curve,
-            window,
-        )  # fmt: skip
+            self.solver, state, good_weights, guard, scale, self.report, self._curve, window
+        )
 
     @property
     def _solver_targets(self) -> TargetScale | None:
@@ -176,12 +178,6 @@ class StepLoop:
         if loss is None or loss.scales_targets:
             return targets
         return None if loss.unit is None else TargetScale(np.zeros_like(loss.unit), loss.unit)
-
-    @property
-    def _loss_scale(self) -> npt.NDArray[np.float64]:
-        """Factors (c,) that convert errors of the solver to the unit of the stored targets."""
-        targets = self._solver_targets
-        return np.ones_like(self.assembled.targets.scale) if targets is None else targets.scale
 
     def snapshot(self) -> ArraysAndMeta:
         """Return the host arrays and JSON values of a checkpoint, for `restore` and for models."""
@@ -254,7 +250,7 @@ class StepLoop:
         """True if the finished model can be calibrated, and has not been yet."""
         rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
         has_left_out = self.assembled.meta["left_out" if rows_are_centers else "center_left_out"]
-        can_calibrate = self.run.data.calibration_rows is not None or bool(has_left_out)
+        can_calibrate = self.run.data.split.calibration_rows is not None or bool(has_left_out)
         is_calibrated = self.calibration is not None and self.calibration.n_rows > 0
         return can_calibrate and self.ranks.rank == 0 and not is_calibrated
 
@@ -264,8 +260,8 @@ class StepLoop:
         feed : reads the rows again for leave-one-out predictions, unless all rows are centers
         """
         model, data = self.model(), self.run.data
-        if data.calibration_rows is not None:
-            self.calibration = calibrate(model, data.calibration_rows)
+        if data.split.calibration_rows is not None:
+            self.calibration = calibrate(model, data.split.calibration_rows)
         else:
             factors = data.weight_factors if data.source.weighted else None
             with self.run.backend.active():

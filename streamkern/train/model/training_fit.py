@@ -225,21 +225,13 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     constant_error = constant_errors.sum()  # a user's loss may be 0, or negative
     explained = float(1 - errors.sum() / constant_error) if constant_error > 0 else None
     spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total_squares
+    n_right = w @ (F.argmax(axis=1) == Y.argmax(axis=1))
+    beats_most_common_class = bool(n_right > (w @ Y).max() * (1 + 1e-9))
     return TrainingFit(
         len(excess), mse, explained, float(spread),
         float(excess.mean() / standard_error), _isolated_share(model, block),
-        base.classes is not None and _beats_most_common_class(F, Y, w),
+        base.classes is not None and beats_most_common_class,
     )  # fmt: skip
-
-
-def _beats_most_common_class(F: Floats, Y: Floats, w: Floats) -> bool:
-    """Return whether the class of the largest output is right for more rows than the most common
-    class.
-
-    F : (m, c) outputs. Y : (m, c) one-hot targets. w : (m,) sample weights.
-    """
-    is_right = F.argmax(axis=1) == Y.argmax(axis=1)
-    return bool(w @ is_right > (w @ Y).max() * (1 + 1e-9))
 
 
 def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:

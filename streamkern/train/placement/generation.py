@@ -99,9 +99,9 @@ class Generation:
         Raises the error of a rank, unless it is the loss of another rank, and ClusterError if the
         scheduler is gone.
         """
-        cluster = self._cluster
-        processes = cluster.processes(self._workers)
-        without_reply = [w.address for w in self._workers if not processes.get(w.nanny)]
+        cluster, workers = self._cluster, self._workers
+        processes = cluster.processes(workers)
+        without_reply = [w.address for w in workers if not processes.get(w.nanny)]
         if without_reply:
             no_reply = f"the nanny of {without_reply[0]} does not answer"
             self._on_event("lost", why=no_reply, stopping=bool(self._stop.requested_by))
@@ -119,7 +119,9 @@ class Generation:
         except ClusterError:  # the scheduler is gone
             raise
         except BaseException:
-            if not self._has_failed_preparation():
+            # A preparation that has failed by itself holds no resources, and need not be killed.
+            is_preparation = len(workers) == 1 and not self._job.saves
+            if not (is_preparation and isinstance(self._end_errors.get(0), StreamkernError)):
                 with contextlib.suppress(Exception):
                     self._kill_all(processes, "")
             raise
@@ -159,12 +161,6 @@ class Generation:
             elif report["progress"] is not None:
                 self.progress = report["progress"]
 
-    def _pass_on_messages(self) -> None:
-        """Pass on the ranks' messages, on the driver's thread."""
-        while self._messages:
-            report = self._messages.popleft()
-            self._on_event("message", rank=report["rank"], message=report["message"])
-
     def _wait_for_end(self) -> str | None:
         """Monitor the ranks until they end; return a description of the loss, or None."""
         while True:
@@ -172,7 +168,9 @@ class Generation:
             self._cluster.message_arrived.clear()
             self._message_ranks()
             self._record_ends()
-            self._pass_on_messages()  # messages of a rank arrive before its end
+            while self._messages:  # messages of a rank arrive before its end
+                report = self._messages.popleft()
+                self._on_event("message", rank=report["rank"], message=report["message"])
             if len(self._end_errors) == len(self._workers) and not self._errors():
                 return None
             missing_rank = self._missing_rank()
@@ -245,14 +243,6 @@ class Generation:
             raise error
         rank, error = next(iter(errors.items()))
         return f"rank {rank}: {error}"
-
-    def _has_failed_preparation(self) -> bool:
-        """Return whether the rank of a preparation has ended with a StreamkernError.
-
-        It holds no resources then, and its process need not be killed.
-        """
-        is_preparation = len(self._workers) == 1 and not self._job.saves
-        return is_preparation and isinstance(self._end_errors.get(0), StreamkernError)
 
     def _release_futures(self) -> None:
         """Release the futures, so that Dask does not restart the tasks of lost workers."""

@@ -156,10 +156,12 @@ class _Driver:
             self._check_stop()
             n_fruitless = retries.count_fruitless(generation.progress)
             if n_fruitless == MAX_FRUITLESS_GENERATIONS:
-                raise _resumable_error(
+                error = RunError(
                     f"{n_fruitless} times in a row ranks were lost before they got further, the "
                     f"last time {generation_end.loss}; see to the cause, then {_RESUME}"
                 )
+                error.exit_code = EXIT_FAILED  # the run can be resumed from its files
+                raise error
             n_wanted = self._n_expected_workers(generation_end, workers, max_ranks)
             state = "left"
 
@@ -191,7 +193,10 @@ class _Driver:
                 timed_out = time.monotonic() > give_up
                 n_needed = min_workers if timed_out else max(n_wanted, min_workers)
             if len(available) >= n_needed:
-                self._check_free([worker.address for worker in available])
+                addresses = [worker.address for worker in available]
+                for address, name in self._cluster.run_on_each(run_of_worker, addresses).items():
+                    if name not in ("", self._cluster.name):  # a task would wait for its end
+                        raise busy_worker_error(address)
                 return available
             if timed_out:
                 break
@@ -202,22 +207,9 @@ class _Driver:
             raise TrainingInterrupted(shortage, f"start others, then {_RESUME}")
         raise RunError(shortage, "start more workers, or set fewer ranks")
 
-    def _check_free(self, addresses: list[str]) -> None:
-        """Raise TrainingInterrupted if a worker is a rank of another driver, whose end a task would
-        have to wait for."""
-        for address, name in self._cluster.run_on_each(run_of_worker, addresses).items():
-            if name not in ("", self._cluster.name):
-                raise busy_worker_error(address)
-
     def _check_stop(self) -> None:
         if self._stop.requested_by:
             raise TrainingInterrupted(f"stopped by {self._stop.requested_by}", _RESUME)
 
     def _notify(self, event: str, **facts: Any) -> None:
         self._on_event({"event": event, "generation": self._number, **facts})
-
-
-def _resumable_error(text: str) -> RunError:
-    error = RunError(text)
-    error.exit_code = EXIT_FAILED  # the run can be resumed from its files
-    return error

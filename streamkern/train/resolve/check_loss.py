@@ -90,7 +90,7 @@ def _check_log_link(config: RunConfig, data: Data, *, sets_unit: bool) -> None:
     loss = make_loss(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):
         return
-    for source in (data.base, data.validation_rows, data.calibration_rows):
+    for source in (data.base, data.validation_rows, data.split.calibration_rows):
         if source is not None:
             check_targets(config, source)
     are_known = sets_unit and not changes_targets(data.source)

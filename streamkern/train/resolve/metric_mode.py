@@ -14,7 +14,6 @@ from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
-from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.methods import find
 from streamkern.train.resolve.given_arrays import check_metric, open_metric
@@ -176,11 +175,3 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
         and not data.pixels
         and data.d <= MAX_FULL_METRIC_FEATURES
     )
-
-
-def with_max_categorical(kernel: Kernel, d: int) -> Kernel:
-    """Return the kernel with the largest number of categorical features that a run may choose.
-
-    It is used to plan the memory.
-    """
-    return kernel.with_categorical([(j, 1.0) for j in range(min(d, MAX_CATEGORICAL))])

@@ -1,18 +1,31 @@
-"""Collect the numbers of a run from which its sizes, memory and costs follow."""
+"""Collect the numbers of a run from which its sizes, memory and costs follow.
+
+One of them is run.precision, the arithmetic of the distances, resolved for the data and the device.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import number_or_none, solver_options
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.points import left_bytes, point_bytes, point_width, scratch_bytes
+from streamkern.kernels.points import (
+    Grid,
+    check_precision,
+    left_bytes,
+    point_bytes,
+    point_width,
+    scratch_bytes,
+)
 from streamkern.losses.losses import SQUARES
 from streamkern.planning.memory import METRIC_STEP_FIT_ROWS
 from streamkern.planning.problem import ProblemShape
@@ -22,8 +35,9 @@ from streamkern.stream.sources.base import n_read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.quantile_scores import shape_after
+from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.stream.sources.split import max_rows_read
-from streamkern.stream.sources.transforms import Transform
+from streamkern.stream.sources.transforms import Scale, Transform, integers_stay, transform_name
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from streamkern.train.resolve.training_data import Data
@@ -66,7 +80,7 @@ def plans_left_out(config: RunConfig, data: Data, p: int) -> bool:
     """
     has_few_rows = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
     return (
-        data.allows_leave_one_out
+        data.split.allows_leave_one_out
         and has_few_rows
         and data.repeats
         and config.data.class_sampling is None
@@ -82,11 +96,11 @@ def problem_shape(
     on_cluster : whether a Dask cluster reads the rows
     """
     source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
+    calibration_rows = data.split.calibration_rows
     waits = on_cluster or config.data.dask is not None or source.remote  # for a network
     uploads = run_dir is not None and local_path(run_dir) is None
     itemsize = 8 if precision == "float64" else 4
     width = point_width(data.d, precision, backend, kernel)
-    row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
     columns = widths(source.row_shape, source.feed_transforms)
@@ -97,7 +111,7 @@ def problem_shape(
         c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
         p=p,
         batch_size=number_or_none(config.data.batch_size),
-        row_bytes=row_bytes,
+        row_bytes=math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source),
         unit_rows=int(unit_sizes(source).max()),
         itemsize=itemsize,
         threads=backend.threads,
@@ -130,10 +144,78 @@ def problem_shape(
         posterior=config.solver.posterior,
         squares=config.model.loss == SQUARES,
         n_validation_rows=0 if data.validation_rows is None else data.validation_rows.n_rows,
-        n_calibration_rows=0 if data.calibration_rows is None else data.calibration_rows.n_rows,
+        n_calibration_rows=0 if calibration_rows is None else calibration_rows.n_rows,
         left_out=plans_left_out(config, data, p),
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
         has_initial_weights=config.solver.warm_start is not None,
         read_rows=max_rows_read(source),
     )
+
+
+def resolve_precision(
+    requested: str,
+    dtype: np.dtype[Any],
+    transforms: Sequence[Transform],
+    backend: Backend,
+    kernel: Kernel | None = None,
+) -> tuple[str, Grid | None]:
+    """Return the precision and, if it is "integer", the grid on which the features lie.
+
+    Parameters
+    ----------
+    requested : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances
+        are as accurate as in float32: "integer" or "high" on tensor cores, "exact" elsewhere.
+    dtype : dtype of the stored features.
+    transforms : all transforms that are applied to a row after it is read.
+    backend : backend of the run.
+    kernel : None for a kernel of distances without a metric or categorical features.
+
+    Raises
+    ------
+    ConfigError
+        "integer" is requested and the features are not integers when they reach the kernel, or the
+        kernel does not support the requested mode.
+    """
+    if kernel is not None and (
+        kernel.geometry != "distance" or kernel.metric is not None or kernel.categorical
+        or kernel.sparse
+    ):  # fmt: skip
+        check_precision("exact" if requested == "auto" else requested, kernel)
+        if requested != "auto":
+            return requested, None
+        reads_values = bool(kernel.categorical) or kernel.sparse
+        allows_high = kernel.geometry == "distance" and not reads_values
+        return "high" if allows_high and backend.tensor_cores else "exact", None
+    if requested not in ("auto", "integer"):
+        return requested, None
+    if requested == "auto" and not backend.tensor_cores:
+        return "exact", None
+    grid = _grid(dtype, transforms)
+    if isinstance(grid, Grid):
+        return "integer", grid
+    if requested == "integer":
+        raise ConfigError(
+            f"{mention('run.precision', 'integer')} needs rows of uint8 that stay integers until "
+            f"they are scaled by one mean and one factor, but {grid}",
+            f"give {mention('precision', 'auto')}",
+        )
+    return "high", None
+
+
+def _grid(dtype: np.dtype[Any], transforms: Sequence[Transform]) -> Grid | str:
+    """Return the grid of the transformed features, or the reason why they do not lie on one."""
+    if dtype != np.uint8:
+        return f"they are {dtype}"
+    offset, step = 0.0, 1.0
+    for transform in transforms:
+        name = transform_name(transform)
+        if isinstance(transform, Scale) and transform.mode == "global":
+            mean, scale = float(transform.mean), float(transform.scale)
+            offset, step = (offset - mean) / scale, step / scale
+        elif not integers_stay([transform]):
+            remedy = " (round=true would keep them)" if isinstance(transform, GaussianNoise) else ""
+            return f"they go through {name!r}, which does not keep them such{remedy}"
+        elif (offset, step) != (0.0, 1.0) and getattr(transform, "mode", "") != "none":
+            return f"they go through {name!r} after they were scaled; put it before"
+    return Grid(offset, step)

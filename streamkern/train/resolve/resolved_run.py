@@ -22,6 +22,7 @@ from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.kernels.fourier import FourierFeatures, check_has_frequencies
 from streamkern.kernels.points import Grid
 from streamkern.losses.base import Loss
@@ -47,10 +48,8 @@ from streamkern.train.resolve.metric_mode import (
     kernel_in_metric,
     looks_for_categorical,
     requested_metric_mode,
-    with_max_categorical,
 )
-from streamkern.train.resolve.precision import resolve_precision
-from streamkern.train.resolve.problem_shape import problem_shape
+from streamkern.train.resolve.problem_shape import problem_shape, resolve_precision
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
 from streamkern.train.resolve.training_data import Data, open_data, with_epochs
 
@@ -185,7 +184,7 @@ def _open(
         config, inputs.source, parent, why_none or no_memory,
         keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
     )  # fmt: skip
-    if data.calibration_rows is None and not data.leaves_rows_unused:
+    if data.split.calibration_rows is None and not data.split.leaves_rows_unused:
         config = config.with_overrides({"run.calibrate": False})
     check_loss(config, data, complete=complete, has_initial_weights=has_initial_weights)
     mode = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
@@ -262,7 +261,9 @@ class _OpenedRun:
             precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
             precision = ("float64", None) if widened else precision
             if looks_for_categorical(config, data, precision[0], origin):
-                kernel = with_max_categorical(kernel, data.d)
+                # Plan the memory for as many categorical features as the run may choose.
+                n_categorical = min(data.d, MAX_CATEGORICAL)
+                kernel = kernel.with_categorical([(j, 1.0) for j in range(n_categorical)])
             problem = self._problem(mode, p, backend, precision[0], kernel, widened)
             if origin in (*SELECTORS, "all") and config.model.features != "fourier":
                 if selector is not None:
@@ -292,9 +293,13 @@ class _OpenedRun:
         metric_rows = min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
         # Rank 0 needs all Fourier features to estimate the noise.
         partitions_centers = problem.center_ranks > 1 and problem.features != "fourier"
+        may_be_rows = problem.features == "kernel" and centers_from(config, inputs) in (
+            "random", "all",
+        )  # fmt: skip
+        are_all_rows = problem.p == data.base.n_rows == problem.n_rows and data.repeats
         return replace(
             problem, complete=self.complete, widened=widened,
-            rows_are_centers=self.complete and _rows_are_centers(config, inputs, data, problem),
+            rows_are_centers=self.complete and may_be_rows and are_all_rows,
             metric_rows=metric_rows if mode.learns else 0,
             reads_stripes=partitions_centers and inputs.continued_run is not None,
         )  # fmt: skip
@@ -367,15 +372,6 @@ def _n_kernel_values(config: RunConfig, data: Data, p: int) -> int:
     n = data.source.n_rows
     n_epochs = 1 if p == n else config.data.n_epochs
     return n * n_epochs * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
-
-
-def _rows_are_centers(
-    config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape
-) -> bool:
-    """Return whether the centers are all rows, and the rows do not change between epochs."""
-    origin = centers_from(config, inputs)
-    are_rows = config.model.features == "kernel" and origin in ("random", "all")
-    return are_rows and data.repeats and problem.p == data.base.n_rows == problem.n_rows
 
 
 def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:

@@ -51,7 +51,11 @@ from streamkern.stream.sources.patch_features import (
 from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
 from streamkern.stream.sources.transforms import Scale, is_deterministic
 from streamkern.train.resolve.find_scaling import transformed_sample
-from streamkern.train.resolve.skew_targets import is_skew, leaves_kernel_open, leaves_transform_open
+from streamkern.train.resolve.target_moments import (
+    is_skew,
+    leaves_kernel_open,
+    leaves_transform_open,
+)
 
 SCORES_STAGE: Final = 43
 """Index of the random stream from which the sample is drawn."""

@@ -1,4 +1,7 @@
-"""Compute the mean and the scale of the targets of a run, from known or from sampled moments."""
+"""Compute the mean and the scale of the targets of a run, from known or from sampled moments.
+
+Skewed targets, which a log scale may suit better, are recognised if the kernel is left open.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Backend
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.basics.randomness import Stage
+from streamkern.config.run_config import RunConfig
+from streamkern.losses.losses import SQUARES
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
@@ -114,3 +119,55 @@ def sampled_moments(
         )  # fmt: skip
         moments.add(backend.to_host(Y), None if w is None else backend.to_host(w))
     return moments
+
+
+MIN_SKEW_ROWS = 256
+"""Smallest number of rows from which skewness is recognised."""
+MIN_VARIATION_COEFFICIENT, MIN_SKEWNESS = 0.25, 0.5
+"""Smallest coefficient of variation (standard deviation / mean), and smallest skewness, of targets
+that are treated as skewed."""
+
+
+def leaves_transform_open(config: RunConfig) -> bool:
+    """Return whether the settings leave it open to use a log scale of the targets.
+
+    They do not if the user has set the kernel, the bandwidth or the metric, or no intercept, since
+    these are meant for the targets as given.
+    """
+    model = config.model
+    return (
+        model.target_transform == "auto"
+        and model.loss == SQUARES
+        and model.fit_intercept
+        and leaves_kernel_open(config)
+    )
+
+
+def leaves_kernel_open(config: RunConfig) -> bool:
+    """Return whether the setup chooses kernel and bandwidth for any distances in floats.
+
+    It does not if the settings give a metric, or restrict the form of a learned one.
+    """
+    model = config.model
+    return (
+        model.kernel == "auto"
+        and model.bandwidth == "auto"
+        and model.metric in ("auto", "none", "learn")
+        and config.run.precision != "integer"
+    )
+
+
+def is_skew(y: HostArray) -> bool:
+    """Return whether targets (n,) are not negative, and skewed to the right.
+
+    False for fewer than `MIN_SKEW_ROWS` targets, for targets that are not finite, and for targets
+    with one or two distinct values, which a log scale only shifts and rescales.
+    """
+    if len(y) < MIN_SKEW_ROWS or not np.isfinite(y).all() or y.min() < 0:
+        return False
+    if len(np.unique(y)) <= 2:
+        return False
+    y = y / y.max()  # cubes of tiny targets would underflow
+    centred, deviation = y - y.mean(), float(y.std())
+    skewness = float(((centred / deviation) ** 3).mean())
+    return deviation >= MIN_VARIATION_COEFFICIENT * float(y.mean()) and skewness >= MIN_SKEWNESS

@@ -47,7 +47,7 @@ from streamkern.stream.sources.transforms import (
     transform_name,
 )
 from streamkern.stream.sources.user import as_source
-from streamkern.train.resolve.calibration_split import calibration_split
+from streamkern.train.resolve.calibration_split import CalibrationSplit, calibration_split
 from streamkern.train.resolve.find_scaling import find_scale
 from streamkern.train.resolve.sampled_features import with_patches, with_scores
 from streamkern.train.restart.parent_run import ParentRun
@@ -69,24 +69,18 @@ class Data:
     weight_factors : see `sample_weights.weight_factors`; None without sample and class weights
     validation_rows : rows set aside for early stopping, which are not trained on, or None
     pixels : whether the automatic scaling took the features for pixels
-    calibration_rows : rows set aside for calibration, which are neither training nor validation
-        rows, or None
-    why_no_calibration : why there are no calibration rows, see `CalibrationSplit.why_none`
-    leaves_rows_unused, allows_leave_one_out : see `CalibrationSplit`
+    split : rows set aside for calibration, which are neither training nor validation rows
     """
 
     source: BaseSource
     base: BaseSource
     fixed_transforms: tuple[Transform, ...]
     scale: str
-    cache: Cache | None = None
-    weight_factors: Floats | None = None
-    validation_rows: BaseSource | None = None
-    pixels: bool = False
-    calibration_rows: BaseSource | None = None
-    why_no_calibration: str | None = None
-    leaves_rows_unused: bool = False
-    allows_leave_one_out: bool = False
+    cache: Cache | None
+    weight_factors: Floats | None
+    validation_rows: BaseSource | None
+    pixels: bool
+    split: CalibrationSplit
 
     @property
     def d(self) -> int:
@@ -195,16 +189,14 @@ def open_data(
         fixed_transforms = [t for t in source.feed_transforms if is_deterministic(t)]
         unused = parent.with_fitted_transforms(fixed_transforms)[1]
         source = AugmentedSource(source, 1, unused) if unused else source
-        text = parent.scaling_text
+        text = f"as in {parent.ancestry['run']}, which is continued"
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
     if is_packed(source.row_shape):
         _check_sparse(config, source)
     return Data(
-        source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels,
-        split.calibration_rows, split.why_none, split.leaves_rows_unused,
-        split.allows_leave_one_out,
-    )  # fmt: skip
+        source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels, split
+    )
 
 
 def _check_sparse(config: RunConfig, source: BaseSource) -> None:
@@ -385,7 +377,7 @@ def checked_classes(data: Data) -> list[str]:
     if source.classes is None or source.totals is None:
         return []
     weight_totals = source.totals if factors is None else source.totals * factors
-    uses_all_rows = data.validation_rows is None and data.calibration_rows is None
+    uses_all_rows = data.validation_rows is None and data.split.calibration_rows is None
     rows_text = "rows" if uses_all_rows else "rows that are not set aside"
     notes = class_notes(source.classes, weight_totals, rows_text if factors is None else "weight")
     if np.count_nonzero(weight_totals) < 2:

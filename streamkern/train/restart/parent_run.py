@@ -22,7 +22,6 @@ from streamkern.basics.text import some
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
-from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
 from streamkern.losses.losses import SQUARES, loss_class, make_loss, saved_loss
 from streamkern.losses.own import loss_name
@@ -64,11 +63,6 @@ class ParentRun(RunSnapshot):
         return int(self.ancestry["epochs"])
 
     @property
-    def scaling_text(self) -> str:
-        """Description of the scaling of the features."""
-        return f"as in {self.ancestry['run']}, which is continued"
-
-    @property
     def label_dtype(self) -> str | None:
         """Dtype of the labels of classes, as in `StoreSpec`."""
         return self.facts.get("labels")
@@ -77,28 +71,6 @@ class ParentRun(RunSnapshot):
         """Return the kernel with bandwidth and metric; for random features, the kernel that they
         approximate."""
         return get_kernel(self.kernel, metric=self.metric)
-
-    def centers_and_kernel(
-        self, dtype: np.dtype[Any], features: str, rows: slice
-    ) -> tuple[HostArray, npt.NDArray[np.int64], Kernel]:
-        """Return `rows` of the centers, the order and the kernel, see `ChosenCenters`.
-
-        dtype : dtype of the new run
-        features : setting model.features
-
-        Raises ConfigError if the centers have another dtype.
-        """
-        centers = self.stored_centers
-        if centers.dtype != dtype:
-            raise ConfigError(
-                f"{mention('run.precision')} gives {dtype.name} numbers, but the run that is "
-                f"continued has {centers.dtype.name} ones",
-                f"set {mention('run.precision')} to its value in that run",
-            )
-        kernel = self.full_kernel()
-        if features == "fourier":
-            kernel = FourierFeatures(len(centers), kernel.describe())
-        return centers.read(rows), self.order, kernel
 
     def with_fitted_transforms(
         self, requested: Sequence[Transform]
@@ -261,23 +233,6 @@ class ParentRun(RunSnapshot):
         """Number of samples per center with which the loss was minimised, over all runs."""
         earlier_age: float = self.setup.meta["setup"].get("loss_age", 0.0)
         return earlier_age + self.samples / len(self.centers)
-
-    def check_step_unchanged(self, ancestry: Mapping[str, Any]) -> None:
-        """Raise ConfigError unless the weights have the step that `ancestry` records.
-
-        ancestry : record of the new run, see `ParentRun.ancestry`
-        """
-        if (step := self.loaded_checkpoint.step) != ancestry["step"]:
-            raise ConfigError(
-                f"{self.location} has been trained on, from step {ancestry['step']} to {step}, "
-                "since this run began to continue it",
-                "continue that run in another run_dir",
-            )
-
-    def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
-        """Return the metric that belongs to the weights; None if the new run has a `Kernel` object,
-        which contains its metric."""
-        return None if isinstance(config.model.kernel, Kernel) else self.metric
 
     def kernel_for(self, config: RunConfig) -> Kernel | None:
         """Return the kernel that belongs to the weights if the new run leaves its kernel or

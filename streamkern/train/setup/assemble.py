@@ -97,29 +97,15 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
-@dataclass
-class ComputedSetup:
-    """The parts that a solver is assembled from: see `Assembled`.
-
-    If the centers are partitioned over ranks, arrays["Z"] is this rank's stripe of them.
-    """
-
-    work: Work[Any]
-    setup: Setup
-    arrays: dict[str, Array]
-    meta: dict[str, Any]
-
-
 def start(
     run: ResolvedRun, report: Report, warm: ParentRun | None = None,
     metric: LearnedMetric | None = None,
 ) -> Assembled:  # fmt: skip
     """Compute the setup, see `compute_setup`, and assemble the solver."""
-    computed = compute_setup(run, report, warm, metric)
-    op, arrays, meta = computed.work.op, computed.arrays, computed.meta
-    setup = replace(computed.setup, sample_rows=arrays["sample_rows"])
-    solver = run.method.assemble(computed.work, setup)
-    del computed
+    work, setup, arrays, meta = compute_setup(run, report, warm, metric)
+    solver = run.method.assemble(work, replace(setup, sample_rows=arrays["sample_rows"]))
+    op = work.op
+    del work, setup
     run.backend.release()
     return Assembled(solver, op, arrays, meta)
 
@@ -127,8 +113,10 @@ def start(
 def compute_setup(
     run: ResolvedRun, report: Report, warm: ParentRun | None = None,
     metric: LearnedMetric | None = None,
-) -> ComputedSetup:  # fmt: skip
-    """Compute the centers, the kernel, the samples and the arrays of the solver.
+) -> tuple[Work[Any], Setup, dict[str, Array], dict[str, Any]]:  # fmt: skip
+    """Return the parts that a solver is assembled from, see `Assembled`.
+
+    If the centers are partitioned over ranks, the array "Z" is this rank's stripe of them.
 
     The order is: target scale; kernel and metric, from a few rows; centers; noise and ridge; if the
     loss is not squares, its parameters; and then the samples, and the setup of the method.
@@ -191,7 +179,7 @@ def compute_setup(
     arrays |= {"sample_rows": sample_rows} | _metric_array(op) | targets.arrays() | setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
-    return ComputedSetup(work, setup, arrays | scale_arrays, meta)
+    return work, setup, arrays | scale_arrays, meta
 
 
 def _metric_array(op: KernelOperator) -> dict[str, Array]:
@@ -307,8 +295,8 @@ def _meta(
         "backend": run.backend.describe(),
         "warm_start": None,
         "facts": source_facts | dict(run.inputs.facts),
-        "uncalibrated": data.why_no_calibration,
-        "left_out": data.allows_leave_one_out,
+        "uncalibrated": data.split.why_none,
+        "left_out": data.split.allows_leave_one_out,
         "center_left_out": run.problem.left_out and run.method.reaches_minimum,
         "loss": recorded_loss(run.config.model.loss, run.problem.c),
     }

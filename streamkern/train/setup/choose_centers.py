@@ -16,6 +16,8 @@ import numpy as np
 
 from streamkern.backend.base import Array
 from streamkern.basics.array_types import Floats, HostArray, Ints
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.centers import random_rows
 from streamkern.centers.given_centers import given_centers
 from streamkern.centers.selector import CenterWork
@@ -100,13 +102,24 @@ def choose_centers(
 def _read_parent_centers(
     run: ResolvedRun, parent_run: ParentRun, dtype: np.dtype[Any], report: Report
 ) -> ChosenCenters:
-    """Return the centers of the run that is continued; each rank reads its stripe."""
+    """Return the centers of the run that is continued; each rank reads its stripe.
+
+    Raises ConfigError if the centers are not of this dtype.
+    """
     p, ranks, reads_stripes = run.problem.p, run.inputs.ranks, run.problem.reads_stripes
-    rows = ranks.stripe(p) if reads_stripes else slice(0, p)
-    Z, order, kernel = parent_run.centers_and_kernel(dtype, run.problem.features, rows)
+    centers, kernel = parent_run.stored_centers, parent_run.full_kernel()
+    if centers.dtype != dtype:
+        raise ConfigError(
+            f"{mention('run.precision')} gives {dtype.name} numbers, but the run that is "
+            f"continued has {centers.dtype.name} ones",
+            f"set {mention('run.precision')} to its value in that run",
+        )
+    if run.problem.features == "fourier":
+        kernel = FourierFeatures(len(centers), kernel.describe())
+    Z = centers.read(ranks.stripe(p) if reads_stripes else slice(0, p))
     report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
     shift = mean(Z, p, ranks).astype(dtype) if reads_stripes else _mean(Z)
-    return ChosenCenters(Z, order, kernel, None, shift)
+    return ChosenCenters(Z, parent_run.order, kernel, None, shift)
 
 
 def _mean(Z: HostArray) -> HostArray:

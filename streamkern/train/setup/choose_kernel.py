@@ -246,16 +246,6 @@ def roughest_equivalent(fits: list[FoundKernel]) -> FoundKernel:
     return next(fit for fit in fits if fit.noise.error <= (1 + KERNEL_ERROR_TOLERANCE) * min_error)
 
 
-def in_metric_coordinates(X: HostArray, metric: Floats | None) -> HostArray:
-    """Return rows (n, d) times the scales (d,) or matrix (d, r) of a metric.
-
-    Their Euclidean distance is the distance in the metric.
-    """
-    if metric is None:
-        return X
-    return X * metric if metric.ndim == 1 else X @ metric
-
-
 def median_distances(
     run: ResolvedRun, X: HostArray, metric: Floats | None = None
 ) -> Callable[[str], float]:
@@ -267,8 +257,10 @@ def median_distances(
 
     @cache
     def median(geometry: str) -> float:
-        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-            points = in_metric_coordinates(X, metric)
+        points = X
+        if metric is not None:
+            with run.backend.single_threaded_blas():  # bits must not depend on threads
+                points = X * metric if metric.ndim == 1 else X @ metric
         norm = "cityblock" if geometry == "l1" else "euclidean"
         return median_bandwidth(points, norm, sparse=run.data.sparse)
 

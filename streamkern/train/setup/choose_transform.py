@@ -42,14 +42,12 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.resolve.skew_targets import (
-    MIN_VARIATION_COEFFICIENT,
-    is_skew,
-    leaves_transform_open,
-)
 from streamkern.train.resolve.target_moments import (
+    MIN_VARIATION_COEFFICIENT,
     changes_targets,
+    is_skew,
     known_moments,
+    leaves_transform_open,
     sampled_moments,
     target_moments,
 )

@@ -254,9 +254,7 @@ class HeldOutProblem:
         infinite = np.full(len(held_out.X), np.inf)
         best = HeldOutModel(math.inf, infinite, None, 0, start_ridge, op, points, B)
 
-        @cache
-        def kernel_values(dtype: Any) -> Array:
-            return K_held_out.astype(dtype, copy=False)
+        kernel_values = cache(lambda dtype: K_held_out.astype(dtype, copy=False))
 
         def error(ridge: float) -> float:
             nonlocal best

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
+from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.method import Report
@@ -75,15 +76,15 @@ def new_setup(
     if warm is not None:
         digest, config, continued = warm.digest, run.config, run.inputs.continued_run
         if continued is None:
-            learned = LearnedMetric(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
+            # A `Kernel` object of the new run contains its metric.
+            metric = None if isinstance(config.model.kernel, Kernel) else warm.metric
+            learned = LearnedMetric(metric, {}, kernel=warm.kernel_for(config))
         else:
             learned = LearnedMetric(continued.metric, {}, kernel=continued.full_kernel())
     if run.problem.center_ranks > 1:
         assert directory is not None
-        computed = compute_setup(run, report, warm, learned)
-        arrays, meta = computed.arrays, computed.meta | {"warm_start": digest}
-        del computed
-        _save(run, directory, arrays, meta)
+        arrays, meta = compute_setup(run, report, warm, learned)[2:]
+        _save(run, directory, arrays, meta | {"warm_start": digest})
         return None
     assembled = start(run, report, warm, learned)
     assembled.meta["warm_start"] = digest

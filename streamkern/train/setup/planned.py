@@ -1,5 +1,7 @@
 """Count the operations and estimate the times of a run, for `streamkern plan` and the run's log.
 
+The events "start" and "resume" of the log record the plan, and the decisions of the setup.
+
 In `OpCounts`, `wide_factors` are the FLOPs of float64 factorisations.
 """
 
@@ -7,15 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from streamkern.losses.log_link import LogLink
 from streamkern.planning.op_counts import NO_WORK, OpCounts
+from streamkern.planning.sizes import method_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.training_data import auto_epochs
 from streamkern.train.setup.choose_kernel import (
     candidate_kernels,
     must_choose_kernel,
@@ -101,7 +107,10 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
     kernels = len(candidate_kernels(run)) if must_choose_kernel(run) else 1
     setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
-    setup += _rows_read_before_training(run) * speeds.read_s + kernels * speeds.compile_s
+    # The centers and the setup sample are each drawn from some units, which are read entirely.
+    n_units = min(run.data.source.n_units, SAMPLE_UNITS)
+    n_read = 2 * min(problem.n_rows, n_units * problem.unit_rows)
+    setup += n_read * speeds.read_s + kernels * speeds.compile_s
     epoch_s, evaluation = training.seconds(speeds.compute) / epochs, 0.0
     epoch = speeds.streaming_seconds(problem.n_rows, epoch_s, problem)
     if test is not None:
@@ -109,16 +118,6 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
         evaluation = speeds.streaming_seconds(test.n_rows, evaluation_s, problem)
     total = setup + epochs * epoch + _evaluations(run, epochs) * evaluation
     return Times(setup, epoch, evaluation, total, speeds.as_rates())
-
-
-def _rows_read_before_training(run: ResolvedRun) -> int:
-    """Return an estimate of the number of rows that are read before the first step.
-
-    The centers and the setup sample are each drawn from up to `SAMPLE_UNITS` units, which are read
-    entirely.
-    """
-    units = min(run.data.source.n_units, SAMPLE_UNITS)
-    return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 
 def _evaluations(run: ResolvedRun, epochs: int) -> int:
@@ -142,3 +141,45 @@ def empty_steps(run: ResolvedRun) -> int:
     if run.inputs.has_initial_weights(run.config):
         return 0
     return planned_batches(run)[0] * run.method.empty_epochs
+
+
+def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the decisions of the setup, short enough for a line of the log."""
+    setup = meta["setup"]
+    return {
+        "solver": meta["sizes"]["solver"],
+        **method_sizes(meta["sizes"]),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
+        **max_over_blocks(setup["rules"]),
+        **meta["kernel"],
+    }
+
+
+def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
+    """Return the planned sizes and costs of a run, for its log.
+
+    "of_samples" and "samples" are one number, the rows of all epochs, with copies: `info` shows the
+    first beside the position, and the plan has the second beside its costs.
+
+    setup_s : seconds of the setup
+    """
+    data, n_rows = run.config.data, run.data.source.n_rows
+    epochs = run.method.n_epochs(run.problem)
+    return {
+        "epochs": epochs,
+        "of_samples": epochs * n_rows,
+        "train": list(data.train_urls),
+        "test": data.test,
+        "setup_s": setup_s,
+        "plan": {
+            "samples": epochs * run.problem.n_rows,
+            "auto_epochs": auto_epochs(run.config, n_rows),
+            "batches": planned_batches(run)[1],
+            "peak_bytes": run.buffers.peak,
+            "budget_bytes": run.budget_bytes,
+            "device": run.backend.name,
+            "threads": run.backend.threads,
+            "flops": planned_flops(run),
+        },
+        **run.inputs.rank_addresses,
+    }

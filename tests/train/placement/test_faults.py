@@ -27,7 +27,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
 from streamkern.train.placement import rank_cluster
-from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.rank_cluster import local_cluster
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.train import train
 from tests import rank_runs as runs

@@ -30,8 +30,7 @@ from streamkern.basics.machine import is_alive
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement import task
 from streamkern.train.placement.launcher import RetryBudget, run_ranks
-from streamkern.train.placement.local import local_cluster
-from streamkern.train.placement.rank_cluster import RankCluster
+from streamkern.train.placement.rank_cluster import RankCluster, local_cluster
 from streamkern.train.placement.task import Job, RankSpec, run_rank
 from tests import rank_toys as toys
 from tests.clusters import ROOT

@@ -227,7 +227,7 @@ def test_insufficient_memory_disables_auto_calibration() -> None:
                     config.with_overrides({"run.memory": mib << 20}), RunInputs(source=source)
                 )
                 run.backend.close()
-                smallest[requested] = mib, run.data.calibration_rows is not None
+                smallest[requested] = mib, run.data.split.calibration_rows is not None
                 break
     assert smallest[False] == smallest["auto"]
     assert smallest[True] > smallest["auto"]

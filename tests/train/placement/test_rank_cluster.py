@@ -13,12 +13,12 @@ import pytest
 
 from streamkern.cli.main import run_command
 from streamkern.filesystem.abandoned import LOCK_FILE, RANKS_PREFIX
-from streamkern.train.placement.local import _worker_folder
+from streamkern.train.placement.rank_cluster import _worker_folder
 from tests.clusters import ROOT
 
 KILLED = """
 import os, signal, tempfile
-from streamkern.train.placement.local import _worker_folder
+from streamkern.train.placement.rank_cluster import _worker_folder
 with _worker_folder() as folder:
     open(folder + "/spilled", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -26,7 +26,7 @@ with _worker_folder() as folder:
 
 KILLED_AT_WORK = """
 import os, signal
-from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.rank_cluster import local_cluster
 if __name__ == "__main__":
     with local_cluster(2, 1) as client:
         print(client.run(os.getenv, "PYTHONWARNINGS"), os.environ.get("PYTHONWARNINGS"), flush=True)

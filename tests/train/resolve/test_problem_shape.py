@@ -22,7 +22,7 @@ from streamkern.stream.sources.transforms import (
     Scale,
     from_config,
 )
-from streamkern.train.resolve.precision import resolve_precision
+from streamkern.train.resolve.problem_shape import resolve_precision
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.images import IMAGES, augmented, base
