@@ -25,7 +25,6 @@ from tests.remedies import (
     classifier,
     fit_classes,
     fit_values,
-    long_rows,
     regressor,
 )
 
@@ -450,16 +449,6 @@ def form_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def center_cases() -> list[Case]:
-    """Return mistakes with sparse centers that have other features than the rows."""
-
-    def fit(d: int) -> Any:
-        centers = long_rows(n=9, d=d)
-        return fit_values(long_rows(), Y, n_centers="auto", centers=centers)
-
-    return [("give rows and centers with the same features", fit(8000), fit(9000))]
-
-
 def compressed_cases() -> list[Case]:
     """Return mistakes in `compress`."""
     model = regressor().fit(X, Y)
@@ -496,4 +485,4 @@ def compressed_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (fit_cases, answer_cases, row_cases, form_cases, center_cases, compressed_cases)
+TABLES = (fit_cases, answer_cases, row_cases, form_cases, compressed_cases)
