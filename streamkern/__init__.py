@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.basics.errors import NotNumbersError as NotNumbersError
     from streamkern.basics.errors import RankLostError as RankLostError
     from streamkern.basics.errors import ResumeMismatchError as ResumeMismatchError
+    from streamkern.basics.errors import RowShapeError as RowShapeError
     from streamkern.basics.errors import RunError as RunError
     from streamkern.basics.errors import RunLockedError as RunLockedError
     from streamkern.basics.errors import RunLostError as RunLostError
@@ -104,7 +105,7 @@ _MODULES = {
         "CorruptChunkError", "DataError", "DeviceMemoryError", "DivergenceError",
         "MemoryBudgetError", "MissingDependencyError", "NonFiniteError", "NotNumbersError",
         "RankLostError",
-        "ResumeMismatchError", "RunError", "RunLockedError", "RunLostError",
+        "ResumeMismatchError", "RowShapeError", "RunError", "RunLockedError", "RunLostError",
         "StorageAccessError", "StorageError", "StoreNotFoundError", "StreamkernError",
         "TrainingInterrupted"],
     "basics.randomness": ["RowRandom"],

@@ -109,6 +109,10 @@ class NotNumbersError(DataError, TypeError):
     """A feature is not a number. In a table, an encoder could convert it."""
 
 
+class RowShapeError(DataError, ConfigError):
+    """Rows have another shape or number of features than the rows that they are used with."""
+
+
 class StoreNotFoundError(DataError, FileNotFoundError):
     """No store, or no such array, at the given URL."""
 

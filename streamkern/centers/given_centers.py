@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.basics.errors import DataError, NonFiniteError, RowShapeError
 from streamkern.ingest.numeric import is_sparse
 from streamkern.store.row_block import RowBlock, without_mask
 from streamkern.store.sparse_rows import PackedRows, is_packed, stays_sparse, widen_rows
@@ -47,16 +47,25 @@ def as_centers(array: Any) -> npt.NDArray[Any]:
 
 
 def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
-    """Raise ConfigError unless centers (p, ...) have rows of the shape of the data's rows.
+    """Raise RowShapeError unless centers (p, ...) have rows of the shape of the data's rows.
 
-    Raises DataError for sparse centers if the data is dense.
+    Sparse centers do not fit dense data.
     """
     if is_packed(shape[1:]) and len(row_shape) == 1:
-        raise DataError(
+        raise RowShapeError(
             "centers are sparse rows, but the rows of the data are dense", SPARSITY_REMEDY
         )
     subject, is_sparse_data = "the data has rows of shape", is_packed(row_shape)
     check_row_shape("centers have", shape[1:], subject, row_shape, sparse=is_sparse_data)
+
+
+def check_sparse_centers(centers: Any, n_features: int) -> None:
+    """Raise RowShapeError for sparse centers (p, d) if the rows of X have another d."""
+    if is_sparse(centers) and centers.shape[1] != n_features:
+        raise RowShapeError(
+            f"centers have {centers.shape[1]:,} features, but X has {n_features:,}",
+            "give rows and centers with the same features",
+        )
 
 
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> RowBlock:

@@ -11,10 +11,16 @@ from streamkern.basics.array_types import Ints
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
 from streamkern.store.row_block import RowBlock, concatenate_blocks
-from streamkern.store.sample_weights import weigh_rows
+from streamkern.store.sample_weights import has_weight, weigh_rows
 from streamkern.store.sparse_rows import packed_distances
-from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.sampling import SAMPLE_UNITS, choose_rows, read_rows, row_origins
+from streamkern.stream.sources.base import BaseSource, empty_rows, read_units
+from streamkern.stream.sources.sampling import (
+    SAMPLE_UNITS,
+    choose_rows,
+    read_rows,
+    row_origins,
+    rows_by_unit,
+)
 
 CENTERS_STAGE, CENTER_ORDER_STAGE, COPIES_STAGE, WEIGHTLESS_STAGE = 1, 21, 100, 200
 """Numbers that separate the random draws of this module from others of the same seed."""
@@ -76,17 +82,69 @@ def without_weightless(
     """
     if not source.weighted and (factors is None or factors.all()):
         return block
+    weights = weigh_rows(block.y, block.w, factors)
+    rows = _replace_weightless(source, block.row_ids, weights, factors, seed)
+    replaced = np.flatnonzero(rows != block.row_ids)
+    if len(replaced):
+        block.put(replaced, read_rows(source, rows[replaced], seed))
+    return block
+
+
+def weighted_numbers(
+    source: BaseSource, rows: Ints, factors: npt.NDArray[np.float64] | None, seed: int
+) -> Ints:
+    """Return the row numbers `rows` (n,), where rows of weight 0 are replaced by other rows.
+
+    The new rows are those of `without_weightless`, but their features are held for one unit at a
+    time. factors : as there
+    """
+    if not source.weighted and (factors is None or factors.all()):
+        return rows
+    return _replace_weightless(source, rows, _weights(source, rows, factors, seed), factors, seed)
+
+
+def _replace_weightless(
+    source: BaseSource,
+    rows: Ints,
+    weights: npt.NDArray[np.float64],
+    factors: npt.NDArray[np.float64] | None,
+    seed: int,
+) -> Ints:
+    """Return the numbers `rows` (n,) with rows of weight 0 replaced, as far as others are found.
+
+    weights : (n,), see `weigh_rows`
+    """
+    rows, weights = rows.copy(), weights.copy()
     for draw in range(DRAW_TRIES):
-        weightless = np.flatnonzero(weigh_rows(block.y, block.w, factors) == 0)
+        weightless = np.flatnonzero(~has_weight(weights))
         if not len(weightless):
             break
         n = min(DRAW_FACTOR * len(weightless), source.n_rows)
         ids = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=SAMPLE_UNITS)
-        candidates = read_rows(source, ids[~np.isin(ids, block.row_ids)], seed)
-        candidates = candidates.take(weigh_rows(candidates.y, candidates.w, factors) > 0)
-        count = min(len(weightless), len(candidates.row_ids))
-        block.put(weightless[:count], candidates.take(slice(count)))
-    return block
+        ids = ids[~np.isin(ids, rows)]
+        new_weights = _weights(source, ids, factors, seed)
+        ids, new_weights = ids[new_weights > 0], new_weights[new_weights > 0]
+        replaced = weightless[: len(ids)]
+        rows[replaced], weights[replaced] = ids[: len(replaced)], new_weights[: len(replaced)]
+    return rows
+
+
+def _weights(
+    source: BaseSource, rows: Ints, factors: npt.NDArray[np.float64] | None, seed: int
+) -> npt.NDArray[np.float64]:
+    """Return the weights (n,) of the rows with these numbers; features are read, but not kept."""
+    indices, blocks = [np.empty(0, np.int64)], [without_features(empty_rows(source, 0))]
+    for index, block in rows_by_unit(source, rows, seed):
+        indices.append(index)
+        blocks.append(without_features(block))
+    block = concatenate_blocks(blocks)
+    block = block.take(np.argsort(np.concatenate(indices)))
+    return weigh_rows(block.y, block.w, factors)
+
+
+def without_features(block: RowBlock) -> RowBlock:
+    """Return the block with X of shape (m, 0)."""
+    return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
 
 
 def _one_of_each_origin(source: BaseSource, rows: Ints) -> Ints:

@@ -26,8 +26,9 @@ from streamkern.cli.options import (
     parse_options,
 )
 from streamkern.cli.run_info import is_run_directory, run_overview, run_text
+from streamkern.filesystem.durable import disk_full_hint, write_atomically
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.filesystem.path_kinds import content_kind, runs_below
+from streamkern.filesystem.path_kinds import content_kind, local_file, runs_below
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_summary import INTACT, verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
@@ -47,7 +48,7 @@ def info_command(
     foreign: ForeignOption = False,
     as_json: JsonOption = False,
     plot: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="PNG", help="Draw the learned metric of a run to this new PNG file."),
     ] = None,
     importances: ImportancesOption = None,
@@ -59,7 +60,7 @@ def info_command(
     # A run
     if not is_icechunk(location) and is_run_directory(location, options):
         if plot is not None:
-            _draw_metric(location, options, plot)
+            _draw_metric(location, options, local_file(plot, "--plot"))
         columns = None
         if importances is not None:
             columns = measured_importances(location, importances, all_options)
@@ -130,8 +131,8 @@ def _draw_metric(location: str, options: Mapping[str, Any] | None, path: Path) -
         )
     with checkpoint_errors(redact(location)):
         picture = spectrum_png(metric)
-    with path.open("xb") as file:
-        file.write(picture)
+    with disk_full_hint(str(path), resumes=False):
+        write_atomically(path, picture, exclusive=True)
 
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:

@@ -22,13 +22,14 @@ from streamkern.cli.page.page import REPORT_MARK, report_page
 from streamkern.cli.page.predictions import predict_test_rows
 from streamkern.cli.redaction import remove_secrets
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.durable import check_writable, write_atomically
+from streamkern.filesystem.durable import check_writable, disk_full_hint, write_atomically
+from streamkern.filesystem.path_kinds import local_file
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.base import BaseSource
 
 ReportOutOption = Annotated[
-    Path,
+    str,
     typer.Option(metavar="FILE", help="Write the page to this file, and replace an older one."),
 ]
 
@@ -38,7 +39,7 @@ def report_command(
         list[str],
         typer.Argument(metavar="RUN_DIR", show_default=False, help="Describe these runs."),
     ],
-    out: ReportOutOption = Path("report.html"),
+    out: ReportOutOption = "report.html",
     importances: ImportancesOption = None,
     storage_option: StorageOption = None,
 ) -> None:
@@ -72,8 +73,8 @@ def write_report(
     Raises
     ------
     ConfigError
-        `out` is a folder or a file of another program, or cannot be written, or its folder does not
-        exist.
+        `out` is a URL, a folder or a file of another program, or cannot be written, or its folder
+        does not exist.
     RunError, CheckpointError, StorageError
         A directory holds no run, or its files cannot be read.
     DataError
@@ -81,7 +82,7 @@ def write_report(
     MissingDependencyError
         Matplotlib is not installed.
     """
-    options, out = dict(storage_options or {}), Path(out)
+    options, out = dict(storage_options or {}), local_file(out, "the report")
     run_dirs = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
     locations = list(dict.fromkeys(os.fspath(location) for location in run_dirs))  # each once
     check_free(out)
@@ -102,7 +103,8 @@ def write_report(
     with checkpoint_errors(", ".join(run.location for run in runs)):
         text = report_page(distinct_names(runs), _defaults())
     check_free(out)  # a file may have appeared meanwhile
-    write_atomically(out, text.encode())
+    with disk_full_hint(str(out), resumes=False):
+        write_atomically(out, text.encode())
     return out
 
 

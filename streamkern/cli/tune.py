@@ -29,7 +29,8 @@ from streamkern.cli.run_options import (
 )
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
-from streamkern.filesystem.durable import check_writable, write_durably
+from streamkern.filesystem.durable import check_writable, disk_full_hint, write_durably
+from streamkern.filesystem.path_kinds import local_file
 from streamkern.kernels.notation import kernel_text
 from streamkern.losses.losses import SQUARES, loss_class
 from streamkern.predict.evaluation import format_metrics
@@ -191,7 +192,7 @@ def _check_target(path: str, folder: RunStorage) -> Path:
 
     folder : folder of the results, which records the digests of the run files written
     """
-    target = Path(path)
+    target = local_file(path, "--write")
     if target.exists() and _hash_file(target) not in _read_digests(folder):
         raise ConfigError(
             f"--write {path!r} exists and was not written by this search, or was edited",
@@ -323,7 +324,8 @@ def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
     _check_target(str(target), folder)  # the file may have been edited meanwhile
     digests = dict.fromkeys([*_read_digests(folder), hashlib.sha256(data).hexdigest()])
     folder.write(WRITTEN_FILES_NAME, json.dumps(list(digests)).encode())
-    write_durably(target, data, exclusive=not target.exists())
+    with disk_full_hint(str(target)):
+        write_durably(target, data, exclusive=not target.exists())
     secrets_note = "" if not config.data.storage_options else "; data.storage_options are not in it"
     run_note = "" if run_dir is None else f", for a run in {redact(run_dir)}"
     write_stderr(f"wrote {target}{run_note}{secrets_note}")

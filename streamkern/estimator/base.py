@@ -18,10 +18,11 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
 
-from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
+from streamkern.basics.errors import ConfigError, StreamkernError, TrainingInterrupted
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_list
 from streamkern.basics.warning import warn
+from streamkern.centers.given_centers import check_sparse_centers
 from streamkern.config.solver import SOLVER_OPTIONS, solver_options
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
@@ -33,7 +34,7 @@ from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import use_parameter_names
 from streamkern.estimator.saving import SavingMixin
 from streamkern.ingest.frames import is_frame
-from streamkern.ingest.numeric import frame_numbers, is_sparse
+from streamkern.ingest.numeric import frame_numbers
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
 from streamkern.stream.sources.alignment import align_columns, check_same_rows
@@ -114,11 +115,7 @@ class KernelEstimator(CallbackSupport, ImportancesMixin, SavingMixin, BaseEstima
         if test is not None:
             held_out, _ = self._open_data(*files.resolve_test(test, y), expected=schema)
         centers, metric = self._array_of_centers(), self._array_of_metric()
-        if is_sparse(self.centers) and self.centers.shape[1] != schema.n_features:
-            raise DataError(
-                f"centers have {self.centers.shape[1]:,} features, but X has {schema.n_features:,}",
-                "give rows and centers with the same features",
-            )
+        check_sparse_centers(self.centers, schema.n_features)
         with use_parameter_names():
             config = self._config(self.epochs, schema.labels)
             # The weights of the previous fit are valid only for features with the same scaling.

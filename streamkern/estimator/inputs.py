@@ -12,7 +12,7 @@ import numpy.typing as npt
 import zarr
 from sklearn.utils.validation import check_array, validate_data
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, RowShapeError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.estimator.mistakes import shorten_errors
@@ -144,10 +144,9 @@ def order_columns(names: Sequence[str] | None, expected: Sequence[str] | None) -
 
 
 def check_features(estimator: Any, X: Any) -> None:
-    """Raise an error if lazy X has another number of features or row shape than in training.
+    """Raise RowShapeError if lazy X has another number of features or shape than in training.
 
-    It is a DataError for the number, and a ConfigError for the shape. If the number is unknown, NaN
-    in Dask, it is checked when the blocks are computed.
+    If the number is unknown, NaN in Dask, it is checked when the blocks are computed.
     """
     n_features = math.prod(X.shape[1:])
     if math.isnan(n_features):
@@ -159,9 +158,9 @@ def check_features(estimator: Any, X: Any) -> None:
         check_row_shape("X has", X.shape[1:], "the model was trained on", schema.row_shape)
 
 
-def _feature_count_error(estimator: Any, n_features: int) -> DataError:
+def _feature_count_error(estimator: Any, n_features: int) -> RowShapeError:
     """Return the error for another number of features, worded as scikit-learn's tests require."""
-    return DataError(
+    return RowShapeError(
         f"X has {n_features} features, but {type(estimator).__name__} is expecting "
         f"{estimator.n_features_in_} features as input",
         "give the features of the training data",

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from streamkern.basics.errors import EXIT_USAGE, DataError, StreamkernError
+from streamkern.basics.errors import EXIT_USAGE, DataError, RowShapeError, StreamkernError
 from streamkern.ingest.numeric import is_sparse
 
 _P = ParamSpec("_P")
@@ -117,6 +117,8 @@ def suggest_keywords(cls: C) -> C:
 def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterator[None]:
     """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
 
+    Its error for another number of features becomes a RowShapeError.
+
     values, name : the argument that is checked in the block, and its name
     encodable : whether a data frame with the same values, and with names, would be encoded
     """
@@ -138,6 +140,10 @@ def shorten_errors(values: Any, name: str, *, encodable: bool = False) -> Iterat
         if "feature names" in problem:  # followed by lists of names, one name a line
             lists = " ".join(other_lines).replace(": - ", ": ").replace(" - ", ", ")
             remedies = [lists.replace(" Feature names", "; Feature names")]
+        if "features, but" in problem and "is expecting" in problem:
+            raise RowShapeError(
+                problem.rstrip("."), "give the features of the training data"
+            ) from None
         raise DataError("; ".join([problem.rstrip(".:"), *filter(None, remedies)])) from None
 
 

@@ -355,8 +355,8 @@ class PredictionMixin(ModelOpeningMixin):
         """Return checked rows in memory, with the row shape of the training data.
 
         Flattened images get that shape. A data frame is encoded by the encoder of the training.
-        Sparse rows stay sparse. Raises ConfigError for rows of another shape, and DataError for
-        rows with other features.
+        Sparse rows stay sparse. Raises RowShapeError for rows of another shape or another number
+        of features, and DataError for rows that are not finite numbers.
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:

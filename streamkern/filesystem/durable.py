@@ -215,8 +215,11 @@ _FULL_DISK_ERRORS = {  # number -> problem, remedy
 
 
 @contextlib.contextmanager
-def disk_full_hint(location: str) -> Iterator[None]:
-    """Add the place and a remedy to the errors "no space left" and "file too large" of a block."""
+def disk_full_hint(location: str, *, resumes: bool = True) -> Iterator[None]:
+    """Add the place and a remedy to the errors "no space left" and "file too large" of a block.
+
+    resumes : whether the same command continues where it stopped, rather than starting anew
+    """
     try:
         yield
     except OSError as error:
@@ -225,7 +228,7 @@ def disk_full_hint(location: str) -> Iterator[None]:
         problem, remedy = _FULL_DISK_ERRORS[error.errno]
         raise OSError(
             error.errno,
-            f"{problem} while writing {redact(location)}; {remedy} and run the same command again, "
-            "which continues where it stopped",
+            f"{problem} while writing {redact(location)}; {remedy} and run the same command again"
+            + ", which continues where it stopped" * resumes,
             error.filename,
         ) from error

@@ -11,6 +11,7 @@ import difflib
 import inspect
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ _BOTO_NETWORK_ERRORS = {
     *("HTTPClientError", "ConnectionError", "IncompleteReadError"),
     *("ChecksumError", "FlexibleChecksumError"),
 }
+_MEMORY_LOCK = threading.Lock()
 # Open connections to one server; the loader has up to 64 readers with two requests each.
 _MAX_POOL_CONNECTIONS = 128
 
@@ -192,6 +194,10 @@ class FsspecEngine:
         # s3fs notices a stalled connection; the others may not.
         self.attempt_s = 3600.0 if "s3" in self._fs.protocol else 300.0
         self._root = root.rstrip("/")
+        # Threads share memory://, which checks and changes its entries in separate steps: two of
+        # them could create the same object, or a listing could meet an object that is deleted.
+        is_shared = self._fs.protocol == "memory"
+        self._lock: Any = _MEMORY_LOCK if is_shared else contextlib.nullcontext()
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
@@ -200,7 +206,12 @@ class FsspecEngine:
         """Call a method of the file system; on a thread if it has no asynchronous methods."""
         if self._fs.async_impl:
             return await getattr(self._fs, f"_{name}")(*args, **options)
-        return await asyncio.to_thread(getattr(self._fs, name), *args, **options)
+
+        def call() -> Any:
+            with self._lock:
+                return getattr(self._fs, name)(*args, **options)
+
+        return await asyncio.to_thread(call)
 
     async def get(self, key: str, start: int, stop: int | None) -> Bytes:
         return await self._call("cat_file", self._path(key), start=start or None, end=stop)
@@ -208,7 +219,7 @@ class FsspecEngine:
     async def put(self, key: str, data: Bytes, create: bool) -> None:
         mode = "create" if create else "overwrite"
         if not self._fs.async_impl:
-            await asyncio.to_thread(self._fs.makedirs, self._fs._parent(self._path(key)), True)
+            await self._call("makedirs", self._fs._parent(self._path(key)), True)
         # With the largest chunk, s3fs uploads an object of up to 5 GiB in one request.
         in_one_request = {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
         await self._call("pipe_file", self._path(key), bytes(data), mode=mode, **in_one_request)

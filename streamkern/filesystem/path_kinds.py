@@ -122,6 +122,20 @@ def check_output(url: str | os.PathLike[str], noun: str) -> None:
         check_writable(path, redact(url))
 
 
+def local_file(path: str | os.PathLike[str], writer: str) -> Path:
+    """Return the local path of a file that is written; raise ConfigError for a URL.
+
+    writer : subject of the message, such as "the export"
+    """
+    file_path = local_path(path)
+    if file_path is None:
+        raise ConfigError(
+            f"{redact(os.fspath(path))!r} is a URL, but {writer} writes a local file",
+            "give the path of a local file",
+        )
+    return file_path
+
+
 def _is_run(path: Path) -> bool:
     """Return whether a folder is a run directory, by its run.json."""
     try:

@@ -24,6 +24,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, some
 from streamkern.basics.values import checked_int, json_digest, parse_bytes
 from streamkern.basics.warning import warn_each_once
+from streamkern.filesystem.durable import check_writable
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.columns import ReadRequest, recorded_form, unused_columns
@@ -185,7 +186,10 @@ def _reader(
 
 
 def _checked_store_path(store: str | os.PathLike[str]) -> os.PathLike[str]:
-    """Return the absolute path of the store; raise ConfigError unless it is on a local disk."""
+    """Return the absolute path of the store.
+
+    Raises ConfigError unless it is on a local disk that can be written to.
+    """
     if not isinstance(store, str | os.PathLike):
         raise ConfigError(
             f"store is a {type(store).__name__}, but must be the path of one store",
@@ -198,6 +202,8 @@ def _checked_store_path(store: str | os.PathLike[str]) -> os.PathLike[str]:
             f"ingest the rows to a second store, and list both stores in {mention('data.train')}",
         )
     open_store(path)  # fails before a folder for scratch files is made beside the store
+    for folder in (path, scratch_folder(path, ending=".append")):
+        check_writable(folder, redact(store))
     return path.absolute()
 
 

@@ -18,6 +18,7 @@ from streamkern.basics.errors import (
     DataError,
     NonFiniteError,
     NotNumbersError,
+    RowShapeError,
     StorageError,
     StreamkernError,
 )
@@ -205,7 +206,7 @@ def _check_shape(
     expectation: str,
     verb: str,
 ) -> None:
-    """Raise DataError unless rows with this first block have the row shape of a store.
+    """Raise RowShapeError unless rows with this first block have the row shape of a store.
 
     For a store of dense rows, sparse rows become dense, see `readers`.
 
@@ -214,12 +215,12 @@ def _check_shape(
     """
     if is_packed(store_shape):
         if not features.packed:
-            raise DataError(
+            raise RowShapeError(
                 f"{first_block.location} has dense rows, but the rows of the store are sparse",
                 "give sparse rows with the same features (scipy.sparse.csr_array)",
             )
     elif features.row_shape != store_shape:
-        raise DataError(
+        raise RowShapeError(
             f"{first_block.location} has rows of shape {features.row_shape}, {expectation} "
             f"{store_shape}",
             f"{verb} rows with the same features",

@@ -19,7 +19,13 @@ from typing import Any
 
 import zarr
 
-from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError, StreamkernError
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    RowShapeError,
+    StoreNotFoundError,
+    StreamkernError,
+)
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
@@ -76,7 +82,7 @@ def _pack_sparse(reader: Reader, earlier_record: Mapping[str, Any] | None) -> No
         if earlier_record is None and stays_sparse(n_features, longest):
             reader.pack(longest)
     elif n_earlier_features != n_features:
-        raise DataError(
+        raise RowShapeError(
             f"the rows have {n_features:,} features, but the rows before have "
             f"{n_earlier_features:,}",
             "give rows with the same features",

@@ -57,7 +57,7 @@ from streamkern.rundir.file_names import (
     name_stem,
 )
 from streamkern.rundir.run_log import RunLog, last_line_number
-from streamkern.rundir.run_storage import WriterLock, open_folder, os_error_text
+from streamkern.rundir.run_storage import WriterLock, folder_error, open_folder, os_error_text
 
 __all__ = ["RunDirectory", "SavedGroup"]
 
@@ -140,9 +140,10 @@ class RunDirectory:
         except (RunError, StorageError):
             raise
         except OSError as error:
-            raise RunError(
-                f"run directory {self.location} cannot be written to: {os_error_text(error)}",
+            raise folder_error(
+                f"run directory {self.location} cannot be written to",
                 "give another run directory, or solve this problem, and run the same command again",
+                error,
             ) from error
 
     def _highest_writer(self) -> int:

@@ -23,7 +23,7 @@ import filelock
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
-from streamkern.basics.errors import RunError, RunLostError, StreamkernError
+from streamkern.basics.errors import EXIT_FAILED, RunError, RunLostError, StreamkernError
 from streamkern.basics.machine import is_alive
 from streamkern.basics.text import redact, utc_now
 from streamkern.filesystem.durable import (
@@ -67,6 +67,17 @@ def open_folder(
     if path is not None:
         return LocalFolder(path)
     return ObjectFolder(open_objects(text, storage_options=storage_options))
+
+
+def folder_error(message: str, remedy: str, error: OSError) -> RunError:
+    """Return the RunError for an OSError while a folder is taken for writing.
+
+    Without space left, its exit code is 3, as for a disk that fills up later: the command is right.
+    """
+    run_error = RunError(f"{message}: {os_error_text(error)}", remedy)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        run_error.exit_code = EXIT_FAILED
+    return run_error
 
 
 def os_error_text(error: OSError) -> str:

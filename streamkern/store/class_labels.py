@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TEXT = "O"
 BOOLEAN = np.dtype(bool).str
-INTEGER = np.dtype(np.int64).str
+INTEGER, UNSIGNED = np.dtype(np.int64).str, np.dtype(np.uint64).str
 _BOOLEAN_TEXTS = {"true": True, "false": False}
 
 
@@ -45,13 +45,13 @@ def labels_from_names(names: Sequence[str], dtype: str | None = None) -> NDArray
 def dtype_of_texts(texts: Iterable[str]) -> str:
     """Return the dtype of labels that a file without types holds as text.
 
-    It is INTEGER if all texts are integers in their shortest form, BOOLEAN if all are true or
-    false, in any case, and otherwise TEXT.
+    It is INTEGER if all texts are integers in their shortest form, or UNSIGNED if some of them are
+    2^63 or above; BOOLEAN if all are true or false, in any case; and otherwise TEXT.
     """
     texts = list(texts)
     if texts and all(text.lower() in _BOOLEAN_TEXTS for text in texts):
         return BOOLEAN
-    return INTEGER if texts and _are_integers(texts) else TEXT
+    return next((k for k in (INTEGER, UNSIGNED) if texts and _are_integers(texts, k)), TEXT)
 
 
 def as_boolean(text: str) -> bool | None:
@@ -132,10 +132,10 @@ def _number(text: str) -> bool | int | float | None:
     return None
 
 
-def _are_integers(names: Sequence[str]) -> bool:
-    """Return whether all names are int64 numbers in their shortest form."""
+def _are_integers(names: Sequence[str], dtype: str = INTEGER) -> bool:
+    """Return whether all names are numbers of an integer dtype, in their shortest form."""
     try:
-        integers = np.array([int(name) for name in names], np.int64)
+        integers = np.array([int(name) for name in names], dtype)
     except (ValueError, OverflowError):
         return False
     return [str(k) for k in integers.tolist()] == list(names)

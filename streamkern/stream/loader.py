@@ -12,7 +12,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,9 +190,11 @@ class Loader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # An unfinished __init__ has no attributes, and the end of the interpreter no modules.
-        if getattr(self, "_active", None) is not None:
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An unfinished __init__ has no attributes. At the end of the interpreter, the names of
+        # modules may be None already, so a default argument holds the function; the threads of
+        # the reader have ended by then.
+        if not _is_finalizing() and getattr(self, "_active", None) is not None:
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.notation import kernel_text
 from streamkern.rundir.checksums import seal
-from streamkern.rundir.run_storage import RunStorage, open_folder, os_error_text
+from streamkern.rundir.run_storage import RunStorage, folder_error, open_folder
 from streamkern.train.differences import record_differences
 
 JOURNAL_NAME, RESULT_NAME, LOCK_NAME = "journal.log", "result.json", "search.lock"
@@ -196,8 +196,10 @@ class TrialJournal:
             raise
         except OSError as error:
             assert self._folder is not None
-            raise RunError(
-                f"{self._folder.location} cannot be used: {os_error_text(error)}"
+            raise folder_error(
+                f"{self._folder.location} cannot be used",
+                "give another folder, or solve this problem, and run the same command again",
+                error,
             ) from error
 
 

@@ -44,6 +44,25 @@ def test_random_centers_cover_a_sorted_store() -> None:
     assert per_unit.max() <= 10
 
 
+@given(seed=seeds, p=st.integers(1, 150), n_units=st.sampled_from([1, 7, 60]))
+@settings(max_examples=30)
+def test_rows_of_weight_zero_are_replaced(seed: int, p: int, n_units: int) -> None:
+    """Check that the replacement without features chooses the rows of the one with features."""
+    X, w = np.arange(600.0).reshape(300, 2), np.arange(300) % 3 * 1.0
+    w[5] = 1e-20  # negligible
+    source = ArraySource(X, np.zeros(300), sample_weight=w, unit_rows=300 // n_units)
+    numbers = random_rows.random_numbers(source, p, seed)
+    block = random_rows.read_rows(source, numbers, seed)
+    replaced = random_rows.weighted_numbers(source, numbers, None, seed)
+    block = random_rows.without_weightless(source, block, None, seed)
+    np.testing.assert_array_equal(block.row_ids, replaced)
+    np.testing.assert_array_equal(block.X, X[replaced])
+    assert len(np.unique(replaced)) == p
+    assert ((replaced % 3 != 0) & (replaced != 5)).all()
+    is_kept = w[numbers] > 1e-12
+    np.testing.assert_array_equal(replaced[is_kept], numbers[is_kept])
+
+
 def test_all_rows_keeps_row_order() -> None:
     block = random_rows.all_rows(array_source(), 0)
     np.testing.assert_array_equal(block.row_ids, np.arange(runs.N))

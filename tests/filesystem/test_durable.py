@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posix
 from pathlib import Path
 
 import pytest
 
-from streamkern.filesystem.durable import is_temporary, write_durably
+from streamkern.filesystem.durable import disk_full_hint, is_temporary, write_durably
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +58,16 @@ def test_failed_write_leaves_no_file(
 def test_temporary_file_names_are_recognised() -> None:
     assert is_temporary(f".zarr.json.{0:032x}.streamkern")
     assert not is_temporary("zarr.json")
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_full_disk_names_file_and_remedy(resumes: bool) -> None:
+    with (
+        pytest.raises(
+            OSError, match=r"^\[Errno 28\] no space left while writing a/b; free"
+        ) as caught,
+        disk_full_hint("a/b", resumes=resumes),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.errno == errno.ENOSPC
+    assert str(caught.value).endswith("which continues where it stopped") == resumes

@@ -99,6 +99,30 @@ def test_list_returns_keys_below_a_folder(place: Place) -> None:
     assert objects.list() == [*everything[:2], ("ab", 2)]
 
 
+def test_create_in_memory_is_exclusive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check threads that would all find the object missing before any of them creates it."""
+    filesystem = fsspec.filesystem("memory")
+    original_exists = type(filesystem).exists
+
+    def exists(self: Any, path: str, **options: Any) -> bool:
+        found = original_exists(self, path, **options)
+        time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(type(filesystem), "exists", exists)
+    objects = open_objects(f"memory://{tmp_path.name}/shared")
+    created: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda k=k: created.append(objects.create("one", b"%d" % k)))
+        for k in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(created) == [False] * 5 + [True]
+
+
 def test_create_succeeds_for_one_of_many_writers(place: Place) -> None:
     objects = place.open()
     winners: list[int] = []

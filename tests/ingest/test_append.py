@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -577,6 +578,22 @@ def test_repeated_ingest_does_not_resume_appended_store(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------- refusals
+
+
+def test_append_to_read_only_folder_is_a_wrong_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the error of `ingest` for such a folder, before any file is made."""
+    location = make_store(tmp_path / "s", rows(21, 0))
+
+    def fail(**options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(ConfigError, match=r"s cannot be written to .*read-only.*give another path"):
+        append_rows(location, rows(9, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
 
 X9 = rows(9, 1)["inputs"]
 REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {

@@ -251,3 +251,18 @@ def test_fractions_are_no_classes_in_any_file(tmp_path: Path, labels: list[str])
         write_targets(tmp_path / "w.csv", words), tmp_path / "c", y="t", targets="classes"
     )
     assert spec.classes == tuple(sorted({*labels, "other"}))
+
+
+def test_large_unsigned_labels_of_a_csv_are_integers(tmp_path: Path) -> None:
+    """Check that a file without types gives the classes of a file with types."""
+    labels = np.array([2**63 + 1, 2**64 - 1, 7], np.uint64)[np.arange(60) % 3]
+    x = np.arange(60.0)
+    lines = [f"{value},{label}" for value, label in zip(x, labels, strict=True)]
+    (tmp_path / "a.csv").write_text("x,label\n" + "\n".join(lines) + "\n")
+    pq.write_table(pa.table({"x": x, "label": labels}), tmp_path / "a.parquet")
+    specs = [
+        ingest(tmp_path / name, tmp_path / f"{name}.zarr", y="label", targets="classes")
+        for name in ("a.csv", "a.parquet")
+    ]
+    assert specs[0].classes == specs[1].classes == ("7", str(2**63 + 1), str(2**64 - 1))
+    assert specs[0].label_dtype == specs[1].label_dtype == np.dtype(np.uint64).str

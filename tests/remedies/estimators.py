@@ -25,7 +25,6 @@ from tests.remedies import (
     classifier,
     fit_classes,
     fit_values,
-    long_rows,
     regressor,
 )
 
@@ -233,7 +232,11 @@ def answer_cases() -> list[Case]:
          lambda: table.predict(FRAME[["a", "b"]]), lambda: table.predict(FRAME[["w", "a", "b"]])),
         ("give a data frame with the columns", lambda: table.predict(X),
          lambda: table.predict(FRAME)),
-        ("is expecting 3 features", lambda: model.predict(X[:, :2]), lambda: model.predict(X)),
+        ("is expecting 3 features as input; give the", lambda: model.predict(X[:, :2]),
+         lambda: model.predict(X)),
+        ("contains NaN in row 1; correct such rows, or leave them out",
+         lambda: model.predict(np.where(np.arange(len(X))[:, None] == 1, np.nan, X)),
+         lambda: model.predict(np.delete(X, 1, axis=0))),
         ("must be the path or URL of a run directory", lambda: sk.load(3), lambda: sk.load("run")),
         ("give one of them, such as", lambda: sk.load("."), lambda: sk.load("run")),
         ("which is a zarr store; give the run directory", lambda: sk.load("data.zarr"),
@@ -446,16 +449,6 @@ def form_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def center_cases() -> list[Case]:
-    """Return mistakes with sparse centers that have other features than the rows."""
-
-    def fit(d: int) -> Any:
-        centers = long_rows(n=9, d=d)
-        return fit_values(long_rows(), Y, n_centers="auto", centers=centers)
-
-    return [("give rows and centers with the same features", fit(8000), fit(9000))]
-
-
 def compressed_cases() -> list[Case]:
     """Return mistakes in `compress`."""
     model = regressor().fit(X, Y)
@@ -492,4 +485,4 @@ def compressed_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (fit_cases, answer_cases, row_cases, form_cases, center_cases, compressed_cases)
+TABLES = (fit_cases, answer_cases, row_cases, form_cases, compressed_cases)

@@ -14,7 +14,6 @@ from tests.remedies import LABELS, Case, N, X, Y, regressor
 
 COVERED = ("tuning",)
 NOT_TRIED = {
-    "tuning/journal.py:TrialJournal._storage_errors:1": "needs a disk that fails",
     "tuning/search.py:_search_result:1": "no quick training diverges for every candidate",
 }
 QUICK: dict[str, Any] = {"bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0}

@@ -167,6 +167,16 @@ def rank_cases() -> list[Case]:
     ]  # fmt: skip
 
 
+def center_cases() -> list[Case]:
+    """Return mistakes with sparse centers that have other features than the rows."""
+
+    def fit(d: int) -> Any:
+        centers = long_rows(n=9, d=d)
+        return fit_values(long_rows(), Y, n_centers="auto", centers=centers)
+
+    return [("give rows and centers with the same features", fit(8000), fit(9000))]
+
+
 def eigenpairs(level: int) -> Any:
     """Return those of the kernel matrix of five rows."""
     op = KernelOperator(sk.Gaussian(2.0), get_backend("cpu", 1, "none"), "exact", np.zeros(3))
@@ -174,4 +184,4 @@ def eigenpairs(level: int) -> Any:
     return sample_eigenpairs(op, op.matrix(points, points) / 5, level, 0)
 
 
-TABLES = (setting_cases, row_cases, rank_cases)
+TABLES = (setting_cases, row_cases, rank_cases, center_cases)

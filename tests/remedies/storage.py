@@ -19,6 +19,7 @@ import numpy as np
 import zarr
 
 import streamkern as sk
+from streamkern.filesystem.path_kinds import local_file
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.scratch import scratch_folder
 from streamkern.filesystem.urls import open_objects
@@ -85,6 +86,8 @@ def url_cases() -> list[Case]:
     return [
         ("None is not a path or URL; give one as text, or a pathlib.Path",
          Do(sk.ingest_store, X, None), valid),
+        ("s3://b/m.png' is a URL, but --plot writes a local file; give the path of a local file",
+         Do(local_file, "s3://b/m.png", "--plot"), Do(local_file, "m.png", "--plot")),
         ("write two, as in s3://bucket", Do(opened, "memory:/ours.zarr"), Do(opened, MEMORY)),
         (r"\(Protocol not known: zz\); correct the URL", Do(opened, "zz://ours.zarr"),
          Do(opened, MEMORY)),

@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
-from streamkern.rundir import checkpoint_format, checksums, run_directory
+from streamkern.rundir import checkpoint_format, checksums, run_directory, run_storage
 from streamkern.rundir.run_directory import RunDirectory, SavedGroup
 from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
@@ -620,6 +620,21 @@ def test_invalid_run_directories_are_named(tmp_path: Path) -> None:
 def test_unwritable_file_system_is_reported() -> None:
     with pytest.raises(RunError, match="/proc/run cannot be written to"):
         RunDirectory("/proc/run").acquire()
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (30, 2)])
+def test_full_disk_is_not_a_mistake_in_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
+) -> None:
+    """Check that a script may repeat the command (code 3), unlike on a read-only disk (code 2)."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(code, "fails")
+
+    monkeypatch.setattr(run_storage, "write_durably", fail)
+    with pytest.raises(RunError, match=r"cannot be written to: the .*; give another") as caught:
+        RunDirectory(tmp_path / "run").acquire()
+    assert caught.value.exit_code == exit_code
 
 
 def test_file_urls_are_accepted(tmp_path: Path) -> None:

@@ -314,3 +314,16 @@ def test_invalid_argument_is_named(
     sk.ingest_store(np.zeros((20, 2)), "train.zarr", y=np.arange(20.0), targets="values")
     with pytest.raises(sk.ConfigError, match=message):
         sk.Loader(data, **{"batch_size": 10} | settings)
+
+
+@pytest.mark.parametrize("module", ["collections", "os", "warnings"])
+def test_loader_is_silent_at_the_end_of_the_interpreter(module: str) -> None:
+    """Check a loader that lives until modules lose their names, within an iteration."""
+    text = (
+        f"import {module}, numpy, streamkern\n"
+        "source = streamkern.ArraySource(numpy.zeros((100, 2)), numpy.zeros(100))\n"
+        "loader = streamkern.Loader(source, batch_size=10)\n"
+        f"iterator = iter(loader); next(iterator); {module}.loader = loader\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

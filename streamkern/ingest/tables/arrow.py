@@ -82,11 +82,18 @@ def unwrap_column(column: Any) -> Any:
 
 
 def plain_cells(column: Any) -> Any:
-    """Return a column as `unwrap_column` does, with text stripped; empty text becomes null."""
+    """Return a column as `unwrap_column` does, with text stripped; empty text becomes null.
+
+    Line breaks in text become line feeds, as in the cells of a CSV, so that a word has the same
+    code in a data frame and in a CSV.
+    """
     column = unwrap_column(column)
     if not is_text_type(column.type):
         return column
     text = compute.utf8_trim_whitespace(column)
+    if compute.any(compute.match_substring(text, "\r")).as_py():
+        for line_break in ("\r\n", "\r"):
+            text = compute.replace_substring(text, line_break, "\n")
     return with_null(text, compute.equal(text, arrow.scalar("", text.type)))
 
 

@@ -173,7 +173,9 @@ class KnownWords(ColumnCode):
 
     @cached_property
     def _word_index(self) -> dict[str, int]:
-        return {word: 1 + k for k, word in enumerate(self.known)}
+        # Earlier versions kept the line breaks of words in data frames.
+        words = (word.replace("\r\n", "\n").replace("\r", "\n") for word in self.known)
+        return {word: 1 + k for k, word in enumerate(words)}
 
 
 @dataclass(frozen=True)

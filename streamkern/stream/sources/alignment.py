@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, RowShapeError
 from streamkern.basics.text import some
 from streamkern.ingest.column_roles import in_order
 from streamkern.ingest.tables.encoder import check_encoder
@@ -38,7 +38,7 @@ def check_row_shape(
     *,
     sparse: bool = False,
 ) -> None:
-    """Raise ConfigError unless rows of `shape` can be used as rows of `expected_shape`.
+    """Raise RowShapeError unless rows of `shape` can be used as rows of `expected_shape`.
 
     They can if both shapes are equal, where (h, w) counts as (h, w, 1), or if one of them is flat
     and has the same number of features. Other shapes are refused: with its axes in another order, a
@@ -50,7 +50,7 @@ def check_row_shape(
     """
     if sparse:
         if not is_packed(shape):
-            raise ConfigError(
+            raise RowShapeError(
                 f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(expected_shape)}, which "
                 "are sparse",
                 SPARSITY_REMEDY,
@@ -64,7 +64,7 @@ def check_row_shape(
     remedy = "use data with the same features"
     if same_size:
         remedy = "transpose or reshape its axes to the second shape"
-    raise ConfigError(
+    raise RowShapeError(
         f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(expected_shape)}", remedy
     )
 
@@ -72,20 +72,20 @@ def check_row_shape(
 def check_same_rows(
     source: Any, expected: Any, subject: str, whose: str = "the model was trained on"
 ) -> None:
-    """Raise ConfigError unless rows of `source` have the shape and features of `expected`.
+    """Raise RowShapeError unless rows of `source` have the shape and features of `expected`.
 
     source, expected : objects with the attributes `row_shape` and `file_form`, such as sources
     subject, whose : as for `check_row_shape`
     """
     n_features, n_expected = (sparse_features(rows.file_form) for rows in (source, expected))
     if n_features is not None and n_expected is None:
-        raise ConfigError(f"{subject} sparse rows, but {whose} dense ones", SPARSITY_REMEDY)
+        raise RowShapeError(f"{subject} sparse rows, but {whose} dense ones", SPARSITY_REMEDY)
     shape = source.row_shape
     if n_features is None and n_expected is not None:
         shape = _with_channel(shape)  # an image (2, w) must not be taken for a packed row
     check_row_shape(subject, shape, whose, expected.row_shape, sparse=n_expected is not None)
     if n_features != n_expected:
-        raise ConfigError(
+        raise RowShapeError(
             f"{subject} {n_features:,} features, but {whose} {n_expected:,}",
             "use data with the same features",
         )

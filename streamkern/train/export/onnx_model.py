@@ -17,8 +17,13 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.version import __version__
 from streamkern.basics.warning import warn
-from streamkern.filesystem.durable import check_writable, make_folders, write_atomically
-from streamkern.filesystem.urls import local_path
+from streamkern.filesystem.durable import (
+    check_writable,
+    disk_full_hint,
+    make_folders,
+    write_atomically,
+)
+from streamkern.filesystem.path_kinds import local_file
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.predict.probabilities import Isotonic, Softmax
@@ -131,12 +136,7 @@ def checked_ending(path: Any, *endings: str) -> str:
 
 def checked_path(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Return the local path of the file. Raises ConfigError if it cannot be written."""
-    file_path = local_path(path)
-    if file_path is None:
-        raise ConfigError(
-            f"{redact(os.fspath(path))!r} is a URL, but the export writes a local file",
-            "give the path of a local file",
-        )
+    file_path = local_file(path, "the export")
     if file_path.is_dir():
         raise ConfigError(f"{file_path} is a folder", "give the path of a file in it")
     if file_path.exists() and not overwrite:
@@ -169,8 +169,9 @@ def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
 
 
 def _write(file_path: Path, data: bytes, overwrite: bool) -> None:
-    make_folders(file_path.parent)
-    write_atomically(file_path, data, exclusive=not overwrite)
+    with disk_full_hint(str(file_path), resumes=False):
+        make_folders(file_path.parent)
+        write_atomically(file_path, data, exclusive=not overwrite)
 
 
 def onnx_model(

@@ -136,7 +136,7 @@ class KernelModel(ShownFacts):
         X : (n, *row_shape) stored rows, or flat; sparse rows are made dense one tile at a time
         std, spread : append standard deviations, or else the residual scale of each row: (n, 2 c)
 
-        Raises ConfigError if the shape of X does not fit, and DataError if f(X) overflows.
+        Raises RowShapeError if the shape of X does not fit, and DataError if f(X) overflows.
         """
         is_sparse_kernel, expected = self.op.kernel.sparse, "the model was trained on"
         check_row_shape("X has", X.shape[1:], expected, self.row_shape, sparse=is_sparse_kernel)

@@ -167,6 +167,7 @@ def _select_in_stripes(
     seed, row_ids, n_read = run.config.run.random_state, np.arange(p), p
     if method != "all":
         row_ids, n_read = SELECTORS[method].choose(base, p, seed)
+        row_ids = random_rows.weighted_numbers(base, row_ids, run.data.weight_factors, seed)
     order = random_rows.random_order(p, seed)
     storage_index = np.argsort(order)  # index in storage order of each selected row
     bandwidth_rows = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
@@ -179,7 +180,7 @@ def _select_in_stripes(
             for_bandwidth = storage_indices < len(bandwidth_rows)
             bandwidth_rows[storage_indices[for_bandwidth]] = X[for_bandwidth]
             streamed_indices.append(storage_indices)
-            blocks.append(_without_features(block))
+            blocks.append(random_rows.without_features(block))
             yield storage_indices, X
 
     Z = scatter(parts(), p, run.inputs.ranks)
@@ -279,17 +280,14 @@ def _find_center_rows(run: ResolvedRun, block: RowBlock, *, are_rows: bool) -> C
     if not (uses_targets and run.data.repeats):
         return None
     if are_rows:
-        return CenterRows(np.arange(len(block.row_ids)), _without_features(block))
+        return CenterRows(np.arange(len(block.row_ids)), random_rows.without_features(block))
     matches = stored_rows(run.data.source).find_rows(block.X)
     if matches is None or not len(matches[0]):
         return None
     rows, center_index = matches
-    return CenterRows(center_index, _without_features(read_rows(run.data.source, rows, 0)))
-
-
-def _without_features(block: RowBlock) -> RowBlock:
-    """Return the block with X of shape (m, 0)."""
-    return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
+    return CenterRows(
+        center_index, random_rows.without_features(read_rows(run.data.source, rows, 0))
+    )
 
 
 def center_indices(row_ids: Ints, centers: CenterRows | None) -> Ints:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
+from streamkern import KernelRegressor
 from streamkern.ingest.tables import words as words_module
+from streamkern.ingest.tables.arrow import plain_cells
 from streamkern.ingest.tables.cells import as_words
+from streamkern.ingest.tables.columns import OneHot
 from streamkern.ingest.tables.words import N_FOLDS, DistinctCounter, Words, row_folds
 
 N = 600
@@ -65,3 +72,22 @@ def test_folds_depend_on_row_number_and_are_equal_in_size() -> None:
     assert (row_folds(1, 0, 100) != folds[:100]).any()
     # Six standard deviations of a binomial count.
     assert np.abs(np.bincount(folds, minlength=N_FOLDS) - 2000).max() < 6 * 40
+
+
+def test_words_with_line_breaks_are_equal_in_frames_and_files(tmp_path: Path) -> None:
+    """Check that a frame whose cells have CR LF gets the predictions of the same cells in a CSV."""
+    words = ["a\r\nb", "a\nb", "a\rb", "c\r\nd", "plain"]
+    table = pd.DataFrame({"x": np.arange(200) % 7 / 3, "word": words * 40})
+    y = table["x"] + table["word"].str.contains("a")
+    table.assign(y=y).to_csv(tmp_path / "rows.csv", index=False, quoting=csv.QUOTE_NONNUMERIC)
+    by_file = KernelRegressor(n_centers=50, random_state=0).fit(tmp_path / "rows.csv", "y")
+    np.testing.assert_array_equal(by_file.predict(table), by_file.predict(tmp_path / "rows.csv"))
+    by_frame = KernelRegressor(n_centers=50, random_state=0).fit(table, y)
+    np.testing.assert_array_equal(by_frame.predict(table), by_frame.predict(tmp_path / "rows.csv"))
+
+
+def test_models_of_words_with_carriage_returns_still_know_them() -> None:
+    """Check a code of an earlier version, which kept CR LF in the words of data frames."""
+    code = OneHot("word", 0, ("a\r\nb", "plain"))
+    column = plain_cells(pa.array(["plain", "a\r\nb", "a\nb", "other"]))
+    np.testing.assert_array_equal(code.encode(column), [[0, 1], [1, 0], [1, 0], [0, 0]])

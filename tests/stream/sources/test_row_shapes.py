@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import numpy as np
 import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, DataError, RowShapeError
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.alignment import check_row_shape
@@ -55,7 +56,7 @@ def test_row_shapes_accept_same_axes_and_flat_rows(axes: Any, desired: Any) -> N
     if full == desired or 1 in (len(axes), len(desired)):
         check_row_shape("X has", axes, "the data has", desired)
     else:
-        with pytest.raises(ConfigError, match=REFUSAL):
+        with pytest.raises(RowShapeError, match=REFUSAL):
             check_row_shape("X has", axes, "the data has", desired)
 
 
@@ -82,8 +83,29 @@ def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) ->
         lambda: online.partial_fit(ArraySource(reshaped, Y)),
     ]
     for entry_point in entry_points:
-        with pytest.raises(ConfigError, match=REFUSAL):
+        with pytest.raises(RowShapeError, match=REFUSAL):
             entry_point()
+
+
+def test_shapes_and_numbers_of_features_raise_the_same_error() -> None:
+    """Check that an error for one of them can be caught like the other, by its old name too."""
+    regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
+    lazy = dask.array.from_array(X, chunks=20)
+    entry_points: list[Callable[[], Any]] = [
+        lambda: regressor.predict(X[:, :3]),
+        lambda: regressor.predict(X[:, :3].reshape(80, -1)),
+        lambda: regressor.predict(ArraySource(X[:, :3])),
+        lambda: regressor.predict(lazy[:, :3]),
+        lambda: regressor.predict(lazy.transpose(0, 3, 1, 2)),
+        lambda: regressor.score(ArraySource(X[:, :3], Y)),
+        lambda: KernelRegressor(solver="direct").fit(X, Y, test=(X[:, :3], Y)),
+        lambda: KernelRegressor(solver="direct", centers=X[:20, :3]).fit(X, Y),
+    ]
+    for entry_point in entry_points:
+        with pytest.raises(RowShapeError) as caught:
+            entry_point()
+        assert isinstance(caught.value, ConfigError)
+        assert isinstance(caught.value, DataError)
 
 
 @pytest.mark.parametrize("other_shape", OTHER_SHAPES)
@@ -108,7 +130,7 @@ def test_runs_refuse_images_of_other_axes(
     ]
     with loaded.backend:
         for entry_point in entry_points:
-            with pytest.raises(ConfigError, match=REFUSAL):
+            with pytest.raises(RowShapeError, match=REFUSAL):
                 entry_point()
     assert not (tmp_path / "out.npy").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import streamkern as sk
 from benchmarks.exports import COMPILER, ENCODERS, LIMITS, LOSSES, errors, worst, wrong
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
+from streamkern.filesystem import durable
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import KERNELS
 from streamkern.predict.probabilities import fit_isotonic
@@ -376,3 +378,17 @@ def test_unwritable_folder_is_refused_before_export(
     for write, path in ((model.to_onnx, f"{location}.onnx"), (model.to_c, f"{location}.c")):
         with pytest.raises(ConfigError, match=f"^{path} cannot be written to .*; give another"):
             write(path)
+
+
+def test_full_disk_is_named_by_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).normal(size=(80, 2))
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(rows, rows[:, 0])
+
+    def fail(file: Any, view: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable, "write_all", fail)
+    for write, name in ((model.to_onnx, "m.onnx"), (model.to_c, "m.c")):
+        with pytest.raises(OSError, match=rf"no space left while writing .*{name}; free some"):
+            write(tmp_path / name)
+    assert not list(tmp_path.iterdir())

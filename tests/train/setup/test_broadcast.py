@@ -11,6 +11,7 @@ import pytest
 
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.stop import StopRequest
+from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -108,3 +109,15 @@ def test_setup_equals_that_of_one_rank(
     for name, a in ranks_setup.items():
         atol = 1e-10 * max(1.0, float(np.abs(one[name]).max()))
         np.testing.assert_allclose(a, one[name], rtol=0, atol=atol)
+
+
+def test_rows_of_weight_zero_are_no_centers_of_several_ranks(tmp_path: Path) -> None:
+    """Check that ranks with stripes of the centers replace such rows as one rank does."""
+    rng = np.random.default_rng(0)
+    X, weights = rng.normal(size=(900, 4)).astype(np.float32), np.arange(900) % 3
+    y = np.sin(X).sum(axis=1)
+    store = str(tmp_path / "weighted.zarr")
+    ingest(X, store, y=y, sample_weight=weights, chunk_mb=2**-10)
+    one = setup_arrays(store, tmp_path / "one", 1, 1)
+    ranks_setup = setup_arrays(store, tmp_path / "many", 1, 2)
+    np.testing.assert_array_equal(ranks_setup["Z"], one["Z"])
