@@ -31,6 +31,7 @@ from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT
 from streamkern.solver.ridge_curve import (
     GROUPS,
     KNOWN_ROWS,
+    LARGEST_ERRORS,
     MAX_COLUMNS,
     QUADRATURE,
     ROWS_PER_GROUP,
@@ -232,7 +233,8 @@ class Direct(Method[DirectSizes]):
             tile = slab_rows * PRODUCT_COLUMNS
             add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
         if problem.finds_ridge:
-            columns = 5 * (MAX_COLUMNS + GROUPS * ROWS_PER_GROUP) + QUADRATURE * MAX_COLUMNS
+            n_vectors = MAX_COLUMNS + GROUPS * ROWS_PER_GROUP + LARGEST_ERRORS
+            columns = 5 * n_vectors + QUADRATURE * MAX_COLUMNS
             columns = max(columns, 2 * KNOWN_ROWS)  # of `conditional_variances`
             add("train", "errors of the candidate ridges", p, columns, itemsize=8)
         add("train", "kernel matrix slab", slab_rows, p, itemsize=item)

@@ -16,9 +16,10 @@ tridiagonal matrix T = U diag(s) U^T, with which for all tau' at once
 entries of some rows.
 
 The entry of a row depends on how isolated it is: 1 / (A^-1)_ii is the variance of the row, in the
-Gaussian process with covariance A, if the other rows are known. Rows are therefore sorted by their
-variance if only `KNOWN_ROWS` rows are known, and divided into `GROUPS` groups. All rows of a group
-get the root mean square of the entries of `ROWS_PER_GROUP` of them.
+Gaussian process with covariance A, if the other rows are known. It is about proportional to its
+variance if only `KNOWN_ROWS` rows are known. Rows are sorted by this variance and divided into
+`GROUPS` groups, each with a factor of proportionality by `ROWS_PER_GROUP` rows. The entries of the
+`LARGEST_ERRORS` rows with the largest errors, which may dominate the mean, are computed as well.
 
 With one mean for all rows, V is generalised cross-validation (Golub, Heath and Wahba 1979), which
 ignores the errors of isolated rows: with a smooth kernel, it chose ridges with up to five times the
@@ -58,6 +59,8 @@ QUADRATURE = 8
 """Number of Lanczos steps. Measured in docs/explanation/solver-measured.md."""
 GROUPS, ROWS_PER_GROUP = 8, 4
 """Number of groups of rows, and rows of each group whose diagonal entries are computed."""
+LARGEST_ERRORS = 16
+"""Number of rows with the largest errors whose diagonal entries are computed as well."""
 KNOWN_ROWS = 512
 """Largest number of rows that are known when rows are sorted by their variance."""
 SIGNS = 4
@@ -112,13 +115,14 @@ def noise_of_more_rows(
             Y *= rows.root[:, None]
         scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
         tau, errors, known = noise.variance, dict[float, float](), known_rows(len(K))
+        has_weight = np.ones(len(K), bool)
         for _ in range(MAX_FACTORS):
             L = K.copy()
             L[diagonal, diagonal] += tau
             if not backend.cholesky(L):
                 break
             variances = conditional_variances(backend, K[:, known], K.diagonal(), known, tau)
-            best = better_tau(op, L, Y, similar_rows(backend, variances), tau, scale)
+            best = better_tau(op, L, Y, has_weight, tau, scale, variances)
             errors |= best.errors
             tau = best.tau
             if not best.at_edge:
@@ -144,15 +148,21 @@ class BetterTau(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Groups of rows whose diagonal entries of A^-1 are about equal, and vectors that give them.
+    """Groups of rows whose diagonal entries of A^-1 are about proportional to known numbers.
 
     rows : indices of the rows of each group, on the host.
-    vectors : (n, k) on the device, k / len(rows) for each group in turn. The root mean square of
-        v^T A^-1 v over the vectors v of a group stands for the diagonal entries of the group.
+    variances : (n,) numbers, at least tau, to which 1 / (A^-1)_ii is about proportional within a
+        group, on the host; None for equal entries.
+    vectors : (n, k) on the device, of which v^T A^-1 v is computed.
+    owners : (k,) group of each vector.
+    measured : (k,) row of which each vector is the unit vector; None if `variances` is.
     """
 
     rows: list[Ints]
+    variances: Floats | None
     vectors: Array
+    owners: Ints
+    measured: Ints | None
 
 
 def known_rows(n: int) -> slice:
@@ -182,29 +192,39 @@ def conditional_variances(
         W = backend.solve_lower(L, xp.array(columns.T, np.float64, order="C"))
         variances -= xp.einsum("ij,ij->j", W, W)
         variances[known] = 1 / (backend.inverse_lower(L) ** 2).sum(axis=0)
-    return np.asarray(backend.to_host(variances))
+    return np.asarray(np.maximum(backend.to_host(variances), tau))
 
 
-def similar_rows(backend: Backend, variances: Floats, has_weight: Bools | None = None) -> RowGroups:
-    """Return groups of rows with similar variances, which have unit vectors of some rows.
+def similar_rows(
+    backend: Backend, variances: Floats, squares: Floats, has_weight: Bools
+) -> RowGroups:  # fmt: skip
+    """Return groups of rows with similar variances, with unit vectors of some rows.
+
+    The `LARGEST_ERRORS` rows with the largest errors, which may dominate the mean, are groups of
+    their own.
 
     variances : (n,) of `conditional_variances`.
-    has_weight : (n,) whether a row has a weight above 0; None: all have one.
+    squares : (n,) squared norms of the rows of A^-1 Y.
+    has_weight : (n,) whether a row has a weight above 0.
     """
-    order = np.argsort(variances, kind="stable")
-    if has_weight is not None:
-        order = order[has_weight[order]]
-    groups = [group for group in np.array_split(order, GROUPS) if len(group)]
+    rows = np.flatnonzero(has_weight)
+    by_error = rows[np.argsort((squares * variances**2)[rows], kind="stable")]
+    rest, largest = np.split(by_error, [max(len(rows) - LARGEST_ERRORS, 0)])
+    by_variance = rest[np.argsort(variances[rest], kind="stable")]
+    groups = [group for group in np.array_split(by_variance, GROUPS) if len(group)]
     quantiles = (np.arange(ROWS_PER_GROUP) + 0.5) / ROWS_PER_GROUP
     measured = [group[(quantiles * len(group)).astype(np.int64)] for group in groups]
-    rows = np.concatenate(measured)
-    vectors = backend.xp.zeros((len(variances), len(rows)))
-    vectors[backend.asarray(rows), backend.xp.arange(len(rows))] = 1
-    return RowGroups(groups, vectors)
+    groups += [*largest[:, None]]
+    measured += [*largest[:, None]]
+    owners = np.repeat(np.arange(len(groups)), [len(chosen) for chosen in measured])
+    indices = np.concatenate(measured)
+    vectors = backend.xp.zeros((len(variances), len(indices)))
+    vectors[backend.asarray(indices), backend.xp.arange(len(indices))] = 1
+    return RowGroups(groups, variances, vectors, owners, indices)
 
 
-def similar_centers(op: KernelOperator, Z: Points, root: Array, tau: float) -> RowGroups:
-    """Return groups of rows that are the centers Z (n, d), by their variances as in `similar_rows`.
+def center_variances(op: KernelOperator, Z: Points, root: Array, tau: float) -> Floats:
+    """Return the `conditional_variances` of rows that are the centers Z (n, d).
 
     root : (n,) square roots of the sample weights.
     """
@@ -213,9 +233,7 @@ def similar_centers(op: KernelOperator, Z: Points, root: Array, tau: float) -> R
     columns = backend.xp.empty((len(Z), len(known_Z)), op.dtype)
     op.product(Z, known_Z, keep=columns, equal_pairs=(ids, np.arange(len(known_Z))))
     columns *= root[:, None] * root[known]
-    diagonal = op.diagonal(Z) * root**2
-    variances = conditional_variances(backend, columns, diagonal, known, tau)
-    return similar_rows(backend, variances, backend.to_host(root > 0))
+    return conditional_variances(backend, columns, op.diagonal(Z) * root**2, known, tau)
 
 
 def one_group(backend: Backend, has_weight: Bools) -> RowGroups:
@@ -226,27 +244,46 @@ def one_group(backend: Backend, has_weight: Bools) -> RowGroups:
     rows = np.flatnonzero(has_weight)
     signs = np.random.default_rng(SEED).choice([-1.0, 1.0], (len(has_weight), SIGNS))
     signs *= has_weight[:, None] / math.sqrt(len(rows))
-    return RowGroups([rows], backend.asarray(signs))
+    return RowGroups([rows], None, backend.asarray(signs), np.zeros(SIGNS, np.int64), None)
 
 
 def better_tau(
-    op: KernelOperator, L: Array, Y: Array, groups: RowGroups, tau: float, scale: float
-) -> BetterTau:
+    op: KernelOperator, L: Array, Y: Array, has_weight: Bools, tau: float, scale: float,
+    variances: Floats | None,
+) -> BetterTau:  # fmt: skip
     """Return the tau' with the least error near tau.
 
     L : (n, n) lower factor of K + tau I.
-    Y, groups, tau : as in `errors_of_taus`.
+    Y, tau : as in `errors_of_taus`.
+    has_weight : (n,) whether a row has a weight above 0, on the host.
     scale : size of the kernel values.
+    variances : (n,) of `conditional_variances`; None for generalised cross-validation.
     """
+    backend = op.backend
     taus = taus_near(tau, smallest_tau(op, len(L), scale))
-    invert = partial(apply_inverse, op.backend, L)
-    errors = errors_of_taus(op.backend, invert, Y, groups, tau, taus)
+    invert = partial(apply_inverse, backend, L)
+    Y = combined_outputs(backend, Y)
+    if variances is None:
+        groups = one_group(backend, has_weight)
+    else:
+        squares = backend.to_host((invert(Y) ** 2).sum(axis=1))
+        groups = similar_rows(backend, variances, squares, has_weight)
+    errors = errors_of_taus(backend, invert, Y, groups, tau, taus)
     best = largest_near_optimal(taus, errors)
     # Values below `smallest_tau` are left out. The lowest value is then no edge, as no lower value
     # may be used.
     starts_at_smallest = len(taus) < 2 * REACH + 1
     at_edge = bool(best == taus[-1] or (best == taus[0] and not starts_at_smallest))
     return BetterTau(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
+
+
+def combined_outputs(backend: Backend, Y: Array) -> Array:
+    """Return the outputs Y (n, c), or `MAX_COLUMNS` random combinations of more outputs."""
+    if Y.shape[1] <= MAX_COLUMNS:
+        return Y
+    rng = np.random.default_rng(SEED)
+    signs = rng.choice([-1.0, 1.0], (Y.shape[1], MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
+    return Y @ backend.asarray(signs)
 
 
 def apply_inverse(backend: Backend, L: Array, v: Array) -> Array:
@@ -288,12 +325,7 @@ def errors_of_taus(
     groups : rows with a weight, by their diagonal entries.
     taus : (k,) values of tau'.
     """
-    xp = backend.xp
-    if Y.shape[1] > MAX_COLUMNS:
-        rng = np.random.default_rng(SEED)
-        signs = rng.choice([-1.0, 1.0], (Y.shape[1], MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
-        Y = Y @ backend.asarray(signs)
-    c = Y.shape[1]
+    xp, c = backend.xp, Y.shape[1]
     B = xp.concatenate([Y, groups.vectors], axis=1)
     T, basis = _lanczos(backend, invert, B, n_kept=c)
     s, U = np.linalg.eigh(T)
@@ -302,17 +334,19 @@ def errors_of_taus(
     inverse = s / (1 + (taus - tau)[:, None] * s)  # of A'^-1, (columns, k, steps)
     norms, u = backend.to_host(xp.sqrt((B**2).sum(axis=0))), U[:, 0]
     forms = norms[:, None] ** 2 * (u[:, None] ** 2 * inverse).sum(axis=-1)  # b^T A'^-1 b
-    diagonal_squares = (
-        (forms[c:] ** 2).reshape(len(groups.rows), -1, len(taus)).mean(axis=1)
-    )  # (groups, k)
     # Coefficients of A'^-1 y in the basis of each column y of Y, (c, k, steps).
     coefficients = np.einsum("cst,ckt,ct->cks", U[:c], inverse[:c], norms[:c, None] * u[:c])
-    errors = np.zeros(len(taus))
+    errors, counts = np.zeros(len(taus)), np.bincount(groups.owners)
     for k, of_outputs in enumerate(backend.asarray(coefficients.transpose(1, 2, 0))):
         a = sum(q * of_step for q, of_step in zip(basis, of_outputs, strict=True))
-        numerators = backend.to_host((a**2).sum(axis=1))
+        numerators, entries = backend.to_host((a**2).sum(axis=1)), forms[c:, k]
+        if groups.variances is not None:
+            # The variance of a row contains tau; the rest hardly changes with it.
+            variances = groups.variances + (taus[k] - tau)
+            numerators = numerators * variances**2
+            entries = entries * variances[groups.measured]
         sums = np.array([numerators[rows].sum() for rows in groups.rows])
-        errors[k] = (sums / diagonal_squares[:, k]).sum()
+        errors[k] = (sums * counts / np.bincount(groups.owners, entries**2)).sum()
     return errors / sum(map(len, groups.rows))
 
 
