@@ -369,7 +369,12 @@ def test_streamed_labels_may_be_any_integers() -> None:
 
 @pytest.mark.parametrize(
     ("names", "kind"),
-    [(("1", "9223372036854775811"), "O"), (("1", "007"), "O"), (("-3", "7"), "i")],
+    [
+        (("1", "9223372036854775811"), "u"),
+        (("1", "18446744073709551617"), "O"),
+        (("1", "007"), "O"),
+        (("-3", "7"), "i"),
+    ],
 )
 def test_csv_classes_are_integers_if_64_bits_hold_them(
     names: tuple[str, str], kind: str, tmp_path: Path
