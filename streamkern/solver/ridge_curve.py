@@ -16,9 +16,9 @@ tridiagonal matrix T = U diag(s) U^T, with which for all tau' at once
 entries of some rows.
 
 The entry of a row depends on how isolated it is: 1 / (A^-1)_ii is the variance of the row, in the
-Gaussian process with covariance A, if the other rows are known. It is about proportional to its
-variance if only `KNOWN_ROWS` rows are known. Rows are sorted by this variance and divided into
-`GROUPS` groups, each with a factor of proportionality by `ROWS_PER_GROUP` rows. The entries of the
+Gaussian process with covariance A, if the other rows are known. Rows are therefore sorted by their
+variance if only `KNOWN_ROWS` rows are known, and divided into `GROUPS` groups. All rows of a group
+get the root mean square of the entries of `ROWS_PER_GROUP` of them. The entries of the
 `LARGEST_ERRORS` rows with the largest errors, which may dominate the mean, are computed as well.
 
 With one mean for all rows, V is generalised cross-validation (Golub, Heath and Wahba 1979), which
@@ -148,21 +148,17 @@ class BetterTau(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Groups of rows whose diagonal entries of A^-1 are about proportional to known numbers.
+    """Groups of rows whose diagonal entries of A^-1 are about equal, and vectors that give them.
 
     rows : indices of the rows of each group, on the host.
-    variances : (n,) numbers, at least tau, to which 1 / (A^-1)_ii is about proportional within a
-        group, on the host; None for equal entries.
-    vectors : (n, k) on the device, of which v^T A^-1 v is computed.
+    vectors : (n, k) on the device. The root mean square of v^T A^-1 v over the vectors v of a group
+        stands for the diagonal entries of the group.
     owners : (k,) group of each vector.
-    measured : (k,) row of which each vector is the unit vector; None if `variances` is.
     """
 
     rows: list[Ints]
-    variances: Floats | None
     vectors: Array
     owners: Ints
-    measured: Ints | None
 
 
 def known_rows(n: int) -> slice:
@@ -220,7 +216,7 @@ def similar_rows(
     indices = np.concatenate(measured)
     vectors = backend.xp.zeros((len(variances), len(indices)))
     vectors[backend.asarray(indices), backend.xp.arange(len(indices))] = 1
-    return RowGroups(groups, variances, vectors, owners, indices)
+    return RowGroups(groups, vectors, owners)
 
 
 def center_variances(op: KernelOperator, Z: Points, root: Array, tau: float) -> Floats:
@@ -244,7 +240,7 @@ def one_group(backend: Backend, has_weight: Bools) -> RowGroups:
     rows = np.flatnonzero(has_weight)
     signs = np.random.default_rng(SEED).choice([-1.0, 1.0], (len(has_weight), SIGNS))
     signs *= has_weight[:, None] / math.sqrt(len(rows))
-    return RowGroups([rows], None, backend.asarray(signs), np.zeros(SIGNS, np.int64), None)
+    return RowGroups([rows], backend.asarray(signs), np.zeros(SIGNS, np.int64))
 
 
 def better_tau(
@@ -336,17 +332,15 @@ def errors_of_taus(
     forms = norms[:, None] ** 2 * (u[:, None] ** 2 * inverse).sum(axis=-1)  # b^T A'^-1 b
     # Coefficients of A'^-1 y in the basis of each column y of Y, (c, k, steps).
     coefficients = np.einsum("cst,ckt,ct->cks", U[:c], inverse[:c], norms[:c, None] * u[:c])
-    errors, counts = np.zeros(len(taus)), np.bincount(groups.owners)
+    # Mean squares of the entries of each group, (groups, k).
+    owned = [forms[c:][groups.owners == g] for g in range(len(groups.rows))]
+    squares = np.stack([(entries**2).mean(axis=0) for entries in owned])
+    errors = np.zeros(len(taus))
     for k, of_outputs in enumerate(backend.asarray(coefficients.transpose(1, 2, 0))):
         a = sum(q * of_step for q, of_step in zip(basis, of_outputs, strict=True))
-        numerators, entries = backend.to_host((a**2).sum(axis=1)), forms[c:, k]
-        if groups.variances is not None:
-            # The variance of a row contains tau; the rest hardly changes with it.
-            variances = groups.variances + (taus[k] - tau)
-            numerators = numerators * variances**2
-            entries = entries * variances[groups.measured]
+        numerators = backend.to_host((a**2).sum(axis=1))
         sums = np.array([numerators[rows].sum() for rows in groups.rows])
-        errors[k] = (sums * counts / np.bincount(groups.owners, entries**2)).sum()
+        errors[k] = (sums / squares[:, k]).sum()
     return errors / sum(map(len, groups.rows))
 
 

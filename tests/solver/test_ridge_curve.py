@@ -87,9 +87,9 @@ def test_errors_of_all_ridges_equal_refits(
     truth = exact if leaves_rows_out else cross_validation
     expected = np.array([truth(K, Y, counted, ridge) for ridge in ridges])
     # Estimates of so few rows are rough, but alike for all ridges. Forty seeds had ranges of up to
-    # .19, and logarithms of up to .17 (leave-one-out) and .27.
+    # .32 (leave-one-out) and .19, and logarithms of up to .24 and .27.
     ratios = errors / expected
-    assert np.ptp(ratios) / ratios.mean() < 0.3
+    assert np.ptp(ratios) / ratios.mean() < 0.4
     assert abs(np.log(ratios.mean())) < np.log(1.4)
 
 
