@@ -224,7 +224,7 @@ def test_declared_column_kinds_are_used(tmp_path: Path) -> None:
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
     with pytest.raises(
         DataError,
-        match=r"has no column 'dya' to leave out; name columns .* drop=: 'zip', 'day'",
+        match=r"'dya' to leave out; did you mean 'day'\? .* columns .* drop=: 'zip', 'day'",
     ):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
     with pytest.raises(DataError, match=r"'y' of .* is a target or weight and cannot be dropped"):
