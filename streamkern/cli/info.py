@@ -26,7 +26,7 @@ from streamkern.cli.options import (
     parse_options,
 )
 from streamkern.cli.run_info import is_run_directory, run_overview, run_text
-from streamkern.filesystem.durable import disk_full_hint, write_atomically
+from streamkern.filesystem.durable import check_writable, disk_full_hint, write_atomically
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.path_kinds import content_kind, local_file, runs_below
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -116,13 +116,17 @@ def _not_found_error(location: str, error: DataError) -> DataError:
 
 
 def _draw_metric(location: str, options: Mapping[str, Any] | None, path: Path) -> None:
-    """Draw the metric of a run into a new file; raise ConfigError if it has none."""
+    """Draw the metric of a run into a new file.
+
+    Raises ConfigError if the run has none, or if the file exists or cannot be written.
+    """
     if not path.parent.is_dir():
         raise ConfigError(
             f"--plot={path}: there is no folder {path.parent}", "create this folder first"
         )
     if path.exists():
         raise ConfigError(f"--plot={path} already exists", "give the name of a new file")
+    check_writable(path, f"--plot={path}")
     metric = (run_overview(location, options)["solver"] or {}).get("metric")
     if metric is None:
         raise ConfigError(

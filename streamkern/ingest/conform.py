@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.basics.errors import DataError, NonFiniteError, RowShapeError
 from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, row_number
@@ -156,13 +156,15 @@ class FeatureConverter:
         ------
         NonFiniteError
             For NaN or infinity before or after the conversion; names file, row and column.
+        RowShapeError
+            If rows have another shape.
         DataError
-            If rows have another shape, if a value is not a number or `dtype` cannot hold it, or if
-            the dtype was inferred and these rows have a wider one.
+            If a value is not a number or `dtype` cannot hold it, or if the dtype was inferred and
+            these rows have a wider one.
         """
         X = block.X
         if X.shape[1:] != self._source_shape:
-            raise DataError(
+            raise RowShapeError(
                 f"{block.cell_location(0)} has rows of shape {X.shape[1:]}, but the rows before "
                 f"have the shape {self._source_shape}",
                 "give rows of equal shape",

@@ -295,7 +295,7 @@ def _plain_pandas(frame: Any, name: str) -> Any:
             converted_columns[k] = values.dt.to_timestamp()
         elif kind == "ObjectDType" and _mixes_numbers_and_text(values):
             # As text, like cells of a CSV: the encoder decides whether the numbers are codes.
-            converted_columns[k] = values.map(str, na_action="ignore")
+            converted_columns[k] = values.map(_cell_text, na_action="ignore")
     if not converted_columns:
         return frame
     frame = frame.copy(deep=False)
@@ -313,6 +313,11 @@ def _mixes_numbers_and_text(values: Any) -> bool:
         for kind in types - text_types
     )
     return 0 < len(text_types) < len(types) and all(are_numbers)
+
+
+def _cell_text(value: Any) -> str:
+    """Return a number as text, and text as it is: `str` gives the name of a member of an enum."""
+    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 def _with_text(values: Any, column: Any, name: str) -> Any:

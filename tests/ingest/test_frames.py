@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 
@@ -42,3 +43,12 @@ def test_numbers_beside_text_are_text() -> None:
     frame = as_frame(pd.DataFrame({"a": pd.Series(cells, dtype=object)}), "X")
     texts = ["7", "8", "1.5", "0.1", "x", "y", None, None, None]
     assert arrow_table(frame, "X").column("a").to_pylist() == texts
+
+
+def test_members_of_enums_of_text_have_the_same_words_beside_numbers() -> None:
+    class Deck(str, enum.Enum):  # noqa: UP042 - the text of a StrEnum is its value anyway
+        upper = "u"
+
+    for cells in ([Deck.upper], [Deck.upper, 3]):
+        frame = as_frame(pd.DataFrame({"a": pd.Series(cells, dtype=object)}), "X")
+        assert arrow_table(frame, "X").column("a").to_pylist()[0] == "u"

@@ -114,7 +114,9 @@ def test_prediction_far_from_centers_is_intercept(fit_intercept: bool, method: s
     if "fourier" in method or "nystrom" in method:
         return  # such features are not 0 far from all rows, as kernel values are
     far_point = np.full((1, 5), 200.0, np.float32)
-    np.testing.assert_allclose(model.values(far_point), mean[None], atol=1e-2)
+    # Without an intercept, the targets are far from 0, so the weights are larger.
+    atol = 1e-3 if fit_intercept else 1e-2
+    np.testing.assert_allclose(model.values(far_point), mean[None], atol=atol)
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])

@@ -310,3 +310,15 @@ def test_log_loss_starts_from_run_that_set_calibration_rows_aside(
         resumed = finished(config, source=source)
         np.testing.assert_array_equal(resumed.Z, parent.Z)
         assert resumed.samples == parent.samples
+
+
+def test_runs_may_start_from_each_other_in_turn(tmp_path: Path) -> None:
+    """Check two run directories, each of which is replaced by a run that starts from the other."""
+    source, options = array_source(MIN_CALIBRATED_ROWS, unit_rows=500), {"data.batch_size": 500}
+    first = finished(settings(tmp_path / "a", **options), source=source)
+    for parent, name in ("ab", "ba", "ac"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        config = settings(
+            tmp_path / name, **options, **{"solver.warm_start": str(tmp_path / parent)}
+        )
+        np.testing.assert_array_equal(finished(config, source=source).Z, first.Z)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, RowShapeError
 from streamkern.basics.message import mention
 from streamkern.basics.values import is_finite_number, is_whole_number, json_digest
 from streamkern.filesystem.cache import Cache
@@ -316,12 +316,16 @@ def _check_counts(
 
 
 def _check_same_kind(sources: Sequence[BaseSource]) -> None:
-    """Raise ConfigError if sources differ in shapes or dtypes, or have feed transforms."""
+    """Raise ConfigError if sources differ in shapes or dtypes, or have feed transforms.
+
+    For other shapes of rows, it is a RowShapeError.
+    """
     expected = _row_kind(sources[0])
     for number, source in enumerate(sources, start=1):
         for name, value in _row_kind(source).items():
             if value != expected[name]:
-                raise ConfigError(
+                error_class = RowShapeError if name == "row_shape" else ConfigError
+                raise error_class(
                     f"source {number} of the mixture has {name} {value} and source 1 has "
                     f"{expected[name]}",
                     f"mix only sources with the same {name}",

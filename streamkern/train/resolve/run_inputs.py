@@ -143,13 +143,17 @@ class RunInputs:
 NO_INPUTS = RunInputs()
 
 
-def _calibrate_of_run(path: str, config: RunConfig) -> bool | Literal["auto"]:
+def _calibrate_of_run(
+    path: str, config: RunConfig, later_paths: tuple[str, ...] = ()
+) -> bool | Literal["auto"]:
     """Return run.calibrate of the run in `path`, by which its calibration rows were set aside.
 
     A run that set aside the rows of its own warm start records "auto", so the setting of that run
     is returned if its directory still exists.
 
     config : settings of the new run, with the storage options
+    later_paths : runs that were warm-started from this one, by way of each other. If one of them
+        was later replaced by a run that starts from the others, the paths form a circle.
 
     Raises RunError if there is no run.
     """
@@ -160,9 +164,10 @@ def _calibrate_of_run(path: str, config: RunConfig) -> bool | Literal["auto"]:
     if recorded is not None:
         calibrate = recorded_calibrate(recorded)
         warm_start = recorded["identity"]["settings"]["solver"].get("warm_start")
-        if calibrate == "auto" and warm_start is not None:
+        seen_paths = (*later_paths, path)
+        if calibrate == "auto" and warm_start is not None and warm_start not in seen_paths:
             with contextlib.suppress(RunError):
-                return _calibrate_of_run(warm_start, config)
+                return _calibrate_of_run(warm_start, config, seen_paths)
     return calibrate
 
 

@@ -16,6 +16,7 @@ from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.train.saved_model import load_model
 from tests.runs import finished, settings
 
@@ -87,7 +88,7 @@ def test_estimators_refuse_images_of_other_axes(other_shape: tuple[int, ...]) ->
             entry_point()
 
 
-def test_shapes_and_numbers_of_features_raise_the_same_error() -> None:
+def test_shapes_and_numbers_of_features_raise_the_same_error(tmp_path: Path) -> None:
     """Check that an error for one of them can be caught like the other, by its old name too."""
     regressor = KernelRegressor(solver="direct", random_state=0).fit(X, Y)
     lazy = dask.array.from_array(X, chunks=20)
@@ -100,6 +101,8 @@ def test_shapes_and_numbers_of_features_raise_the_same_error() -> None:
         lambda: regressor.score(ArraySource(X[:, :3], Y)),
         lambda: KernelRegressor(solver="direct").fit(X, Y, test=(X[:, :3], Y)),
         lambda: KernelRegressor(solver="direct", centers=X[:20, :3]).fit(X, Y),
+        lambda: MixtureSource([ArraySource(X, Y), ArraySource(X[:, :3], Y)]),
+        lambda: ingest(iter([(X, Y), (X[:, :3], Y)]), tmp_path / "store"),
     ]
     for entry_point in entry_points:
         with pytest.raises(RowShapeError) as caught:

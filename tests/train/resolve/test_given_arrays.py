@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -238,9 +240,14 @@ def test_unreadable_metric_is_refused_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+def fail_as_read_only(**options: Any) -> None:
+    """Raise the error of a read-only disk."""
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
 @pytest.mark.slow
 def test_info_names_columns_and_draws_metric(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = rows(300, 0)
     table, store, run, metric, picture = (
@@ -264,6 +271,10 @@ def test_info_names_columns_and_draws_metric(
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
     assert run_command(["info", run, "--plot", picture]) == 2
     assert "already exists" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", fail_as_read_only)
+        assert run_command(["info", run, "--plot", str(tmp_path / "other.png")]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
     assert run_command(["info", run, "--json"]) == 0
     actual = json.loads(capsys.readouterr().out)["solver"]["metric"]
     assert actual == describe_metric(MATRIX, names[:6])

@@ -91,18 +91,21 @@ LOG_LOSS = {"model.loss": "log_loss"}
     [
         (True, {}, True),
         (False, {}, False),
-        (False, {"run.calibrate": True}, True),
+        (False, {"run.calibrate": True}, "auto"),
         (True, LOG_LOSS, True),
         (False, LOG_LOSS, False),
     ],
     ids=["calibrated", "not calibrated", "run calibrates", "log loss", "log loss, not calibrated"],
 )
 def test_run_keeps_calibration_rows_of_named_parent_run(
-    runs: Path, parent_calibrates: bool, changes: dict[str, Any], expected: bool
+    runs: Path, parent_calibrates: bool, changes: dict[str, Any], expected: bool | str
 ) -> None:
-    """Check warm starts from a path: the loss of the parent run counts, a squared error."""
+    """Check warm starts from a path: the loss of the parent run counts, a squared error.
+
+    The result is the setting of the parent run, if the run leaves its own at "auto".
+    """
     config = settings(**{"solver.warm_start": str(runs / str(parent_calibrates))}, **changes)
-    assert NO_INPUTS.keeps_calibration_rows(config, complete=True) is expected
+    assert NO_INPUTS.keeps_calibration_rows(config, complete=True) == expected
 
 
 @pytest.mark.parametrize("changes", [{}, LOG_LOSS], ids=["squared error", "log loss"])
