@@ -29,11 +29,10 @@ from streamkern.solver.posterior import POSTERIOR_MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT
 from streamkern.solver.ridge_curve import (
-    GROUPS,
     KNOWN_ROWS,
     MAX_COLUMNS,
+    MEASURED_ROWS,
     QUADRATURE,
-    ROWS_PER_GROUP,
 )
 
 NARROW_ROWS = 4096
@@ -232,7 +231,7 @@ class Direct(Method[DirectSizes]):
             tile = slab_rows * PRODUCT_COLUMNS
             add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
         if problem.finds_ridge:
-            columns = 5 * (MAX_COLUMNS + GROUPS * ROWS_PER_GROUP) + QUADRATURE * MAX_COLUMNS
+            columns = 5 * (MAX_COLUMNS + MEASURED_ROWS) + QUADRATURE * MAX_COLUMNS
             columns = max(columns, 2 * KNOWN_ROWS)  # of `conditional_variances`
             add("train", "errors of the candidate ridges", p, columns, itemsize=8)
         add("train", "kernel matrix slab", slab_rows, p, itemsize=item)

@@ -16,13 +16,13 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import (
     RIDGE_TIE,
     conditional_variances,
+    cross_validation_errors,
     errors_of_taus,
     known_rows,
     largest_near_optimal,
     noise_of_more_rows,
     noise_rows,
-    one_group,
-    similar_rows,
+    sorted_rows,
     taus_near,
 )
 from tests import reference as ref
@@ -56,11 +56,11 @@ def approximate_errors(
     def invert(v: Floats) -> Floats:
         return np.linalg.solve(A.astype(dtype), v.astype(dtype)).astype(np.float64)
 
-    groups = one_group(backend, counted > 0)
-    if leaves_rows_out:
-        variances = conditional_variances(backend, K[:, known], K.diagonal(), known, tau)
-        groups = similar_rows(backend, variances, counted > 0)
-    return errors_of_taus(backend, invert, Y, groups, tau, taus)
+    if not leaves_rows_out:
+        return cross_validation_errors(backend, invert, Y, counted > 0, tau, taus)
+    variances = conditional_variances(backend, K[:, known], K.diagonal(), known, tau)
+    rows = sorted_rows(backend, variances, counted > 0)
+    return errors_of_taus(backend, invert, Y, rows, tau, taus)
 
 
 @pytest.mark.slow
@@ -109,6 +109,34 @@ def test_isolated_rows_count_in_errors(seed: int) -> None:
     assert expected[errors.argmin()] <= 1.05 * expected.min()
     misled = approximate_errors(K, Y, ones, 1e-3, taus, leaves_rows_out=False)
     assert expected[misled.argmin()] > 1.5 * expected.min()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_isolated_rows_count_in_errors(seed: int) -> None:
+    """Check the ridge of a smooth function, where the most isolated rows have most of the error."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(600, 5))
+    y = np.sin(2 * X[:, :1]) + X[:, 1:2] * X[:, 2:3] + 0.01 * rng.normal(size=(600, 1))
+    K, ones = ref.gaussian(X, X, 3.0), np.ones(600)
+    taus = 1e-3 * 10 ** np.linspace(-1.5, 1.5, 13)
+    expected = np.array([exact(K, y, ones, tau) for tau in taus])
+    errors = approximate_errors(K, y, ones, 1e-3, taus)
+    assert expected[errors.argmin()] <= 1.1 * expected.min()
+
+
+def test_cross_validation_has_recorded_errors() -> None:
+    """Check the errors of 20 outputs, as a run begun by an earlier version must keep its ridge.
+
+    The earlier version computed the recorded numbers.
+    """
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 20))
+    taus = taus_near(0.1, 0.0)[::4]
+    errors = approximate_errors(
+        ref.laplace(X, X, 2.0), Y, np.ones(N), 0.1, taus, leaves_rows_out=False
+    )
+    recorded = [29.27105689, 27.118769902, 22.821751357, 21.056909251]
+    np.testing.assert_allclose(errors, recorded, rtol=1e-9)
 
 
 def test_ridges_near_surround_the_given_ridge() -> None:
