@@ -88,8 +88,8 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.train.loop.callbacks import Callback as Callback
     from streamkern.train.loop.callbacks import EpochEnd as EpochEnd
     from streamkern.train.loop.callbacks import TrainStart as TrainStart
+    from streamkern.train.loop.prometheus import Prometheus as Prometheus
     from streamkern.train.loop.sinks import MLflow as MLflow
-    from streamkern.train.loop.sinks import Prometheus as Prometheus
     from streamkern.train.loop.sinks import TensorBoard as TensorBoard
     from streamkern.train.train import train as _train
 
@@ -134,7 +134,8 @@ _MODULES = {
         "keeps_integers"],
     "stream.sources.user": ["GeneratorSource"],
     "train.loop.callbacks": ["Callback", "EpochEnd", "TrainStart"],
-    "train.loop.sinks": ["MLflow", "Prometheus", "TensorBoard"],
+    "train.loop.prometheus": ["Prometheus"],
+    "train.loop.sinks": ["MLflow", "TensorBoard"],
 }  # fmt: skip
 """Module -> its public names; for type checkers the same stands above."""
 _ALIASES = {

@@ -36,7 +36,7 @@ class InvertedIndex:
     rows: Array
     values: Array
     n_rows: int
-    _parts: dict[tuple[int, int], InvertedIndex] = field(default_factory=dict, repr=False)
+    _parts: dict[tuple[int, int, int], InvertedIndex] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of_rows(cls, backend: Backend, packed: Array) -> InvertedIndex:
@@ -49,24 +49,27 @@ class InvertedIndex:
         xp.cumsum(counts, out=starts[1:])
         return cls(features, starts, row[order].astype(np.int32), value[order], len(packed))
 
-    def part(self, start: int, stop: int) -> InvertedIndex:
-        """Return the index of the rows from `start` to `stop`.
+    def part(self, start: int, stop: int, step: int = 1) -> InvertedIndex:
+        """Return the index of every step-th row from `start` to `stop`, step > 0.
 
         It is cached, because solvers request the same blocks in every step. Two threads may compute
         it at the same time, with equal results.
         """
-        if (start, stop) == (0, self.n_rows):
+        if (start, stop, step) == (0, self.n_rows, 1):
             return self
-        if (start, stop) not in self._parts:
+        if (start, stop, step) not in self._parts:
             is_inside = (self.rows >= start) & (self.rows < stop)
+            if step > 1:
+                is_inside &= (self.rows - start) % step == 0
             n_entries_until = is_inside.cumsum()
             starts = self.starts.copy()
             starts[1:] = n_entries_until[self.starts[1:] - 1]
-            self._parts[start, stop] = InvertedIndex(
-                self.features, starts, self.rows[is_inside] - start, self.values[is_inside],
-                stop - start,
+            rows = self.rows[is_inside] - start
+            self._parts[start, stop, step] = InvertedIndex(
+                self.features, starts, rows if step == 1 else rows // step, self.values[is_inside],
+                len(range(start, stop, step)),
             )  # fmt: skip
-        return self._parts[start, stop]
+        return self._parts[start, stop, step]
 
 
 def sparse_products(backend: Backend, packed: Array, index: InvertedIndex, out: Array) -> None:

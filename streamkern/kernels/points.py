@@ -65,7 +65,7 @@ class Points:
         selection = self.each(lambda a: a[rows])
         if self.index is None or not isinstance(rows, slice):
             return selection
-        return replace(selection, index=self.index.part(*rows.indices(len(self))[:2]))
+        return replace(selection, index=self.index.part(*rows.indices(len(self))))
 
     def each(self, function: Callable[[Array], Array]) -> Points:
         """Return points in which each array is replaced by `function` of it."""

@@ -29,12 +29,10 @@ from streamkern.solver.posterior import POSTERIOR_MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT
 from streamkern.solver.ridge_curve import (
-    GROUPS,
     KNOWN_ROWS,
-    LARGEST_ERRORS,
     MAX_COLUMNS,
+    MEASURED_ROWS,
     QUADRATURE,
-    ROWS_PER_GROUP,
 )
 
 NARROW_ROWS = 4096
@@ -233,8 +231,7 @@ class Direct(Method[DirectSizes]):
             tile = slab_rows * PRODUCT_COLUMNS
             add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
         if problem.finds_ridge:
-            n_vectors = MAX_COLUMNS + GROUPS * ROWS_PER_GROUP + LARGEST_ERRORS
-            columns = 5 * n_vectors + QUADRATURE * MAX_COLUMNS
+            columns = 5 * (MAX_COLUMNS + MEASURED_ROWS) + QUADRATURE * MAX_COLUMNS
             columns = max(columns, 2 * KNOWN_ROWS)  # of `conditional_variances`
             add("train", "errors of the candidate ridges", p, columns, itemsize=8)
         add("train", "kernel matrix slab", slab_rows, p, itemsize=item)

@@ -17,9 +17,9 @@ entries of some rows.
 
 The entry of a row depends on how isolated it is: 1 / (A^-1)_ii is the variance of the row, in the
 Gaussian process with covariance A, if the other rows are known. Rows are therefore sorted by their
-variance if only `KNOWN_ROWS` rows are known, and divided into `GROUPS` groups. All rows of a group
-get the root mean square of the entries of `ROWS_PER_GROUP` of them. The entries of the
-`LARGEST_ERRORS` rows with the largest errors, which may dominate the mean, are computed as well.
+variance if only `KNOWN_ROWS` rows are known. The entries of `MEASURED_ROWS` of them are computed,
+and the logarithms of the others are interpolated. A few isolated rows may have most of the squared
+error, so the computed entries are denser towards the most isolated row.
 
 With one mean for all rows, V is generalised cross-validation (Golub, Heath and Wahba 1979), which
 ignores the errors of isolated rows: with a smooth kernel, it chose ridges with up to five times the
@@ -57,10 +57,10 @@ from streamkern.solver.precondition.samples import SampleRows
 
 QUADRATURE = 8
 """Number of Lanczos steps. Measured in docs/explanation/solver-measured.md."""
-GROUPS, ROWS_PER_GROUP = 8, 4
-"""Number of groups of rows, and rows of each group whose diagonal entries are computed."""
-LARGEST_ERRORS = 16
-"""Number of rows with the largest errors whose diagonal entries are computed as well."""
+ISOLATED_ROWS, EVEN_ROWS = 24, 8
+"""Largest numbers of rows whose diagonal entries are computed: rows that are denser towards the
+most isolated one, and evenly spaced rows."""
+MEASURED_ROWS = ISOLATED_ROWS + EVEN_ROWS
 KNOWN_ROWS = 512
 """Largest number of rows that are known when rows are sorted by their variance."""
 SIGNS = 4
@@ -115,14 +115,13 @@ def noise_of_more_rows(
             Y *= rows.root[:, None]
         scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
         tau, errors, known = noise.variance, dict[float, float](), known_rows(len(K))
-        has_weight = np.ones(len(K), bool)
         for _ in range(MAX_FACTORS):
             L = K.copy()
             L[diagonal, diagonal] += tau
             if not backend.cholesky(L):
                 break
             variances = conditional_variances(backend, K[:, known], K.diagonal(), known, tau)
-            best = better_tau(op, L, Y, has_weight, tau, scale, variances)
+            best = better_tau(op, L, Y, sorted_rows(backend, variances), tau, scale)
             errors |= best.errors
             tau = best.tau
             if not best.at_edge:
@@ -147,18 +146,17 @@ class BetterTau(NamedTuple):
     errors: dict[float, float]
 
 
-class RowGroups(NamedTuple):
-    """Groups of rows whose diagonal entries of A^-1 are about equal, and vectors that give them.
+class SortedRows(NamedTuple):
+    """Rows with a weight, sorted by about their diagonal entry of A^-1, the most isolated last.
 
-    rows : indices of the rows of each group, on the host.
-    vectors : (n, k) on the device. The root mean square of v^T A^-1 v over the vectors v of a group
-        stands for the diagonal entries of the group.
-    owners : (k,) group of each vector.
+    rows : (r,) indices of the rows, on the host.
+    measured : (k,) ascending positions in `rows` of the rows whose diagonal entries are computed.
+    vectors : (n, k) unit vectors of the measured rows, on the device.
     """
 
-    rows: list[Ints]
+    rows: Ints
+    measured: Ints
     vectors: Array
-    owners: Ints
 
 
 def known_rows(n: int) -> slice:
@@ -188,39 +186,31 @@ def conditional_variances(
         W = backend.solve_lower(L, xp.array(columns.T, np.float64, order="C"))
         variances -= xp.einsum("ij,ij->j", W, W)
         variances[known] = 1 / (backend.inverse_lower(L) ** 2).sum(axis=0)
-    return np.asarray(np.maximum(backend.to_host(variances), tau))
+    return np.asarray(backend.to_host(variances))
 
 
-def similar_rows(
-    backend: Backend, variances: Floats, squares: Floats, has_weight: Bools
-) -> RowGroups:  # fmt: skip
-    """Return groups of rows with similar variances, with unit vectors of some rows.
+def sorted_rows(backend: Backend, variances: Floats, has_weight: Bools | None = None) -> SortedRows:
+    """Return the rows sorted by their variances, and which of them are measured.
 
-    The `LARGEST_ERRORS` rows with the largest errors, which may dominate the mean, are groups of
-    their own.
+    `EVEN_ROWS` measured rows are evenly spaced. The distances of the others from the most isolated
+    row are a geometric sequence.
 
     variances : (n,) of `conditional_variances`.
-    squares : (n,) squared norms of the rows of A^-1 Y.
-    has_weight : (n,) whether a row has a weight above 0.
+    has_weight : (n,) whether a row has a weight above 0, which some row has; None: all have one.
     """
-    rows = np.flatnonzero(has_weight)
-    by_error = rows[np.argsort((squares * variances**2)[rows], kind="stable")]
-    rest, largest = np.split(by_error, [max(len(rows) - LARGEST_ERRORS, 0)])
-    by_variance = rest[np.argsort(variances[rest], kind="stable")]
-    groups = [group for group in np.array_split(by_variance, GROUPS) if len(group)]
-    quantiles = (np.arange(ROWS_PER_GROUP) + 0.5) / ROWS_PER_GROUP
-    measured = [group[(quantiles * len(group)).astype(np.int64)] for group in groups]
-    groups += [*largest[:, None]]
-    measured += [*largest[:, None]]
-    owners = np.repeat(np.arange(len(groups)), [len(chosen) for chosen in measured])
-    indices = np.concatenate(measured)
-    vectors = backend.xp.zeros((len(variances), len(indices)))
-    vectors[backend.asarray(indices), backend.xp.arange(len(indices))] = 1
-    return RowGroups(groups, vectors, owners)
+    rows = np.argsort(variances, kind="stable")
+    if has_weight is not None:
+        rows = rows[has_weight[rows]]
+    distances = np.rint(np.geomspace(1, len(rows), ISOLATED_ROWS))
+    even = len(rows) * (np.arange(EVEN_ROWS) + 0.5) / EVEN_ROWS
+    measured = np.unique(np.concatenate([len(rows) - distances, even]).astype(np.int64))
+    vectors = backend.xp.zeros((len(variances), len(measured)))
+    vectors[backend.asarray(rows[measured]), backend.xp.arange(len(measured))] = 1
+    return SortedRows(rows, measured, vectors)
 
 
-def center_variances(op: KernelOperator, Z: Points, root: Array, tau: float) -> Floats:
-    """Return the `conditional_variances` of rows that are the centers Z (n, d).
+def sorted_centers(op: KernelOperator, Z: Points, root: Array, tau: float) -> SortedRows:
+    """Return the rows, which are the centers Z (n, d), sorted as by `sorted_rows`.
 
     root : (n,) square roots of the sample weights.
     """
@@ -229,57 +219,34 @@ def center_variances(op: KernelOperator, Z: Points, root: Array, tau: float) -> 
     columns = backend.xp.empty((len(Z), len(known_Z)), op.dtype)
     op.product(Z, known_Z, keep=columns, equal_pairs=(ids, np.arange(len(known_Z))))
     columns *= root[:, None] * root[known]
-    return conditional_variances(backend, columns, op.diagonal(Z) * root**2, known, tau)
-
-
-def one_group(backend: Backend, has_weight: Bools) -> RowGroups:
-    """Return one group of all rows with a weight, for generalised cross-validation.
-
-    has_weight : (n,) whether a row has a weight above 0.
-    """
-    rows = np.flatnonzero(has_weight)
-    signs = np.random.default_rng(SEED).choice([-1.0, 1.0], (len(has_weight), SIGNS))
-    signs *= has_weight[:, None] / math.sqrt(len(rows))
-    return RowGroups([rows], backend.asarray(signs), np.zeros(SIGNS, np.int64))
+    diagonal = op.diagonal(Z) * root**2
+    variances = conditional_variances(backend, columns, diagonal, known, tau)
+    return sorted_rows(backend, variances, backend.to_host(root > 0))
 
 
 def better_tau(
-    op: KernelOperator, L: Array, Y: Array, has_weight: Bools, tau: float, scale: float,
-    variances: Floats | None,
-) -> BetterTau:  # fmt: skip
+    op: KernelOperator, L: Array, Y: Array, rows: SortedRows | Array, tau: float, scale: float
+) -> BetterTau:
     """Return the tau' with the least error near tau.
 
     L : (n, n) lower factor of K + tau I.
     Y, tau : as in `errors_of_taus`.
-    has_weight : (n,) whether a row has a weight above 0, on the host.
+    rows : as there; or, for generalised cross-validation, `has_weight` of
+        `cross_validation_errors`.
     scale : size of the kernel values.
-    variances : (n,) of `conditional_variances`; None for generalised cross-validation.
     """
-    backend = op.backend
     taus = taus_near(tau, smallest_tau(op, len(L), scale))
-    invert = partial(apply_inverse, backend, L)
-    Y = combined_outputs(backend, Y)
-    if variances is None:
-        groups = one_group(backend, has_weight)
+    invert = partial(apply_inverse, op.backend, L)
+    if isinstance(rows, SortedRows):
+        errors = errors_of_taus(op.backend, invert, Y, rows, tau, taus)
     else:
-        squares = backend.to_host((invert(Y) ** 2).sum(axis=1))
-        groups = similar_rows(backend, variances, squares, has_weight)
-    errors = errors_of_taus(backend, invert, Y, groups, tau, taus)
+        errors = cross_validation_errors(op.backend, invert, Y, rows, tau, taus)
     best = largest_near_optimal(taus, errors)
     # Values below `smallest_tau` are left out. The lowest value is then no edge, as no lower value
     # may be used.
     starts_at_smallest = len(taus) < 2 * REACH + 1
     at_edge = bool(best == taus[-1] or (best == taus[0] and not starts_at_smallest))
     return BetterTau(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
-
-
-def combined_outputs(backend: Backend, Y: Array) -> Array:
-    """Return the outputs Y (n, c), or `MAX_COLUMNS` random combinations of more outputs."""
-    if Y.shape[1] <= MAX_COLUMNS:
-        return Y
-    rng = np.random.default_rng(SEED)
-    signs = rng.choice([-1.0, 1.0], (Y.shape[1], MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
-    return Y @ backend.asarray(signs)
 
 
 def apply_inverse(backend: Backend, L: Array, v: Array) -> Array:
@@ -311,18 +278,19 @@ def largest_near_optimal(taus: Floats, errors: Floats) -> float:
 
 
 def errors_of_taus(
-    backend: Backend, invert: Callable[[Array], Array], Y: Array, groups: RowGroups, tau: float,
+    backend: Backend, invert: Callable[[Array], Array], Y: Array, rows: SortedRows, tau: float,
     taus: Floats,
 ) -> Floats:  # fmt: skip
     """Return the error V of each tau', (k,), summed over the outputs.
 
     invert : function that returns A^-1 v, (n, j) for v (n, j), with A = K + tau I.
     Y : (n, c) targets, multiplied by the square roots of the sample weights.
-    groups : rows with a weight, by their diagonal entries.
+    rows : rows with a weight, whose diagonal entries are estimated.
     taus : (k,) values of tau'.
     """
-    xp, c = backend.xp, Y.shape[1]
-    B = xp.concatenate([Y, groups.vectors], axis=1)
+    xp, Y = backend.xp, _combine_outputs(backend, Y, np.random.default_rng(SEED))
+    c = Y.shape[1]
+    B = xp.concatenate([Y, rows.vectors], axis=1)
     T, basis = _lanczos(backend, invert, B, n_kept=c)
     s, U = np.linalg.eigh(T)
     # Eigenvalues of A^-1 are at most 1 / tau; rounding may raise one of T above that.
@@ -330,18 +298,57 @@ def errors_of_taus(
     inverse = s / (1 + (taus - tau)[:, None] * s)  # of A'^-1, (columns, k, steps)
     norms, u = backend.to_host(xp.sqrt((B**2).sum(axis=0))), U[:, 0]
     forms = norms[:, None] ** 2 * (u[:, None] ** 2 * inverse).sum(axis=-1)  # b^T A'^-1 b
+    log_entries = np.log(forms[c:])  # of the diagonals, (measured rows, k)
+    positions = np.arange(len(rows.rows))
     # Coefficients of A'^-1 y in the basis of each column y of Y, (c, k, steps).
     coefficients = np.einsum("cst,ckt,ct->cks", U[:c], inverse[:c], norms[:c, None] * u[:c])
-    # Mean squares of the entries of each group, (groups, k).
-    owned = [forms[c:][groups.owners == g] for g in range(len(groups.rows))]
-    squares = np.stack([(entries**2).mean(axis=0) for entries in owned])
     errors = np.zeros(len(taus))
     for k, of_outputs in enumerate(backend.asarray(coefficients.transpose(1, 2, 0))):
         a = sum(q * of_step for q, of_step in zip(basis, of_outputs, strict=True))
-        numerators = backend.to_host((a**2).sum(axis=1))
-        sums = np.array([numerators[rows].sum() for rows in groups.rows])
-        errors[k] = (sums / squares[:, k]).sum()
-    return errors / sum(map(len, groups.rows))
+        numerators = backend.to_host((a**2).sum(axis=1))[rows.rows]
+        entries = np.exp(np.interp(positions, rows.measured, log_entries[:, k]))
+        errors[k] = (numerators / entries**2).mean()
+    return errors
+
+
+def cross_validation_errors(
+    backend: Backend, invert: Callable[[Array], Array], Y: Array, has_weight: Array, tau: float,
+    taus: Floats,
+) -> Floats:  # fmt: skip
+    """Return the error of each tau' by generalised cross-validation, (k,), over all outputs.
+
+    With A' = K + tau' I, it is n |A'^-1 Y|^2 / tr(A'^-1)^2. Every operation, and the order of the
+    random draws, is as in earlier versions, so that a run they began chooses the same ridge.
+
+    has_weight : (n,) whether a row has a weight above 0.
+    invert, Y, tau, taus : as in `errors_of_taus`.
+    """
+    rng = np.random.default_rng(SEED)
+    Y = _combine_outputs(backend, Y, rng)
+    probes = backend.asarray(rng.choice([-1.0, 1.0], (len(Y), SIGNS))) * has_weight[:, None]
+    B = backend.xp.concatenate([Y, probes], axis=1)
+    squared_norms = backend.to_host((B**2).sum(axis=0))[:, None]
+    s, U = np.linalg.eigh(_lanczos(backend, invert, B, n_kept=0)[0])
+    s, weights = np.clip(s, 0, 1 / tau)[:, None], U[:, 0] ** 2
+    inverse = s / (1 + (taus - tau)[:, None] * s)  # of A'^-1, (columns, k, steps)
+    # b^T A'^-1 b and b^T A'^-2 b for each column b of B.
+    inverse_forms, squared_inverse_forms = (
+        squared_norms * (weights[:, None] * inverse**power).sum(axis=-1) for power in (1, 2)
+    )
+    traces = inverse_forms[-SIGNS:].mean(axis=0)
+    squares = squared_inverse_forms[:-SIGNS].sum(axis=0)
+    return np.asarray(float(has_weight.sum()) * squares / traces**2)
+
+
+def _combine_outputs(backend: Backend, Y: Array, rng: np.random.Generator) -> Array:
+    """Return Y (n, c), or `MAX_COLUMNS` random combinations of its columns if c is larger.
+
+    The expected sum of squares is the same for each row.
+    """
+    if Y.shape[1] <= MAX_COLUMNS:
+        return Y
+    signs = rng.choice([-1.0, 1.0], (Y.shape[1], MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
+    return Y @ backend.asarray(signs)
 
 
 def _lanczos(

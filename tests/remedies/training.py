@@ -36,7 +36,7 @@ COVERED = (
     "train/resolve/given_arrays.py", "train/resolve/metric_mode.py",
     "train/model/kernel_model.py", "train/resolve/resolved_run.py",
     "train/model/permutation.py", "train/resolve/problem_shape.py", "train/restart/scaling.py",
-    "train/resolve/find_scaling.py",
+    "train/resolve/find_scaling.py", "train/loop/prometheus.py",
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",
     "train/resolve/check_loss.py", "train/resolve/sampled_features.py",
@@ -50,9 +50,9 @@ NOT_TRIED = {
     "train/resolve/sampled_features.py:with_scores:1": "by images, in remedies/estimators.py",
     "train/resolve/sampled_features.py:with_patches:1": "in remedies/transforms.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
-    "train/loop/sinks.py:Prometheus.__init__:1": "in tests/train/loop/test_sinks.py",
-    "train/loop/sinks.py:Prometheus._gauge:1": "in tests/train/loop/test_sinks.py",
-    "train/loop/sinks.py:Prometheus.begin:1": "in tests/train/loop/test_sinks.py",
+    "train/loop/prometheus.py:Prometheus.__init__:1": "in tests/train/loop/test_prometheus.py",
+    "train/loop/prometheus.py:Prometheus._gauge:1": "in tests/train/loop/test_prometheus.py",
+    "train/loop/prometheus.py:Prometheus.begin:1": "in tests/train/loop/test_prometheus.py",
     "train/loop/sinks.py:MLflow._connect:1": "needs mlflow; tests/train/loop/test_sinks.py",
 }
 
