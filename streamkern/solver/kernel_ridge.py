@@ -58,10 +58,9 @@ from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
 from streamkern.solver.ridge_curve import (
     MAX_FACTORS,
-    SortedRows,
     apply_inverse,
     better_tau,
-    sorted_centers,
+    center_variances,
 )
 
 PRODUCT_COLUMNS = 256
@@ -183,15 +182,13 @@ class KernelRidgeSolver(EquationSolver):
         too_small = self.jitter > self.first_jitter
         if not too_small:
             state.ridge = ridge
-        best = better_tau(self.op, L, Y, self._rows_to_leave_out(root, tau), tau, self.scale)
+        variances = center_variances(self.op, self.Z, root, tau) if self.leaves_rows_out else None
+        has_weight = self.backend.to_host(root > 0)
+        best = better_tau(self.op, L, Y, has_weight, tau, self.scale, variances)
         errors |= {trial_tau / n: error for trial_tau, error in best.errors.items()}
         if best.tau == tau or (too_small and best.tau < tau):
             return None, False
         return float(best.tau - self.jitter) / n, best.at_edge
-
-    def _rows_to_leave_out(self, root: Array, tau: float) -> SortedRows | Array:
-        """Return the argument `rows` of `better_tau`; root : (n,)."""
-        return sorted_centers(self.op, self.Z, root, tau) if self.leaves_rows_out else root > 0
 
     def _factor_with(self, L: Array, state: State, ridge: float) -> None:
         """Write the factor of the equations to L (n, n), unless L already has a usable one."""

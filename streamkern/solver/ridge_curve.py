@@ -18,8 +18,9 @@ entries of some rows.
 The entry of a row depends on how isolated it is: 1 / (A^-1)_ii is the variance of the row, in the
 Gaussian process with covariance A, if the other rows are known. Rows are therefore sorted by their
 variance if only `KNOWN_ROWS` rows are known. The entries of `MEASURED_ROWS` of them are computed,
-and the logarithms of the others are interpolated. A few isolated rows may have most of the squared
-error, so the computed entries are denser towards the most isolated row.
+and the logarithms of the others are interpolated. A few rows may have most of the squared error:
+the computed entries are denser towards the most isolated row, and those of the rows with the
+largest errors are among them.
 
 With one mean for all rows, V is generalised cross-validation (Golub, Heath and Wahba 1979), which
 ignores the errors of isolated rows: with a smooth kernel, it chose ridges with up to five times the
@@ -57,10 +58,10 @@ from streamkern.solver.precondition.samples import SampleRows
 
 QUADRATURE = 8
 """Number of Lanczos steps. Measured in docs/explanation/solver-measured.md."""
-ISOLATED_ROWS, EVEN_ROWS = 24, 8
+ISOLATED_ROWS, EVEN_ROWS, LARGEST_ERRORS = 24, 8, 16
 """Largest numbers of rows whose diagonal entries are computed: rows that are denser towards the
-most isolated one, and evenly spaced rows."""
-MEASURED_ROWS = ISOLATED_ROWS + EVEN_ROWS
+most isolated one, evenly spaced rows, and the rows with the largest errors."""
+MEASURED_ROWS = ISOLATED_ROWS + EVEN_ROWS + LARGEST_ERRORS
 KNOWN_ROWS = 512
 """Largest number of rows that are known when rows are sorted by their variance."""
 SIGNS = 4
@@ -115,13 +116,14 @@ def noise_of_more_rows(
             Y *= rows.root[:, None]
         scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
         tau, errors, known = noise.variance, dict[float, float](), known_rows(len(K))
+        has_weight = np.ones(len(K), bool)
         for _ in range(MAX_FACTORS):
             L = K.copy()
             L[diagonal, diagonal] += tau
             if not backend.cholesky(L):
                 break
             variances = conditional_variances(backend, K[:, known], K.diagonal(), known, tau)
-            best = better_tau(op, L, Y, sorted_rows(backend, variances), tau, scale)
+            best = better_tau(op, L, Y, has_weight, tau, scale, variances)
             errors |= best.errors
             tau = best.tau
             if not best.at_edge:
@@ -186,31 +188,35 @@ def conditional_variances(
         W = backend.solve_lower(L, xp.array(columns.T, np.float64, order="C"))
         variances -= xp.einsum("ij,ij->j", W, W)
         variances[known] = 1 / (backend.inverse_lower(L) ** 2).sum(axis=0)
-    return np.asarray(backend.to_host(variances))
+    return np.asarray(np.maximum(backend.to_host(variances), tau))
 
 
-def sorted_rows(backend: Backend, variances: Floats, has_weight: Bools | None = None) -> SortedRows:
+def sorted_rows(
+    backend: Backend, variances: Floats, squares: Floats, has_weight: Bools
+) -> SortedRows:  # fmt: skip
     """Return the rows sorted by their variances, and which of them are measured.
 
-    `EVEN_ROWS` measured rows are evenly spaced. The distances of the others from the most isolated
-    row are a geometric sequence.
+    `EVEN_ROWS` measured rows are evenly spaced. The distances of `ISOLATED_ROWS` from the most
+    isolated row are a geometric sequence. `LARGEST_ERRORS` have about the largest errors.
 
     variances : (n,) of `conditional_variances`.
-    has_weight : (n,) whether a row has a weight above 0, which some row has; None: all have one.
+    squares : (n,) squared norms of the rows of A^-1 Y.
+    has_weight : (n,) whether a row has a weight above 0, which some row has.
     """
     rows = np.argsort(variances, kind="stable")
-    if has_weight is not None:
-        rows = rows[has_weight[rows]]
+    rows = rows[has_weight[rows]]
     distances = np.rint(np.geomspace(1, len(rows), ISOLATED_ROWS))
     even = len(rows) * (np.arange(EVEN_ROWS) + 0.5) / EVEN_ROWS
-    measured = np.unique(np.concatenate([len(rows) - distances, even]).astype(np.int64))
+    largest = np.argsort((squares * variances**2)[rows], kind="stable")[-LARGEST_ERRORS:]
+    positions = np.concatenate([len(rows) - distances, even, largest])
+    measured = np.unique(positions.astype(np.int64))
     vectors = backend.xp.zeros((len(variances), len(measured)))
     vectors[backend.asarray(rows[measured]), backend.xp.arange(len(measured))] = 1
     return SortedRows(rows, measured, vectors)
 
 
-def sorted_centers(op: KernelOperator, Z: Points, root: Array, tau: float) -> SortedRows:
-    """Return the rows, which are the centers Z (n, d), sorted as by `sorted_rows`.
+def center_variances(op: KernelOperator, Z: Points, root: Array, tau: float) -> Floats:
+    """Return the `conditional_variances` of rows that are the centers Z (n, d).
 
     root : (n,) square roots of the sample weights.
     """
@@ -219,28 +225,32 @@ def sorted_centers(op: KernelOperator, Z: Points, root: Array, tau: float) -> So
     columns = backend.xp.empty((len(Z), len(known_Z)), op.dtype)
     op.product(Z, known_Z, keep=columns, equal_pairs=(ids, np.arange(len(known_Z))))
     columns *= root[:, None] * root[known]
-    diagonal = op.diagonal(Z) * root**2
-    variances = conditional_variances(backend, columns, diagonal, known, tau)
-    return sorted_rows(backend, variances, backend.to_host(root > 0))
+    return conditional_variances(backend, columns, op.diagonal(Z) * root**2, known, tau)
 
 
 def better_tau(
-    op: KernelOperator, L: Array, Y: Array, rows: SortedRows | Array, tau: float, scale: float
-) -> BetterTau:
+    op: KernelOperator, L: Array, Y: Array, has_weight: Bools, tau: float, scale: float,
+    variances: Floats | None,
+) -> BetterTau:  # fmt: skip
     """Return the tau' with the least error near tau.
 
     L : (n, n) lower factor of K + tau I.
     Y, tau : as in `errors_of_taus`.
-    rows : as there; or, for generalised cross-validation, `has_weight` of
-        `cross_validation_errors`.
+    has_weight : (n,) whether a row has a weight above 0, on the host.
     scale : size of the kernel values.
+    variances : (n,) of `conditional_variances`; None for generalised cross-validation.
     """
+    backend = op.backend
     taus = taus_near(tau, smallest_tau(op, len(L), scale))
-    invert = partial(apply_inverse, op.backend, L)
-    if isinstance(rows, SortedRows):
-        errors = errors_of_taus(op.backend, invert, Y, rows, tau, taus)
+    invert = partial(apply_inverse, backend, L)
+    if variances is None:
+        counted = backend.asarray(has_weight)
+        errors = cross_validation_errors(backend, invert, Y, counted, tau, taus)
     else:
-        errors = cross_validation_errors(op.backend, invert, Y, rows, tau, taus)
+        Y = combine_outputs(backend, Y, np.random.default_rng(SEED))
+        squares = backend.to_host((invert(Y) ** 2).sum(axis=1))
+        rows = sorted_rows(backend, variances, squares, has_weight)
+        errors = errors_of_taus(backend, invert, Y, rows, tau, taus)
     best = largest_near_optimal(taus, errors)
     # Values below `smallest_tau` are left out. The lowest value is then no edge, as no lower value
     # may be used.
@@ -288,8 +298,7 @@ def errors_of_taus(
     rows : rows with a weight, whose diagonal entries are estimated.
     taus : (k,) values of tau'.
     """
-    xp, Y = backend.xp, _combine_outputs(backend, Y, np.random.default_rng(SEED))
-    c = Y.shape[1]
+    xp, c = backend.xp, Y.shape[1]
     B = xp.concatenate([Y, rows.vectors], axis=1)
     T, basis = _lanczos(backend, invert, B, n_kept=c)
     s, U = np.linalg.eigh(T)
@@ -324,7 +333,7 @@ def cross_validation_errors(
     invert, Y, tau, taus : as in `errors_of_taus`.
     """
     rng = np.random.default_rng(SEED)
-    Y = _combine_outputs(backend, Y, rng)
+    Y = combine_outputs(backend, Y, rng)
     probes = backend.asarray(rng.choice([-1.0, 1.0], (len(Y), SIGNS))) * has_weight[:, None]
     B = backend.xp.concatenate([Y, probes], axis=1)
     squared_norms = backend.to_host((B**2).sum(axis=0))[:, None]
@@ -340,7 +349,7 @@ def cross_validation_errors(
     return np.asarray(float(has_weight.sum()) * squares / traces**2)
 
 
-def _combine_outputs(backend: Backend, Y: Array, rng: np.random.Generator) -> Array:
+def combine_outputs(backend: Backend, Y: Array, rng: np.random.Generator) -> Array:
     """Return Y (n, c), or `MAX_COLUMNS` random combinations of its columns if c is larger.
 
     The expected sum of squares is the same for each row.
