@@ -17,14 +17,6 @@ from tests.host_cuda import COMPILER
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    modules = fake_cupy.modules()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return modules["cupy"]
-
-
 def _fails(*args: Any) -> Any:
     raise OSError("libcusolver.so.12: cannot open shared object file")
 
