@@ -84,7 +84,7 @@ def idle_backend(library: Idle) -> CupyBackend:
     types = {np.dtype(np.float16): 2, np.dtype(np.float32): 0, np.dtype(np.float64): 1}
     backend.xp, backend.name, backend.threads = library, "gpu:0", 1
     backend.blas = RowMajor(blas, types, lambda: 1)
-    backend._workspaces = SharedWorkspaces()
+    backend._workspaces = SharedWorkspaces(lambda: None)
     backend.epilogue, backend._assignments = Epilogues(library), {}
     backend._squares = {w: backend._sum_of_squares(w) for w in (False, True)}
     backend.active = nullcontext

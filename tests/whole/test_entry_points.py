@@ -229,7 +229,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "dates": (np.full((N, 2), np.datetime64("2020-01-01")), "array of dates"),
     "complex": (X * 1j, "complex numbers .* real and imaginary"),
     "complex column": (NUMBERS.astype({"a": complex}), "complex numbers in column 'a'"),
-    "mixed objects": (NUMBERS.assign(o=[1, "x"] * (N // 2)), r"'o', .* X\.drop\(columns='o'\)"),
+    "mixed objects": (
+        NUMBERS.assign(o=[1, "x"] * (N // 2)),
+        r"'o' mixes numbers \(1 in row 0\) and words .*: make it categorical, .*drop",
+    ),
     "lists": (NUMBERS.assign(o=[[1]] * N), "'o' is list.*: drop it"),
     "text of numbers": (NUMBERS.astype({"b": str}), "'b' is text, but every cell is a num"),
     "sparse columns": (NUMBERS.astype(pd.SparseDtype(float)), r"sparse columns.*'a'.*to_coo\(\)"),
