@@ -11,6 +11,10 @@ from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import Source, y_shape
+from streamkern.stream.sources.unit_edges import unit_sizes
+
+X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(101, 2))
 
 
 class Plain:
@@ -39,6 +43,17 @@ def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarra
         X.append(block.X)
         y.append(block.y)
     return np.concatenate(X), np.concatenate(y)
+
+
+def array_source(unit_rows: int = 8) -> ArraySource:
+    """Return a source of the rows X with the targets Y."""
+    return ArraySource(X, Y, unit_rows=unit_rows)
+
+
+def block_bytes_of(source: Source, n_units: int) -> int:
+    """Return the block_bytes that hold n_units of `source`."""
+    rows = int(unit_sizes(source).max())
+    return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
 
 
 def numbered_rows(n: int, first: int = 0, **options: Any) -> ArraySource:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
 from streamkern.estimator.estimators import KernelRegressor
+from streamkern.rundir.run_log import read_log
 from streamkern.solver import direct
 from streamkern.solver.base import State
 from streamkern.solver.direct import NARROW_ROWS, Direct
@@ -340,6 +341,22 @@ def test_runs_of_earlier_versions_keep_generalised_cross_validation() -> None:
         solver = case.solver(Setup({}, meta))
         assert isinstance(solver, Solver)
         assert solver.leaves_rows_out is leaves_rows_out
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_stopped_run_finds_the_same_ridge(threads: int, tmp_path: Path) -> None:
+    """Check runs with more rows than the sample has, of which one stops before the epoch's end."""
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    options = {**ALL, "model.kernel": "gaussian", "model.bandwidth": 3.0, "solver.ridge": "auto"}
+    expected = finished(settings(uninterrupted, **options), source=array_source(1100))
+    stopped(settings(parts, **options), 3, source=array_source(1100))
+    resumed = finished(
+        settings(parts, **options, **{"run.threads": threads}), source=array_source(1100)
+    )
+    assert resumed.ridge == expected.ridge
+    [end] = [event for event in read_log(parts / "log.jsonl") if event["event"] == "pass"]
+    assert len(end["tried"]) > 5
+    assert_same_bits(final(parts), final(uninterrupted))
 
 
 def test_stopped_run_resumes_to_same_bits(tmp_path: Path) -> None:

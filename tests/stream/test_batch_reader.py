@@ -21,28 +21,13 @@ from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import RandomCrop, RandomFlip, host_transform
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
-from tests.streams import assert_same, copies_of
+from tests.streams import X, Y, array_source, assert_same, block_bytes_of, copies_of
 from tests.traced_memory import traced_memory
-
-X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
-Y = np.random.default_rng(1).normal(size=(101, 2))
-
-
-def array_source(unit_rows: int = 8) -> ArraySource:
-    return ArraySource(X, Y, unit_rows=unit_rows)
-
-
-def block_bytes_of(source: Source, n_units: int) -> int:
-    """Return the block_bytes that hold n_units of `source`."""
-    rows = int(unit_sizes(source).max())
-    return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
 
 
 def expected_rows(reader: BatchReader, epoch: int) -> np.ndarray:

@@ -14,25 +14,8 @@ from streamkern.basics.errors import CorruptChunkError, DataError, StorageError
 from streamkern.store.row_block import RowBlock
 from streamkern.stream import unit_readers
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.base import BaseSource, Source
-from streamkern.stream.sources.unit_edges import unit_sizes
-from tests.streams import assert_same, copies_of
-
-X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
-
-
-Y = np.random.default_rng(1).normal(size=(101, 2))
-
-
-def array_source(unit_rows: int = 8) -> ArraySource:
-    return ArraySource(X, Y, unit_rows=unit_rows)
-
-
-def block_bytes_of(source: Source, n_units: int) -> int:
-    """Return the block_bytes that hold n_units of `source`."""
-    rows = int(unit_sizes(source).max())
-    return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
+from streamkern.stream.sources.base import BaseSource
+from tests.streams import array_source, assert_same, block_bytes_of, copies_of
 
 
 class Faulty(BaseSource):
