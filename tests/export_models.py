@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
+import pytest
 
 import streamkern as sk
+from benchmarks.exports import COMPILER, CompiledModel
+
+compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 X = np.random.default_rng(0).normal(size=(400, 3))
 VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + 100
@@ -39,3 +45,20 @@ def in_float64(changes: dict[str, Any]) -> sk.KernelRegressor:
     if changes.get("kernel") in ("polynomial", "relu_ntk"):
         del options["bandwidth"]
     return sk.KernelRegressor(**options | changes).fit(with_tails(X), VALUES.round(1) - 90)
+
+
+def run_exported(
+    model: Any, path: Path, feed: Any, dtype: str = "float64"
+) -> dict[str, np.ndarray]:
+    """Export a model, and return its outputs by name for an array or for inputs by name."""
+    model.to_onnx(path, dtype=dtype, overwrite=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    if not isinstance(feed, dict):
+        feed = {"X": feed.astype("float64" if dtype == "auto" else dtype)}
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, feed), strict=True))
+
+
+def rows_of(function: CompiledModel, name: str, rows: np.ndarray) -> np.ndarray:
+    """Return one output for every row."""
+    return np.array([function(row)[name] for row in rows.reshape(len(rows), -1)])

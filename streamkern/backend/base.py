@@ -292,21 +292,6 @@ class Backend(DenseAlgebra):
         v = len(columns[2]) - 1
         out[...] = (csr(tuple(rows), shape=(m, v)) @ csr(tuple(columns), shape=(v, p))).toarray()
 
-    def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
-        """Add to each entry of out the weights of the columns in which its two rows differ.
-
-        A : (r, k), B : (t, k), weights : k numbers, out : (r, t).
-        """
-        with (
-            self.workspace(out.shape, np.bool_) as is_unequal,
-            self.workspace(out.shape, out.dtype) as term,
-        ):
-            for k, weight in enumerate(weights):
-                self.xp.not_equal(A[:, k, None], B[:, k], out=is_unequal)
-                term[...] = is_unequal
-                term *= weight
-                out += term
-
     def square_norms(self, points: Array, out: Array) -> None:
         """Set out to |x|^2 of each row, summed in float64. points : (r, d), out : (r,).
 

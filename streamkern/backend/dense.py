@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -316,3 +316,38 @@ class DenseAlgebra(ABC):
         if len(w) < k:  # bisection may miss eigenvalues that are equal up to rounding
             w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
         return w[::-1].copy(), v[:, ::-1]
+
+    def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
+        """Add to each entry of out the weights of the columns in which its two rows differ.
+
+        A : (r, k), B : (t, k), weights : k numbers, out : (r, t).
+        """
+        with (
+            self.workspace(out.shape, np.bool_) as is_unequal,
+            self.workspace(out.shape, out.dtype) as term,
+        ):
+            for k, weight in enumerate(weights):
+                self.xp.not_equal(A[:, k, None], B[:, k], out=is_unequal)
+                term[...] = is_unequal
+                term *= weight
+                out += term
+
+    def add_count_of_unequal(self, A: Array, B: Array, weight: float, out: Array) -> None:
+        """Add to each entry of out the weight times the number of columns in which its rows differ.
+
+        A : (r, k), B : (t, k), integers below 256 of any dtype, k at most 255, out : (r, t).
+        """
+        with (
+            self.workspace(out.shape, np.bool_) as is_unequal,
+            self.workspace(out.shape, np.uint8) as count,
+            self.workspace(out.shape, out.dtype) as term,
+        ):
+            # Vector instructions compare more bytes than floats at once.
+            At, Bt = (side.T.astype(np.uint8, order="C") for side in (A, B))
+            count[...] = 0
+            for a, b in zip(At, Bt, strict=True):
+                self.xp.not_equal(a[:, None], b, out=is_unequal)
+                count += is_unequal.view(np.uint8)
+            term[...] = count
+            term *= weight
+            out += term

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.backend.base import Array, Backend
+from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.expression import once, render
 from streamkern.backend.numba_random import fills
 from streamkern.basics.optional import install_command, on_demand
@@ -27,6 +27,8 @@ _FLAGS = frozenset({"contract"})
 THIN = 12
 # Number of features that are added in one pass over a tile of L1 distances.
 L1_FEATURES = 8
+# Number of columns that are compared in one pass over a tile.
+COUNTED_COLUMNS = 8
 
 
 @cache
@@ -105,6 +107,18 @@ class CompiledBackend(Backend):
         with self.workspace(B.shape[::-1], B.dtype) as Bt:
             Bt[...] = B.T
             _unequal(len(Bt))(A, Bt, np.array(weights, _f4), out)
+
+    def add_count_of_unequal(self, A: Array, B: Array, weight: float, out: Array) -> None:
+        """Add the weight of each unequal column, with a pass for every few columns."""
+        if out.dtype != np.float32:
+            super().add_count_of_unequal(A, B, weight, out)
+            return
+        with self.workspace(B.shape[::-1], B.dtype) as Bt:
+            Bt[...] = B.T
+            weights = np.full(COUNTED_COLUMNS, weight, _f4)
+            for columns in tiles(len(Bt), COUNTED_COLUMNS):
+                part = Bt[columns]
+                _unequal(len(part))(A[:, columns], part, weights, out)
 
     def multiply_sparse(self, rows: Sequence[Array], columns: Sequence[Array], out: Array) -> None:
         """Set out to the product row by row; SciPy would first form a sparse result."""

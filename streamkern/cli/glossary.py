@@ -134,6 +134,7 @@ SETUP_MEANINGS: Final = {
     "metric": "the scales of the features, or the matrix, by which distances are measured",
     "categorical": "features whose values are compared for equality, and the squared distance "
     "that two different values add",
+    "trees": "number of decision trees whose leaves the kernel compares",
     "metric_shares": "the features with the largest shares of the metric, from mean squared "
     "gradients; info --importances measures how much a column lowers the error",
     "spectrum": "shares of the top eigenvectors in the metric",

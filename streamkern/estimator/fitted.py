@@ -319,8 +319,7 @@ class FittedModel:
         if ridge in (None, "auto"):  # it was estimated, or the solver has none
             ridge = result.ridge
         arrays = model.targets.arrays() | save_scaling(model.fixed_transforms)[0]
-        if kernel.metric is not None:
-            arrays["metric"] = kernel.metric
+        arrays |= kernel.arrays()
         setup = SavedGroup(0, arrays, meta)
         warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
         attributes = schema.attributes | {

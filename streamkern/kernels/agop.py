@@ -97,7 +97,7 @@ def coordinates(op: KernelOperator, points: Points) -> Array:
     is_left, r = points.left is not None, points.n_coordinates
     side = points.left if is_left else points.right
     assert side is not None
-    side = side[:, len(op.kernel.categorical) :]
+    side = side[:, op.kernel.n_compared :]
     values = side[:, :r].astype(op.dtype)
     if n_terms(op.precision) == 3:  # high and low parts, see `kernels.points.preparation`
         low = 2 if is_left else 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,15 @@ import numpy.typing as npt
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.categorical import (
-    CategoricalFeatures,
-    check_categorical,
-    parse_categorical,
-)
+from streamkern.kernels.distance import Distance
+from streamkern.kernels.distance import Geometry as Geometry
 from streamkern.kernels.parameters import check_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
 
-Geometry = Literal["distance", "inner", "l1"]
 
-
-class Kernel:
+class Kernel(Distance):
     """A radial kernel k(x, z) = profile(|x - z|^2 / bandwidth^2).
 
     To write your own, subclass and define `profile`::
@@ -56,20 +51,9 @@ class Kernel:
         A is a root: M^(1/2), or U diag(sqrt(lam)) with r eigenvectors U of M and their eigenvalues.
     """
 
-    geometry: Geometry = "distance"
-    """The numbers from which the kernel is computed: squared Euclidean distances over bandwidth^2,
-    inner products, or L1 distances over the bandwidth."""
     expression: str | None = None
     bandwidth: Any = 1.0
     """Length scale, by which points are divided; 1 for kernels without a bandwidth."""
-    metric: npt.NDArray[np.float64] | None = None
-    categorical: CategoricalFeatures = ()
-    """Features that are also compared for equality, see `kernels.categorical`."""
-    sparse: bool = False
-    """Whether points are packed sparse rows, see `kernels.sparse`."""
-    explicit: bool = False
-    """Whether the columns are explicit features, so that the norm of f is the Euclidean norm of the
-    weights, rather than functions k(., z) of the RKHS."""
     __array_ufunc__ = None  # so that a NumPy scalar times a kernel calls `__rmul__`
 
     @check_names
@@ -125,49 +109,6 @@ class Kernel:
         kernel.bandwidth = positive_parameter("bandwidth", bandwidth)
         return kernel
 
-    # -- the metric ------------------------------------------------------------------------
-
-    def with_metric(self, metric: npt.ArrayLike | None) -> Self:
-        """Return the same kernel with another metric, or without one."""
-        kernel = copy.copy(self)
-        kernel._set_metric(metric)
-        return kernel
-
-    def with_categorical(self, categorical: Iterable[Any]) -> Self:
-        """Return the same kernel with categorical features, pairs (feature, weight)."""
-        kernel = copy.copy(self)
-        of_distance = self.geometry == "distance" and not self.explicit
-        kernel.categorical = parse_categorical(categorical, self, of_distance=of_distance)
-        return kernel
-
-    def _set_metric(self, metric: npt.ArrayLike | None) -> None:
-        self.metric = None
-        if metric is None:
-            return
-        A = np.array(metric)
-        if A.dtype.kind not in "fiu" or A.ndim not in (1, 2) or A.size == 0:
-            raise ConfigError(
-                f"metric of shape {A.shape} and dtype {A.dtype} is no metric; give one number "
-                "for each feature, (d,), or a matrix, (d, r)"
-            )
-        if not np.isfinite(A).all():
-            raise ConfigError("metric holds NaN or infinity", "give finite numbers")
-        self.metric = A.astype(np.float64)
-        self.metric.flags.writeable = False
-
-    def features(self, d: int) -> int:
-        """Return the number of coordinates of a point of d features, or raise ConfigError."""
-        check_categorical(self.categorical, d)
-        if self.metric is None:
-            return d
-        if len(self.metric) != d:
-            raise ConfigError(
-                f"metric of shape {self.metric.shape} is for {len(self.metric)} features, but "
-                f"the points have {d}",
-                "give one row for each feature",
-            )
-        return int(self.metric.shape[-1])
-
     # -- sums and products -----------------------------------------------------------------
 
     def __add__(self, other: Kernel) -> Sum:
@@ -203,11 +144,19 @@ class Kernel:
             description["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
         if self.categorical:
             description["categorical"] = [list(pair) for pair in self.categorical]
+        if self.trees is not None:
+            description["trees"] = self.trees.describe()
         return description | ({"sparse": True} if self.sparse else {})
+
+    def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the arrays that `describe` only has digests of, by name."""
+        nodes = None if self.trees is None else self.trees.nodes
+        arrays = {"metric": self.metric, "trees": nodes}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def parameters(self) -> dict[str, object]:
         """Return the attributes that are text, numbers or None and not derived from others."""
-        excluded = ("metric", "expression", "geometry", "sparse")
+        excluded = ("metric", "trees", "expression", "geometry", "sparse")
         plain = str | int | float | None
         return {k: v for k, v in vars(self).items() if isinstance(v, plain) and k not in excluded}
 
@@ -221,7 +170,8 @@ class Kernel:
     def _repr_suffix(self) -> str:
         text = " of sparse rows" if self.sparse else ""
         text += "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
-        return text + (f" with categorical features {self.categorical}" if self.categorical else "")
+        text += f" with categorical features {self.categorical}" if self.categorical else ""
+        return text + ("" if self.trees is None else f" with {len(self.trees)} trees")
 
 
 class _Composite(Kernel):
@@ -239,8 +189,8 @@ class _Composite(Kernel):
         )
         metric, geometries = parts[0].metric, {part.geometry for part in parts}
         rules = [
-            (any(part.categorical for part in parts), "has a part with categorical features",
-             "give them to the whole kernel"),
+            (any(part.n_compared for part in parts),
+             "has a part with categorical features or trees", "give them to the whole kernel"),
             (any(part.is_open for part in parts),
              f"has a part with {mention('bandwidth', 'auto')}",
              'give it a number, or a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}'),
@@ -375,7 +325,7 @@ def _is_equal(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
 
 def _terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
     """Return the pairs (weight, kernel) whose sum is the kernel: one pair unless it is a `Sum`."""
-    if type(kernel) is not Sum or kernel.categorical:
+    if type(kernel) is not Sum or kernel.n_compared:
         return [(1.0, kernel)]
     parts = [part.with_metric(kernel.metric) for part in kernel.parts]
     return list(zip(kernel.weights, parts, strict=True))
@@ -383,7 +333,7 @@ def _terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
 
 def _factors(kernel: Kernel) -> list[Kernel]:
     """Return the kernels whose product is the kernel: itself unless it is a `Product`."""
-    if type(kernel) is not Product or kernel.categorical:
+    if type(kernel) is not Product or kernel.n_compared:
         return [kernel]
     return [part.with_metric(kernel.metric) for part in kernel.parts]
 

@@ -25,6 +25,7 @@ from streamkern.kernels.parameters import (
     sample_values,
 )
 from streamkern.kernels.sparse import for_sparse_rows
+from streamkern.kernels.tree_partitions import restored_trees
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -272,6 +273,7 @@ def get_kernel(
     kernel: str | Mapping[str, Any] | Kernel,
     bandwidth: float | str | BandwidthOf = 1.0,
     metric: npt.ArrayLike | None = None,
+    trees: npt.NDArray[Any] | None = None,
 ) -> Kernel:
     """Return the kernel that a name, a table or a `Kernel` stands for.
 
@@ -282,30 +284,30 @@ def get_kernel(
     bandwidth : the bandwidth of parts that do not set theirs, or set it to "auto"; or a function
         that returns it for the geometry of such a part.
     metric : see `Kernel`; a `Kernel` keeps its own.
+    trees : nodes of the trees that a description mentions; others are ignored.
 
     Raises
     ------
     ConfigError
-        A name or a parameter is unknown, or has an invalid value; a user-defined class is not
-        defined, or has changed; or a table has a metric, and `metric` is None.
+        A name or a parameter is unknown or invalid; a user-defined class is not defined, or has
+        changed; or a table has a metric or trees, and the argument is None.
     """
     if isinstance(kernel, Kernel):
-        if not kernel.is_open:
-            return kernel
-        return kernel.with_bandwidth(_bandwidth_for(kernel, bandwidth))
+        is_open = kernel.is_open
+        return kernel.with_bandwidth(_bandwidth_for(kernel, bandwidth)) if is_open else kernel
     table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
-    # A description has the shape and the digest of its metric; the numbers are stored separately.
-    metric_digest = table.pop("metric", None)
-    if metric_digest is not None and metric is None:
+    if table.pop("metric", None) is not None and metric is None:
         raise ConfigError(
             f"kernel {table} has a metric, whose numbers a table cannot hold",
             f"give {mention('metric=')} as a second setting, or a Kernel object with its metric "
             f"as the estimator's kernel or as {mention('model.kernel')}",
         )
     categorical, sparse = table.pop("categorical", ()), table.pop("sparse", False)
+    tree_partitions = restored_trees(table.pop("trees", None), trees)
     built = _from_table(table, bandwidth)
     built = built.with_categorical(categorical) if categorical else built
     built = for_sparse_rows(built) if sparse else built
+    built = built if tree_partitions is None else built.with_trees(tree_partitions)
     return built if metric is None else built.with_metric(metric)
 
 

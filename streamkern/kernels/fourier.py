@@ -92,7 +92,7 @@ def check_has_frequencies(kernel: Kernel) -> None:
             f"{mention('model.features', 'fourier')} does not support {kernel!r}",
             f"use one of {supported}, or {mention('features', 'nystrom')}",
         )
-    if kernel.categorical:
+    if kernel.n_compared:
         raise ConfigError(
             f"{mention('model.features', 'fourier')} is not defined for {kernel!r}, which compares "
             "some features for equality",

@@ -17,6 +17,9 @@ def kernel_text(kernel: KernelTable) -> str:
     """Format a kernel as text: `0.7 laplace(bandwidth 8) + 0.3 gaussian * polynomial(degree 2)`."""
     if isinstance(kernel, str):
         return kernel
+    if trees := kernel.get("trees"):
+        table = {key: value for key, value in kernel.items() if key != "trees"}
+        return f"{kernel_text(table)} with {trees['n']} trees"
     if categorical := kernel.get("categorical"):
         table = {key: value for key, value in kernel.items() if key != "categorical"}
         return f"{kernel_text(table)} with categorical {categorical_text(categorical)}"

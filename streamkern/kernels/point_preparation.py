@@ -65,6 +65,9 @@ class PointPreparation:
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
         self.categorical_columns = [column for column, _ in kernel.categorical]
         self.categorical_weights = [w / kernel.bandwidth**2 for _, w in kernel.categorical]
+        self.leaf_weight = 0.0
+        if kernel.trees is not None:
+            self.leaf_weight = kernel.trees.weight / len(kernel.trees) / kernel.bandwidth**2
         self.metric = None
         if kernel.metric is not None:  # transposed, because `Backend.gemm` computes A @ B.T
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
@@ -151,8 +154,17 @@ class PointPreparation:
             if self.norms_in_columns:
                 self._write_norms(norms, out)
         for side in (out.left, out.right):
-            if side is not None and self.categorical_columns:
-                side[:, : len(self.categorical_columns)] = X[:, self.categorical_columns]
+            if side is not None and self.kernel.n_compared:
+                self._write_compared(X, side)
+
+    def _write_compared(self, X: Array, side: Array) -> None:
+        """Write the values of the rows of X that are compared for equality to a side."""
+        start = len(self.categorical_columns)
+        side[:, :start] = X[:, self.categorical_columns]
+        if self.kernel.trees is not None:
+            self.kernel.trees.write_leaves(
+                self.backend.xp, X, side[:, start : self.kernel.n_compared]
+            )
 
     def _write_points(self, X: Array, x: Array, out: Points) -> None:
         """Write the coordinates of the rows of X to the sides of `out`, and rounded to x (n, r).
@@ -176,7 +188,7 @@ class PointPreparation:
 
         Each is a view of d columns.
         """
-        start = len(self.categorical_columns)
+        start = self.kernel.n_compared
         return {
             f"{name}{i}": side[:, start + i * d :][:, :d]
             for name, side in (("left", left), ("right", right))
@@ -248,7 +260,7 @@ class PointPreparation:
 
     def _write_left(self, right: Array, d: int, left: Array) -> None:
         """Write the left side of points with d coordinates, given their right side."""
-        start, n = len(self.categorical_columns), n_terms(self.precision)
+        start, n = self.kernel.n_compared, n_terms(self.precision)
         assignments = left_from_right(self.precision, doubled=self.norms_in_columns)
         self.backend.assign(assignments, **self._terms(left, right, d))
         for other_columns in (slice(start), slice(start + n * d, None)):

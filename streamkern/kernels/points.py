@@ -169,7 +169,7 @@ def point_columns(d: int, precision: str, kernel: Kernel) -> int:
 
     d : number of features. Raises ConfigError if the kernel is not for d features.
     """
-    return len(kernel.categorical) + n_terms(precision) * kernel.features(d)
+    return kernel.n_compared + n_terms(precision) * kernel.features(d)
 
 
 def n_terms(precision: str) -> int:
@@ -188,7 +188,7 @@ def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int
 def row_width(n_coordinates: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Return the number of columns of a prepared row with this number of coordinates."""
     norm_columns = 2 if norms_in_columns(backend, kernel) else 0
-    width = len(kernel.categorical) + n_terms(precision) * n_coordinates + norm_columns
+    width = kernel.n_compared + n_terms(precision) * n_coordinates + norm_columns
     if backend.operand_dtype(precision).itemsize > 2:
         return width
     return -(-width // PADDED_HALVES) * PADDED_HALVES
@@ -256,9 +256,9 @@ def check_precision(precision: str, kernel: Kernel) -> None:
             "contain column numbers, which must not be rounded",
             "use 'exact' or 'float64'",
         )
-    if precision not in ("exact", "float64") and kernel.categorical:
+    if precision not in ("exact", "float64") and kernel.n_compared:
         raise ConfigError(
-            f"{mention('precision', precision)} rounds features, but {kernel} compares some for "
-            "equality",
+            f"{mention('precision', precision)} rounds features, but {kernel} compares some "
+            "for equality, or leaves of trees",
             "use 'exact' or 'float64'",
         )

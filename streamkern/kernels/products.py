@@ -171,19 +171,27 @@ class KernelOperator(PointPreparation):
             elif self.kernel.geometry == "l1":
                 backend.l1_distances(A.left, B.right, tile)
             else:
-                start = len(self.categorical_columns)
+                start = self.kernel.n_compared
                 backend.gemm(A.left[:, start:], B.right[:, start:], tile)
                 if start:
-                    factor = 1.0 if self.norms_in_columns else -0.5
-                    backend.add_unequal(
-                        A.left[:, :start], B.right[:, :start],
-                        [factor * weight for weight in self.categorical_weights], tile,
-                    )  # fmt: skip
+                    self._add_unequal(A.left[:, :start], B.right[:, :start], tile)
             if pairs is not None:
                 self._mark_equal(tile, A, *pairs)
             backend.finish_tile(
                 self.kernel, tile, norms, self.scale, W, total, keep, overwrite=overwrite
             )
+
+    def _add_unequal(self, A: Array, B: Array, tile: Array) -> None:
+        """Add the squared distances of unequal categorical features and leaves to a tile (r, t).
+
+        A : (r, k), B : (t, k), the values that are compared
+        """
+        factor, n = 1.0 if self.norms_in_columns else -0.5, len(self.categorical_weights)
+        if n:
+            weights = [factor * weight for weight in self.categorical_weights]
+            self.backend.add_unequal(A[:, :n], B[:, :n], weights, tile)
+        if self.kernel.trees is not None:
+            self.backend.add_count_of_unequal(A[:, n:], B[:, n:], factor * self.leaf_weight, tile)
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
         """Return K(A, B), (m, p)."""

@@ -49,7 +49,7 @@ class Slope(Kernel):
                 f"{kernel} cannot be differentiated: its class has no expression",
                 "give its class an expression (see Kernel), or use a kernel that is built in",
             )
-        self.kernel, self.categorical = kernel, kernel.categorical
+        self.kernel, self.categorical, self.trees = kernel, kernel.categorical, kernel.trees
         self.expression = _slope_of(kernel.expression)
 
     def profile(self, sq: Array, xp: Any) -> Array:

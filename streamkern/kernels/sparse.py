@@ -22,9 +22,10 @@ def for_sparse_rows(kernel: Kernel) -> Kernel:
             f"{kernel!r} cannot be used for sparse rows: it is not a function of inner products",
             "use a kernel of the Euclidean distance or of the inner product",
         )
-    if kernel.metric is not None or kernel.categorical:
+    if kernel.metric is not None or kernel.n_compared:
         raise ConfigError(
-            f"{kernel!r} cannot be used for sparse rows: it has a metric or categorical features",
+            f"{kernel!r} cannot be used for sparse rows: it has a metric, categorical "
+            "features or trees",
             "leave them out, or make the rows dense before they are stored",
         )
     sparse_kernel = copy.copy(kernel)

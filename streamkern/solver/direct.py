@@ -306,6 +306,7 @@ class Direct(Method[DirectSizes]):
                 work.op, work.Z, ridge=None if refines else work.options.fixed_ridge,
                 first_ridge=work.options.fixed_ridge,
                 leaves_rows_out=criterion == LEAVE_ONE_OUT, ridges=ridges,
+                judged=setup.arrays.get("judged"),
                 factor_dtype=setup.meta.get("factor", "float64"), **work.solver_arguments(setup),
             )  # fmt: skip
         return DirectSolver(

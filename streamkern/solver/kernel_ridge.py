@@ -90,6 +90,8 @@ class KernelRidgeSolver(EquationSolver):
     leaves_rows_out : whether the search is by leave-one-out errors; otherwise by generalised
         cross-validation, as in runs that earlier versions began.
     ridges : see `EquationSolver`.
+    judged : (n,) whether a row's leave-one-out error is used. Trees of the kernel that were grown
+        from a row make its error too small. None: all of them.
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
     keeps_factor : whether the factor of the last equations is kept for `leave_one_out`.
     """
@@ -100,7 +102,7 @@ class KernelRidgeSolver(EquationSolver):
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, ridge: float | None, first_ridge: float = 0.0,
-        leaves_rows_out: bool = True, ridges: Floats | None = None,
+        leaves_rows_out: bool = True, ridges: Floats | None = None, judged: Array | None = None,
         factor_dtype: npt.DTypeLike = np.float64, **solver_arguments: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **solver_arguments)
@@ -108,6 +110,7 @@ class KernelRidgeSolver(EquationSolver):
         self.keeps_upper = self.factor_dtype == op.dtype == np.float32
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
         self.first_ridge, self.leaves_rows_out = first_ridge, leaves_rows_out
+        self.judged = True if judged is None else judged
         shape = self.max_batch, self.n_outputs
         self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
@@ -183,7 +186,7 @@ class KernelRidgeSolver(EquationSolver):
         if not too_small:
             state.ridge = ridge
         variances = center_variances(self.op, self.Z, root, tau) if self.leaves_rows_out else None
-        has_weight = self.backend.to_host(root > 0)
+        has_weight = self.backend.to_host((root > 0) & self.judged)
         best = better_tau(self.op, L, Y, has_weight, tau, self.scale, variances)
         errors |= {trial_tau / n: error for trial_tau, error in best.errors.items()}
         if best.tau == tau or (too_small and best.tau < tau):
@@ -302,7 +305,8 @@ class KernelRidgeSolver(EquationSolver):
     def leave_one_out(self, state: State) -> LeftOut:
         """Return the prediction of each row by a fit without the row and its copies.
 
-        Copies are found by `groups_of_copies`; rows of weight 0 are omitted. Takes n^3 / 3 FLOPs,
+        Copies are found by `groups_of_copies`; rows of weight 0, and those not judged, are omitted.
+        Takes n^3 / 3 FLOPs,
         and as many again for each ridge if the factor was not kept; memory
         n^2 + `INVERSE_COLUMNS` n float64. Releases the kept factor.
         """
@@ -324,7 +328,7 @@ class KernelRidgeSolver(EquationSolver):
         origins = np.empty(n, np.int64)
         for group in groups:
             origins[group] = group[0]
-        weighted = root[:, 0] > 0
+        weighted = (root[:, 0] > 0) & self.judged
         origins = origins[self.backend.to_host(weighted)]
         F = Y - residuals / divisor
         return LeftOut(F[weighted], Y[weighted], root[weighted, 0] ** 2, origins)

@@ -26,7 +26,7 @@ SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
 _STEPS_BEGIN = ("start", "resume")
 """Events with which a process ends its setup and begins its steps."""
-_STAGES = ("metric", "kernel", "centers", "noise", "sample", "preconditioner")
+_STAGES = ("metric", "kernel", "trees", "centers", "noise", "sample", "preconditioner")
 _STAGE_ORDER = {stage: position for position, stage in enumerate(_STAGES)}
 """Order of the stages of a setup."""
 _EVENT_STAGES = {"outliers": "kernel", "loss": "noise"}

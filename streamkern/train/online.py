@@ -251,7 +251,7 @@ def _settings_to_continue(
     """Return the settings of a run to continue with new rows, with the kernel and the solver that
     it has chosen."""
     kernel_notation = checked_kernel_record(
-        {name: value for name, value in kernel.items() if name != "metric"}
+        {name: value for name, value in kernel.items() if name not in ("metric", "trees")}
     )
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(

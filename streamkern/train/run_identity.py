@@ -217,7 +217,7 @@ def _kernel_table(kernel: Any) -> dict[str, Any] | None:
         kernel_object = get_kernel(kernel, "auto")
     except ConfigError:
         return None
-    is_plain = not (kernel_object.is_open or kernel_object.sparse or kernel_object.categorical)
+    is_plain = not (kernel_object.is_open or kernel_object.sparse or kernel_object.n_compared)
     if not is_plain or not is_built_in(kernel_object):
         return None
     return _with_kinds(kernel_object.describe())

@@ -169,9 +169,8 @@ def model_state(
     arrays = {
         "Z": Z, "order": order, "shift": model.op.origin,
         "sample_rows": np.empty(0, np.int64), **model.targets.arrays(), **scale_arrays,
+        **model.op.kernel.arrays(),
     }  # fmt: skip
-    if model.op.kernel.metric is not None:
-        arrays["metric"] = model.op.kernel.metric
     weights = {"alpha": model.backend.to_host(model.weights)}
     weights |= {} if ridges is None else {"ridges": np.array(ridges)}
     for model_part in (model.calibration, model.posterior):

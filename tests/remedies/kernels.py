@@ -18,6 +18,7 @@ from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.kernels.sparse import for_sparse_rows
+from streamkern.kernels.tree_partitions import TreePartitions
 from tests.remedies import Case, Do, X, Y, cases_of, fit_values, long_rows
 from tests.remedies.training import trained
 
@@ -49,6 +50,7 @@ def kernel_cases() -> list[Case]:
     shift, own = np.zeros(3), Squares(2.0).describe()
     auto = {"bandwidth": "auto", "metric": "auto"}
     level = gauss.with_categorical([(2, 1.0)])
+    trees = TreePartitions(np.array([[[2, 0.5, 1, 2], [0, 0, 1, 1], [0, 0, 2, 2]]], float), 1.0)
 
     def operator(kernel: Kernel, precision: str, on: Grid | None = None) -> Do:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
@@ -106,9 +108,20 @@ def kernel_cases() -> list[Case]:
          lambda: l1.with_categorical([(0, 1.0)]), lambda: gauss.with_categorical([(0, 1.0)])),
         ("must name features from 0 to 2, .* have 3 features; name features of the points",
          lambda: gauss.with_categorical([(3, 1.0)]).features(3), lambda: level.features(3)),
-        ("has a part with categorical features; give them to the whole kernel",
+        ("cannot have trees: .*; use a kernel of the Euclidean distance",
+         lambda: l1.with_trees(trees), lambda: gauss.with_trees(trees)),
+        ("split 3 features, but the points have 2; give the points all features",
+         lambda: gauss.with_trees(trees).features(2), lambda: gauss.with_trees(trees).features(3)),
+        ("are no trees; give an array .trees, nodes, 4.",
+         lambda: TreePartitions(trees.nodes[0], 1.0), lambda: TreePartitions(trees.nodes, 1.0)),
+        ("need a finite weight above 0; leave the trees out",
+         lambda: TreePartitions(trees.nodes, 0.0), lambda: TreePartitions(trees.nodes, 0.1)),
+        ("has 1 trees, whose nodes a table cannot hold; give the Kernel object",
+         lambda: get_kernel(gauss.with_trees(trees).describe()),
+         lambda: get_kernel(gauss.with_trees(trees))),
+        ("has a part with categorical features or trees; give them to the whole kernel",
          lambda: level + laplace, lambda: (gauss + laplace).with_categorical(level.categorical)),
-        ("rounds features, .* compares some for equality; use 'exact' or 'float64'",
+        ("compares some for equality, or leaves of trees; use 'exact' or 'float64'",
          operator(level, "fast"), operator(level, "exact")),
         ("compares some features for equality; give a kernel without categorical, or .*nystrom",
          lambda: sk.KernelRegressor(level, features="fourier", n_features=8).fit(X, Y),

@@ -130,6 +130,12 @@ def compress_outputs(backend: Backend, Y: Array) -> Array:
     return L
 
 
+def row_values(X: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+    """Return the bytes of each row of X (n, d) as one value, so that equal rows have equal
+    values."""
+    return np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1)
+
+
 def merge_equal_rows(backend: Backend, rows: SampleRows) -> SampleRows:
     """Return each distinct row of X once, in the order of first appearance.
 
@@ -144,11 +150,7 @@ def merge_equal_rows(backend: Backend, rows: SampleRows) -> SampleRows:
     if not w.all() and w.any():
         nonzero = np.flatnonzero(w)
         X, Y, w = X[nonzero], Y[nonzero], w[nonzero]
-    # The bytes of a row are one value of `np.void`, so that equal rows are equal values.
-    heads, group = np.unique(
-        np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
-        return_index=True, return_inverse=True,
-    )[1:]  # fmt: skip
+    heads, group = np.unique(row_values(X), return_index=True, return_inverse=True)[1:]
     if len(heads) == len(rows.X):
         return rows
     # `np.unique` sorts the groups by value; number them by their first rows.

@@ -31,6 +31,7 @@ from streamkern.store.class_labels import labels_from_names
 from streamkern.train.export.c_operators import c_text
 from streamkern.train.export.c_source import check_size, identifier
 from streamkern.train.export.features import interpolate, plain_rows, scale_features, table_rows
+from streamkern.train.export.leaves import unequal_leaves
 from streamkern.train.export.traced import Graph, Traced, TracedModule
 from streamkern.train.model.kernel_model import KernelModel
 
@@ -209,6 +210,9 @@ def _kernel_values(
         X.take([j], axis=1).equals(Z[None, :, j]).astype(dtype) * -weight + weight
         for j, weight in kernel.categorical
     ]
+    if kernel.trees is not None:
+        factor = kernel.trees.weight / len(kernel.trees)
+        unequal_terms.append(unequal_leaves(graph, X, kernel.trees, Z) * factor)
     if model.op.origin is not None and kernel.geometry != "inner":
         X, Z = (A - np.asarray(model.op.origin, np.float64) for A in (X, Z))
     X, Z = (_in_metric(kernel, A) for A in (X, Z))

@@ -25,6 +25,7 @@ within a longer window the second. A checkpoint also logs the losses before it."
 PHASE_DESCRIPTIONS: Final = {
     "metric": "looking for a metric",
     "kernel": "looking for the kernel and its bandwidth",
+    "trees": "looking for trees",
     "centers": "choosing the centers",
     "sample": "reading a sample of the stream",
     "preconditioner": "computing the preconditioner",

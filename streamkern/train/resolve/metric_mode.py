@@ -54,6 +54,11 @@ CHOSEN_TO_LEARN = MetricMode(
     "chosen, as the rows are those of a table and the bandwidth is open; "
     'model.metric="none" leaves it out',
 )
+N_TREES = 96
+"""Number of trees of a kernel: a multiple of eight, because compiled code compares eight columns at
+once."""
+MAX_TREE_OUTPUTS = 32
+"""Largest number of outputs for which trees are grown."""
 NO_MEMORY_FOR_METRIC = MetricMode("none", "chosen, as looking for one does not fit the memory")
 
 
@@ -150,6 +155,23 @@ def kernel_in_metric(
     kernel = copy.copy(kernel)
     kernel.metric = np.broadcast_to(np.float64(1), shape)
     return kernel, None
+
+
+def may_have_trees(
+    config: RunConfig, data: Data, precision: str, origin: str, metric_mode: MetricMode
+) -> bool:
+    """Return whether the kernel of a run may get trees, see `choose_trees`.
+
+    It may if the run learns a metric and searches for categorical features, with at most
+    `MAX_TREE_OUTPUTS` outputs.
+
+    precision, origin : as in `looks_for_categorical`
+    """
+    return (
+        metric_mode.learns
+        and looks_for_categorical(config, data, precision, origin)
+        and data.source.n_outputs <= MAX_TREE_OUTPUTS
+    )
 
 
 def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin: str) -> bool:

@@ -178,13 +178,13 @@ def resolve_precision(
         kernel does not support the requested mode.
     """
     if kernel is not None and (
-        kernel.geometry != "distance" or kernel.metric is not None or kernel.categorical
+        kernel.geometry != "distance" or kernel.metric is not None or kernel.n_compared
         or kernel.sparse
     ):  # fmt: skip
         check_precision("exact" if requested == "auto" else requested, kernel)
         if requested != "auto":
             return requested, None
-        reads_values = bool(kernel.categorical) or kernel.sparse
+        reads_values = bool(kernel.n_compared) or kernel.sparse
         allows_high = kernel.geometry == "distance" and not reads_values
         return "high" if allows_high and backend.tensor_cores else "exact", None
     if requested not in ("auto", "integer"):

@@ -25,6 +25,7 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.kernels.fourier import FourierFeatures, check_has_frequencies
 from streamkern.kernels.points import Grid
+from streamkern.kernels.tree_partitions import placeholder_trees
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import make_loss
@@ -43,10 +44,12 @@ from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import count_centers, may_take_all_rows
 from streamkern.train.resolve.metric_mode import (
     CHOSEN_TO_LEARN,
+    N_TREES,
     NO_MEMORY_FOR_METRIC,
     MetricMode,
     kernel_in_metric,
     looks_for_categorical,
+    may_have_trees,
     requested_metric_mode,
 )
 from streamkern.train.resolve.problem_shape import problem_shape, resolve_precision
@@ -264,6 +267,8 @@ class _OpenedRun:
                 # Plan the memory for as many categorical features as the run may choose.
                 n_categorical = min(data.d, MAX_CATEGORICAL)
                 kernel = kernel.with_categorical([(j, 1.0) for j in range(n_categorical)])
+            if may_have_trees(config, data, precision[0], origin, mode):
+                kernel = kernel.with_trees(placeholder_trees(N_TREES))
             problem = self._problem(mode, p, backend, precision[0], kernel, widened)
             if origin in (*SELECTORS, "all") and config.model.features != "fourier":
                 if selector is not None:

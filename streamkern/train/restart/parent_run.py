@@ -70,7 +70,7 @@ class ParentRun(RunSnapshot):
     def full_kernel(self) -> Kernel:
         """Return the kernel with bandwidth and metric; for random features, the kernel that they
         approximate."""
-        return get_kernel(self.kernel, metric=self.metric)
+        return get_kernel(self.kernel, metric=self.metric, trees=self.trees)
 
     def with_fitted_transforms(
         self, requested: Sequence[Transform]
@@ -248,7 +248,7 @@ class ParentRun(RunSnapshot):
         if model.kernel == "auto":
             if len(own_bandwidths) == 1 and not isinstance(model.bandwidth, str):
                 notation = with_bandwidths(self.kernel, [model.bandwidth])
-                return get_kernel(notation, metric=self.metric)
+                return get_kernel(notation, metric=self.metric, trees=self.trees)
             return self.full_kernel()
         requested = bandwidths(model.kernel)
         if (
@@ -262,7 +262,8 @@ class ParentRun(RunSnapshot):
             1.0 if a == "auto" else b for a, b in zip(requested, own_bandwidths, strict=True)
         ]
         own_notation = with_bandwidths(self.kernel, compared_bandwidths)
-        own_kernel = get_kernel(own_notation, metric=self.metric).with_metric(None)
+        own_kernel = get_kernel(own_notation, metric=self.metric, trees=self.trees)
+        own_kernel = own_kernel.with_metric(None).with_trees(None)
         if own_kernel.describe() != get_kernel(model.kernel, 1.0).describe():
             return None
         return self.full_kernel()

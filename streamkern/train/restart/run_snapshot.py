@@ -98,7 +98,7 @@ def is_solver_array(name: str) -> bool:
 
     Other arrays describe the model and stay on the host.
     """
-    model_arrays = ("Z", "order", "shift", "sample_rows", "metric")
+    model_arrays = ("Z", "order", "shift", "sample_rows", "metric", "trees")
     return name not in model_arrays and not name.startswith(("scaling", "target_"))
 
 
@@ -244,6 +244,11 @@ class RunSnapshot:
         return self.setup.arrays.get("metric")
 
     @property
+    def trees(self) -> npt.NDArray[np.float64] | None:
+        """Nodes of the trees of the kernel (T, k, 4), see `TreePartitions`, or None."""
+        return self.setup.arrays.get("trees")
+
+    @property
     def targets(self) -> TargetScale:
         """Mean and scale of the targets."""
         return TargetScale.from_arrays(self.setup.arrays)
@@ -297,8 +302,8 @@ class RunSnapshot:
 
 
 _CHECKED_PROPERTIES = (
-    "order", "kernel", "metric", "targets", "loss", "fixed_transforms", "row_shape", "classes",
-    "columns", "target_columns", "facts", "encoder",
+    "order", "kernel", "metric", "trees", "targets", "loss", "fixed_transforms", "row_shape",
+    "classes", "columns", "target_columns", "facts", "encoder",
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from streamkern.solver.precondition.noise import (
     find_noise,
     or_the_mean,
 )
-from streamkern.solver.precondition.samples import SampleRows
+from streamkern.solver.precondition.samples import SampleRows, row_values
 from streamkern.solver.ridge_curve import noise_of_more_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -169,21 +169,28 @@ def compute_setup(
     setup = run.method.compute(work, _broadcast(work, centers, fit, samples), report)
     if fit is not None:
         targets = fit.apply_to(setup)
-    if ridges is not None:
-        setup.arrays["ridges"] = run.backend.asarray(ridges)
+    setup.arrays |= {} if ridges is None else {"ridges": run.backend.asarray(ridges)}
+    setup.arrays |= _judged_rows(run, centers.Z, learned.held_out)
     if n_eff is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(run.data.fixed_transforms)
     arrays = {"Z": centers.Z, "shift": centers.shift, "order": centers.order}
-    arrays |= {"sample_rows": sample_rows} | _metric_array(op) | targets.arrays() | setup.arrays
+    arrays |= {"sample_rows": sample_rows} | op.kernel.arrays() | targets.arrays() | setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return work, setup, arrays | scale_arrays, meta
 
 
-def _metric_array(op: KernelOperator) -> dict[str, Array]:
-    return {} if op.kernel.metric is None else {"metric": op.kernel.metric}
+def _judged_rows(run: ResolvedRun, Z: HostArray, held_out: HostArray | None) -> dict[str, Array]:
+    """Return which of the rows Z (n, d) are judged, see `KernelRidgeSolver`; {} if all are.
+
+    held_out : (h, d) rows from which the trees of the kernel were not grown; None without trees
+    """
+    if held_out is None or not run.method.takes_rows(run.sizes):
+        return {}
+    rows, others = (row_values(A.astype(np.float32)) for A in (Z, held_out))
+    return {"judged": run.backend.asarray(np.isin(rows, others))}
 
 
 def _broadcast(
@@ -195,7 +202,7 @@ def _broadcast(
         "kernel": op.kernel.describe(), "precision": op.precision,
         "grid": op.grid and asdict(op.grid), "slope": 1.0 if fit is None else fit.slope,
     }  # fmt: skip
-    arrays = {"shift": centers.shift} | _metric_array(op)
+    arrays = {"shift": centers.shift} | op.kernel.arrays()
     if work.problem.center_ranks == 1:  # else each rank has its stripe
         arrays["Z"] = centers.Z
     return broadcast_setup(work, arrays, kernel_meta, samples)
@@ -274,6 +281,8 @@ def _meta(
     if kernel.categorical:
         names = data.feature_names
         setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
+    if kernel.trees is not None:
+        setup["trees"] = len(kernel.trees)
     source_facts = {"labels": source.label_dtype, "weight_column": source.weight_column}
     source_facts = {name: x for name, x in source_facts.items() if x is not None}  # many lack them
     return {
@@ -380,7 +389,7 @@ def operator(
                 "give the kernel of the training",
             )
     elif not is_fourier:
-        kernel = get_kernel(trained, metric=arrays.get("metric"))
+        kernel = get_kernel(trained, metric=arrays.get("metric"), trees=arrays.get("trees"))
     if is_fourier:
         kernel = FourierFeatures(notation["n_features"], trained)
     grid = None if meta["grid"] is None else Grid(**meta["grid"])

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES, METRIC_FIT_ROWS
@@ -82,8 +82,7 @@ MIN_ROWS_OF_METRIC = 48
 METRIC_GAIN_SE = 2.0
 """Smallest gain for which a learned metric is used, in standard errors of the mean loss over the
 held-out rows. The loss is the squared error, or for classes the log loss, because the squared error
-of one-hot targets may fall although the classes are separated less well. See the tables of
-docs/explanation/metric-measured.md."""
+of one-hot targets may fall although the classes are separated less well."""
 
 
 class LearnedMetric(NamedTuple):
@@ -92,13 +91,15 @@ class LearnedMetric(NamedTuple):
     metric : scales (d,) or a matrix (d, r), as `Kernel` takes them; None for no metric
     facts : kind, errors and gain, as JSON values
     categorical : categorical features of the kernel, () for none; None if there was no search
-    kernel : kernel in the metric, with bandwidth and categorical features; None if not known
+    kernel : kernel in the metric, with bandwidth, categorical features and trees; None if not known
+    held_out : (h, d) rows from which the trees of the kernel were not grown; None without trees
     """
 
     metric: Floats | None
     facts: dict[str, Any]
     categorical: CategoricalFeatures | None = None
     kernel: Kernel | None = None
+    held_out: HostArray | None = None
 
 
 def metric_row_counts(n: int) -> tuple[int, int]:
@@ -306,7 +307,7 @@ class _MetricSearch:
         (small_model, origin), metric_model = candidates[best_index], models[best_index]
         if finds_kernel and metric_model.losses.mean() < plain_model.losses.mean():
             small_model, metric_model = self._in_better_kernel(problem, small_model, metric_model)
-        gain = _robust_gain(plain_model.losses, metric_model.losses)
+        gain = robust_gain(plain_model.losses, metric_model.losses)
         n, n_centers = len(problem.fit.X), min(self.run.problem.n_rows, self.run.problem.p)
         if n_centers > EXTRAPOLATED_RATIO * n:  # the run may gain less than these small models
             smaller_problem = self._comparison_problem(stride=2)
@@ -314,7 +315,7 @@ class _MetricSearch:
                 _extrapolate(smaller_problem.refit(small), large, n_centers / n).losses
                 for small, large in ((without_metric, plain_model), (small_model, metric_model))
             )
-            gain = min(gain, _robust_gain(plain_losses, metric_losses))
+            gain = min(gain, robust_gain(plain_losses, metric_losses))
         is_better = gain > METRIC_GAIN_SE
         facts = _metric_facts(plain_model, metric_model, gain, origin if is_better else {})
         return (metric_model if is_better else plain_model).op.kernel, facts
@@ -385,7 +386,7 @@ def _extrapolate(smaller_model: HeldOutModel, model: HeldOutModel, ratio: float)
     return model._replace(errors=errors, log_losses=log_losses)
 
 
-def _robust_gain(before: Floats, after: Floats) -> float:
+def robust_gain(before: Floats, after: Floats) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite.
 
     A single row that gains much more than the others adds more to the standard error than to the

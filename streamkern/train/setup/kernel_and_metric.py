@@ -40,6 +40,7 @@ from streamkern.train.setup.choose_kernel import (
     search_operator,
 )
 from streamkern.train.setup.choose_metric import LearnedMetric, learn_metric, metric_row_counts
+from streamkern.train.setup.choose_trees import find_trees, looks_for_trees
 from streamkern.train.setup.held_out_models import gain_in_standard_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
 from streamkern.train.setup.loss_ridge import NewtonPath, fold_rows, losses_by_kappa
@@ -99,6 +100,7 @@ def _choose(
     log_fields = {"again": True} if is_repeated else {}
     n_noise_rows, kernel_is_open = noise_rows(run.problem), must_choose_kernel(run)
     read = partial(read_merged_rows, run, dtype, targets)
+    read_stored = partial(read, run.problem.metric_rows)
     read_few = cache(partial(read, n_noise_rows, squares))
     few = FewRows(read_few, read_few if squares is None else cache(partial(read, n_noise_rows)))
 
@@ -115,21 +117,40 @@ def _choose(
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
             n_pool, n_held_out = metric_row_counts(len(rows.X))
             part = slice(n_held_out, min(n_held_out + n_noise_rows, len(rows.X) - n_pool))
-            few_part = stored_part = _copy_part(rows, part)
-            if squares is not None:
-                del rows  # free them before as many are read again
-                rows = read(run.problem.metric_rows)
-                stored_part = _copy_part(rows, part)
-            if rows.repeats is not None:  # a loss depends on more than the mean of equal rows
-                stored_part = stored_part._replace(repeats=rows.repeats.in_groups(part))
-            few = FewRows(lambda: few_part, lambda: stored_part)
+            few = _few_of(rows, part, squares, read_stored)
     if learned.kernel is None and kernel_is_open:
         find = plain_kernel if learned.metric is None else partial(find_in_metric, learned.metric)
         kernel = find(learned.categorical or ())
         if known_metric is None and learned.categorical is None:
             kernel = find_categorical(run, few.read(), kernel, report)
         learned = learned._replace(kernel=kernel)
+    if known_metric is None and learned.kernel is not None and looks_for_trees(run):
+        report("setup", {"doing": "trees"} | log_fields)
+        rows = read(run.problem.metric_rows, squares)
+        tree_kernel = find_trees(run, rows, targets, learned.kernel, report)
+        if tree_kernel is not None:
+            held_out = run.backend.to_host(rows.X[: metric_row_counts(len(rows.X))[1]])
+            learned = learned._replace(kernel=tree_kernel, held_out=held_out.copy())
+            part = slice(0, min(len(held_out), n_noise_rows))
+            few = _few_of(rows, part, squares, read_stored)
     return few, learned
+
+
+def _few_of(
+    rows: SampleRows, part: slice, squares: SquareTargets | None,
+    read_stored: Callable[[], SampleRows],
+) -> FewRows:  # fmt: skip
+    """Return some of the rows, copied, so that the others can be freed.
+
+    squares : replaces the targets of `rows`; None if they have their stored targets
+    read_stored : returns the same rows with their stored targets
+    """
+    few_part = _copy_part(rows, part)
+    stored_rows = rows if squares is None else read_stored()
+    stored_part = _copy_part(stored_rows, part)
+    if stored_rows.repeats is not None:  # a loss depends on more than the mean of equal rows
+        stored_part = stored_part._replace(repeats=stored_rows.repeats.in_groups(part))
+    return FewRows(lambda: few_part, lambda: stored_part)
 
 
 def _copy_part(rows: SampleRows, part: slice) -> SampleRows:

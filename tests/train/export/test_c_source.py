@@ -17,18 +17,23 @@ from benchmarks.exports import COMPILER, CompiledModel
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.train.export.c_source import identifier, literal
-from tests.export_models import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
+from tests.export_models import (
+    CHANGES,
+    NEW,
+    QUICK,
+    SPREAD,
+    VALUES,
+    X,
+    compiled,
+    in_float64,
+    rows_of,
+    with_tails,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
-compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 RNG = np.random.default_rng(0)
 FEW = NEW[:40]
-
-
-def rows_of(function: CompiledModel, name: str, rows: np.ndarray) -> np.ndarray:
-    """Return one output for every row."""
-    return np.array([function(row)[name] for row in rows.reshape(len(rows), -1)])
 
 
 @compiled

@@ -15,7 +15,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import held_out_models
-from streamkern.train.setup.choose_metric import _robust_gain
+from streamkern.train.setup.choose_metric import robust_gain
 from streamkern.train.setup.held_out_models import (
     HeldOutModel,
     HeldOutProblem,
@@ -102,21 +102,21 @@ def test_gain_in_standard_errors_is_robust() -> None:
     gain = rng.normal(0.1, 1.0, 2000)
     limited = np.minimum(gain, -gain.min())
     expected = max(gains.mean() / (gains.std() / np.sqrt(2000)) for gains in (gain, limited))
-    assert _robust_gain(before, before - gain) == pytest.approx(expected)
-    assert _robust_gain(before, before) == 0
-    assert _robust_gain(np.full(2000, np.inf), before) == 0
-    assert _robust_gain(before, np.full(2000, np.inf)) == 0
+    assert robust_gain(before, before - gain) == pytest.approx(expected)
+    assert robust_gain(before, before) == 0
+    assert robust_gain(np.full(2000, np.inf), before) == 0
+    assert robust_gain(before, np.full(2000, np.inf)) == 0
 
 
 def test_single_large_gain_does_not_hide_others() -> None:
     gain = np.random.default_rng(0).normal(0.1, 1.0, 2000)
-    usual = _robust_gain(gain, np.zeros(2000))
+    usual = robust_gain(gain, np.zeros(2000))
     gain[0] = 500.0
     assert gain_in_standard_errors(gain, np.zeros(2000)) < 1.5
-    assert _robust_gain(gain, np.zeros(2000)) > 0.9 * usual
+    assert robust_gain(gain, np.zeros(2000)) > 0.9 * usual
     # The same row is not enough if the other rows have no gain.
     gain[1:] -= gain[1:].mean()
-    assert _robust_gain(gain, np.zeros(2000)) < 1.5
+    assert robust_gain(gain, np.zeros(2000)) < 1.5
 
 
 def test_smoother_kernel_must_be_significantly_better() -> None:

@@ -1,0 +1,223 @@
+"""Choose the trees of the kernel, whose leaves it compares.
+
+Some targets change in steps, or depend on combinations of thresholds. A kernel of the distance
+needs many rows to learn this, and decision trees need few. Gradient boosting (Friedman 2001) with
+small trees finds splits that suit the targets; the kernel then compares the leaves of all trees,
+see `kernels.tree_partitions`. The values of the leaves are not used: the weights of the kernel
+model, which is fitted to all rows, replace them.
+
+The weight of the trees in the squared distance, and the bandwidth, are those of least error on
+held-out rows, to which neither the trees nor the models are fitted. The trees are used if these
+rows are predicted significantly better than without them; they are then grown again from all rows.
+docs/explanation/tree-kernel.md has errors with and without trees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.array_types import HostArray
+from streamkern.basics.optional import on_demand
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.tree_partitions import TreePartitions
+from streamkern.planning.memory import METRIC_FIT_ROWS
+from streamkern.solver.method import Report
+from streamkern.solver.precondition.held_out import geometric_search
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.metric_mode import N_TREES, may_have_trees
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_kernel import median_distances
+from streamkern.train.setup.choose_metric import metric_row_counts, robust_gain
+from streamkern.train.setup.held_out_models import HeldOutModel, HeldOutProblem
+
+MAX_LEAVES, LEARNING_RATE, MIN_LEAF_ROWS = 8, 0.1, 10
+"""Settings of gradient boosting."""
+ROW_SHARE, FEATURE_SHARE = 0.7, 0.7
+"""Share of the rows from which a tree is grown, and of the features that each split examines."""
+MAX_TREE_ENTRIES = 1 << 16
+"""Largest number of entries (rows x features) from which a tree is grown, unless `MIN_TREE_ROWS`
+have more. It limits the time to about two seconds."""
+MIN_TREE_ROWS = 512
+"""Number of rows from which a tree is grown even if they have more than `MAX_TREE_ENTRIES`."""
+MIN_ROWS_FOR_TREES = 200
+"""Smallest number of rows for which trees are grown."""
+MAX_COMPARED_TREE_ROWS = 4 * METRIC_FIT_ROWS
+"""Largest number of rows of the models that are compared on held-out rows."""
+FIRST_WEIGHT_LOG4, WEIGHTS_LOG4 = 1, (-1, 3)
+"""Power of four that is tried first as the weight of the trees, relative to the squared median
+distance, and the smallest and the largest one."""
+WIDTHS_LOG4 = (-1, 2)
+"""Smallest and largest power of four by which the squared bandwidth is multiplied."""
+MAX_LOSS_RATIO = 1.05
+"""Largest ratio of the losses with and without trees at which the bandwidth is searched."""
+TREES_GAIN_SE, TREES_GAIN = 1.0, 0.01
+"""Smallest gain for which trees are used: in standard errors of the mean loss of held-out rows, and
+as a share of this loss. See docs/explanation/tree-kernel.md."""
+
+
+class _Scales(NamedTuple):
+    """Exponents of four of the weight of the trees and of the squared bandwidth, see
+    `_with_trees`."""
+
+    weight: int
+    width: int
+
+
+class _Trees(NamedTuple):
+    """Trees of unit weight, and the mean share of them in whose leaves two rows differ."""
+
+    partitions: TreePartitions
+    unequal_share: float
+
+
+def looks_for_trees(run: ResolvedRun) -> bool:
+    """Return whether a run searches for trees.
+
+    It does if `may_have_trees`, unless its probabilities or intervals come from leave-one-out
+    predictions of all rows in batches, see `calibrating.leave_one_out_predictions`.
+    """
+    judges_all_rows = run.problem.left_out and not run.method.takes_rows(run.sizes)
+    return not judges_all_rows and may_have_trees(
+        run.config, run.data, run.precision, run.centers_from, run.metric_mode
+    )
+
+
+def find_trees(
+    run: ResolvedRun, rows: SampleRows, targets: TargetScale, kernel: Kernel, report: Report
+) -> Kernel | None:
+    """Return the kernel with trees if they predict held-out rows significantly better, else None.
+
+    The held-out rows are the first ones, see `metric_row_counts`. The trees are grown from the
+    others only: leave-one-out errors of rows from which trees were grown are too small.
+
+    rows : rows in random order, no two made from one stored row
+    targets : mean and scale of the targets of the run
+    kernel : kernel of the run, with metric and bandwidth
+    """
+    if kernel.geometry != "distance" or len(rows.X) < MIN_ROWS_FOR_TREES:
+        return None
+    n_held_out = metric_row_counts(len(rows.X))[1]
+    classes = None if run.data.source.classes is None else targets
+    held_out, fit = rows.part(slice(n_held_out)), rows.part(slice(n_held_out, None))
+
+    def problem(n: int) -> HeldOutProblem:
+        return HeldOutProblem(run, fit.part(slice(n)), held_out, classes)
+
+    with run.backend.single_threaded_blas():
+        small, n = problem(METRIC_FIT_ROWS), min(len(fit.X), MAX_COMPARED_TREE_ROWS)
+        plain, best, scales = _search(small, kernel, run)
+        gain = robust_gain(plain.losses, best.losses)
+        candidate = best.op.kernel
+        if gain > 0 and n > METRIC_FIT_ROWS:
+            larger = problem(n)
+            candidate = _with_trees(run, larger.fit, kernel, _grow(run, larger.fit), scales)
+            plain = _model(larger, kernel, plain)
+            best = _model(larger, candidate, best)
+            gain = robust_gain(plain.losses, best.losses)
+        share = 1 - float(best.losses.mean() / plain.losses.mean())
+        is_taken = gain > TREES_GAIN_SE and share > TREES_GAIN
+        if is_taken and len(fit.X) > n:
+            candidate = _with_trees(run, fit, kernel, _grow(run, fit), scales)
+    losses = {"loss": float(best.losses.mean()), "loss_without": float(plain.losses.mean())}
+    finite = {name: value for name, value in losses.items() if math.isfinite(value)}
+    report("trees", {"taken": is_taken, "standard_errors": gain, **finite})
+    return candidate if is_taken else None
+
+
+def _search(
+    problem: HeldOutProblem, kernel: Kernel, run: ResolvedRun
+) -> tuple[HeldOutModel, HeldOutModel, _Scales]:
+    """Return the model without trees, the best one with trees, and its scales.
+
+    First the weight is searched, and then the bandwidth with the best weight.
+    """
+    plain = best = _model(problem, kernel, None)
+    trees, models = _grow(run, problem.fit), dict[_Scales, HeldOutModel]()
+
+    def error(scales: _Scales) -> float:
+        if scales not in models:
+            candidate = _with_trees(run, problem.fit, kernel, trees, scales)
+            models[scales] = _model(problem, candidate, best)
+        return float(models[scales].losses.mean())
+
+    def search(scales_of: Callable[[int], _Scales], first: int, limits: tuple[int, int]) -> _Scales:
+        geometric_search(
+            lambda factor: error(scales_of(round(math.log(factor, 4)))), first, *limits, base=4.0,
+            stride=1,
+        )  # fmt: skip
+        return min(models, key=lambda scales: float(models[scales].losses.mean()))
+
+    scales = search(lambda exponent: _Scales(exponent, 0), FIRST_WEIGHT_LOG4, WEIGHTS_LOG4)
+    best = models[scales]
+    if best.losses.mean() > MAX_LOSS_RATIO * plain.losses.mean():
+        return plain, best, scales
+    scales = search(lambda exponent: scales._replace(width=exponent), 0, WIDTHS_LOG4)
+    return plain, models[scales], scales
+
+
+def _model(problem: HeldOutProblem, kernel: Kernel, previous: HeldOutModel | None) -> HeldOutModel:
+    """Return the model of the problem with the best ridge, whose search starts at the ridge of the
+    previous model."""
+    min_ridge = problem.min_ridge_exponent
+    start = max(min_ridge, -2 if previous is None else previous.ridge_log10)
+    return problem.with_losses(problem.with_kernel(kernel, start, min_ridge))
+
+
+def _with_trees(
+    run: ResolvedRun, rows: SampleRows, kernel: Kernel, trees: _Trees, scales: _Scales
+) -> Kernel:
+    """Return the kernel with trees and a wider bandwidth.
+
+    Different leaves increase the squared distances. The squared bandwidth is increased by the mean
+    of this increase, so that about the same rows stay near each other, and multiplied by
+    4^scales.width.
+    """
+    weight, width = 4.0**scales.weight, 2.0**scales.width
+    host = run.backend.to_host(rows.X[:METRIC_FIT_ROWS])
+    median = median_distances(run, host, kernel.metric)("distance")
+    partitions = TreePartitions(trees.partitions.nodes, weight * median**2)
+    wider = kernel.bandwidth * width * math.sqrt(1 + weight * trees.unequal_share)
+    return kernel.with_bandwidth(wider).with_trees(partitions)
+
+
+def _grow(run: ResolvedRun, rows: SampleRows) -> _Trees:
+    """Return the trees of gradient boosting of the rows, by squared error."""
+    backend, seed = run.backend, run.config.run.random_state
+    X = np.ascontiguousarray(backend.to_host(rows.X), np.float32)
+    w = None if rows.root is None else backend.to_host(rows.root).astype(np.float64) ** 2
+    nodes = boosted_trees(X, backend.to_host(rows.Y).astype(np.float64), w, seed)
+    partitions = TreePartitions.of_trees(nodes, 1.0)
+    leaves = np.empty((min(len(X), METRIC_FIT_ROWS), len(partitions)))
+    partitions.write_leaves(np, X[: len(leaves)], leaves)
+    counts = [np.unique(column, return_counts=True)[1] / len(leaves) for column in leaves.T]
+    return _Trees(partitions, 1 - float(np.mean([(share**2).sum() for share in counts])))
+
+
+def boosted_trees(X: HostArray, Y: HostArray, w: HostArray | None, seed: int) -> list[Any]:
+    """Return the scikit-learn trees of gradient boosting.
+
+    X : (n, d) float32
+    Y : (n, c) float64 targets; each tree fits all of them
+    w : (n,) sample weights, or None
+    seed : of the rows of each tree, and of the features that its splits examine
+    """
+    random = np.random.RandomState(seed)
+    n, d = X.shape
+    n_rows = min(int(ROW_SHARE * n), max(MAX_TREE_ENTRIES // d, MIN_TREE_ROWS))
+    residuals, trees = Y - np.average(Y, axis=0, weights=w), list[Any]()
+    for _ in range(N_TREES):
+        chosen = random.choice(n, n_rows, replace=False)
+        tree = on_demand("sklearn.tree").DecisionTreeRegressor(
+            max_leaf_nodes=MAX_LEAVES, min_samples_leaf=MIN_LEAF_ROWS, max_features=FEATURE_SHARE,
+            random_state=random,
+        )  # fmt: skip
+        tree.fit(X[chosen], residuals[chosen], None if w is None else w[chosen], check_input=False)
+        values = tree.predict(X, check_input=False).reshape(residuals.shape)
+        residuals -= LEARNING_RATE * values
+        trees.append(tree)
+    return trees
