@@ -119,8 +119,8 @@ def find_trees(
             plain = _model(larger, kernel, plain)
             best = _model(larger, candidate, best)
             gain = robust_gain(plain.losses, best.losses)
-        share = 1 - float(best.losses.mean() / plain.losses.mean())
-        is_taken = gain > TREES_GAIN_SE and share > TREES_GAIN
+        largest_loss = (1 - TREES_GAIN) * plain.losses.mean()  # 0 for constant targets
+        is_taken = gain > TREES_GAIN_SE and bool(best.losses.mean() < largest_loss)
         if is_taken and len(fit.X) > n:
             candidate = _with_trees(run, fit, kernel, _grow(run, fit), scales)
     losses = {"loss": float(best.losses.mean()), "loss_without": float(plain.losses.mean())}
