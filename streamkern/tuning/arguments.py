@@ -38,6 +38,13 @@ def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> lis
                 "give the kernel without a metric, and give the metric to the estimator, or as "
                 f"{mention('model.metric')}",
             )
+        if isinstance(kernel, Kernel) and kernel.trees is not None:
+            raise ConfigError(
+                f"kernel {kernel!r} has trees, but a search compares kernels that can be written "
+                "as text",
+                "give the kernel without trees, or the kernel 'auto', with which every training "
+                "may grow its own",
+            )
     descriptions: list[Any] = []
     for kernel in requested:
         candidates = ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,)

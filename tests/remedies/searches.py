@@ -10,6 +10,7 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.filesystem.ownership import file_lock
+from streamkern.kernels.tree_partitions import placeholder_trees
 from tests.remedies import LABELS, Case, N, X, Y, regressor
 
 COVERED = ("tuning",)
@@ -59,6 +60,9 @@ def argument_cases() -> list[Case]:
               {"kernels": [in_metric]},
               {"kernels": [in_metric.with_metric(None)],
                "estimator": regressor(metric=in_metric.metric)}),
+        args_of("give the kernel without trees, or the kernel 'auto'",
+              {"kernels": [in_metric.with_metric(None).with_trees(placeholder_trees(8))]},
+              {"kernels": [in_metric.with_metric(None)]}),
         args_of('bandwidths=3 must be "auto" or a list of numbers above 0', {"bandwidths": 3},
               {"bandwidths": [3.0]}),
         args_of('ridges=.* must be "auto" or a list of numbers 0 or above', {"ridges": [-1.0]},
