@@ -83,6 +83,9 @@ class TreePartitions:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def __repr__(self) -> str:
+        return f"TreePartitions({len(self)} trees, weight={self.weight:g})"
+
     def check(self, d: int) -> None:
         """Raise ConfigError unless the trees split features of 0, ..., d - 1."""
         n_features = int(self.nodes[:, :, SPLIT_FEATURE].max()) + 1
