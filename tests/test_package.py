@@ -101,6 +101,7 @@ OF_SEVERAL_MODULES = {
     "train.loss_solvers": "other losses than squares, by every solver that takes them",
     "train.intercept": "mean and scale of the targets, from the settings to predictions",
     "train.categorical_in_runs": "whole runs whose kernel has categorical",
+    "train.trees_in_runs": "whole runs whose kernel has trees, stopped, copied and continued",
     "train.resolve.float64_choice": "runs that are solved in float64 by default, continued too",
     "train.resolve.patches_in_runs": "whole runs whose features are those of patches",
     "solver.crowded_centers": "all methods in float32, with centers that nearly coincide",
