@@ -95,8 +95,8 @@ def check_has_frequencies(kernel: Kernel) -> None:
     if kernel.n_compared:
         raise ConfigError(
             f"{mention('model.features', 'fourier')} is not defined for {kernel!r}, which compares "
-            "some features for equality",
-            f"give a kernel without categorical, or {mention('features', 'nystrom')}",
+            "some features, or leaves of trees, for equality",
+            f"give a kernel without categorical and trees, or {mention('features', 'nystrom')}",
         )
 
 

@@ -221,12 +221,14 @@ def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
     """Return the bytes of scratch memory that the preparation of a row of d features takes.
 
     It contains the coordinates, their half-precision parts, the arrays of `PointPreparation._snap`,
-    and the row before a matrix of the metric is applied.
+    the row before a matrix of the metric is applied, and the arrays of
+    `TreePartitions.write_leaves`.
     """
     has_matrix = kernel.metric is not None and kernel.metric.ndim == 2
     before_metric = d * (8 if precision == "float64" else 4) if has_matrix else 0
     return (
         before_metric
+        + (0 if kernel.trees is None else kernel.trees.scratch_bytes(d))
         + kernel.features(d)
         * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
     )
@@ -258,7 +260,7 @@ def check_precision(precision: str, kernel: Kernel) -> None:
         )
     if precision not in ("exact", "float64") and kernel.n_compared:
         raise ConfigError(
-            f"{mention('precision', precision)} rounds features, but {kernel} compares some "
-            "for equality, or leaves of trees",
+            f"{mention('precision', precision)} rounds features, but {kernel} compares some, or "
+            "leaves of trees, for equality",
             "use 'exact' or 'float64'",
         )

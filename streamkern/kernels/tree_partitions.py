@@ -14,7 +14,7 @@ steps where the targets do.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,15 +31,22 @@ if TYPE_CHECKING:
 SPLIT_FEATURE, SPLIT_VALUE, LEFT_NODE, RIGHT_NODE = range(4)
 """Columns of a node: a row with x[feature] <= value goes to the node `LEFT_NODE`, and other rows to
 the node `RIGHT_NODE`. Both are the node itself if it is a leaf."""
-MAX_TREES, MAX_NODES = 255, 256
-"""Largest numbers of trees, and of nodes of a tree: leaves are compared, and counted, as bytes."""
+
+
+N_TREES = 96
+"""Number of trees of a kernel whose trees a run grows. It is a multiple of eight, because compiled
+code compares eight columns at once."""
+MAX_TREES, MAX_TREE_NODES = 255, 256
+"""Largest numbers of trees, and of nodes of a tree, so that one byte holds the number of trees in
+which two rows differ, and the number of a leaf."""
 
 
 @dataclass(frozen=True, eq=False)
 class TreePartitions:
     """Trees with the same number of nodes, and their weight in squared distances.
 
-    nodes : (T, k, 4) float64, the nodes of each tree, the root first, see `SPLIT_FEATURE`
+    nodes : (T, k, 4) float64, the nodes of each tree, the root first, see `SPLIT_FEATURE`. A node
+        comes after the nodes that lead to it. At most `MAX_TREES` trees and `MAX_TREE_NODES` nodes.
     weight : squared distance of two rows that are in different leaves of all trees
     """
 
@@ -47,17 +54,28 @@ class TreePartitions:
     weight: float
 
     def __post_init__(self) -> None:
-        if not _are_trees(self.nodes):
+        nodes = np.array(self.nodes)
+        if not _are_trees(nodes):
             raise ConfigError(
-                f"nodes of shape {self.nodes.shape} and dtype {self.nodes.dtype} are no trees",
-                f"give an array (trees, nodes, 4) of at most {MAX_TREES} trees with at most "
-                f"{MAX_NODES} nodes: a feature, a value, and the numbers of two later nodes",
+                f"nodes of shape {nodes.shape} and dtype {nodes.dtype} are no trees",
+                "give an array (trees, nodes, 4) of features, thresholds, left and right nodes, in "
+                "which nodes come after those that lead to them",
+            )
+        n_trees, k, _ = nodes.shape
+        if n_trees > MAX_TREES or k > MAX_TREE_NODES:
+            raise ConfigError(
+                f"{n_trees} trees of {k} nodes are too many: a kernel can have {MAX_TREES} trees "
+                f"of {MAX_TREE_NODES} nodes",
+                "give fewer or smaller trees",
             )
         if not 0 < self.weight < np.inf:
             raise ConfigError(
                 f"trees of weight {self.weight} need a finite weight above 0",
                 "leave the trees out, or raise the weight",
             )
+        nodes = nodes.astype(np.float64)
+        nodes.flags.writeable = False
+        object.__setattr__(self, "nodes", nodes)
 
     @classmethod
     def of_trees(cls, trees: Sequence[Any], weight: float) -> TreePartitions:
@@ -80,11 +98,11 @@ class TreePartitions:
             own[splits, RIGHT_NODE] = fitted.children_right[splits]
         return cls(nodes, weight)
 
-    def __len__(self) -> int:
-        return len(self.nodes)
-
     def __repr__(self) -> str:
         return f"TreePartitions({len(self)} trees, weight={self.weight:g})"
+
+    def __len__(self) -> int:
+        return len(self.nodes)
 
     def check(self, d: int) -> None:
         """Raise ConfigError unless the trees split features of 0, ..., d - 1."""
@@ -98,18 +116,21 @@ class TreePartitions:
     @cached_property
     def depth(self) -> int:
         """Number of splits on the longest way from a root to a leaf."""
-        reached = np.zeros(len(self), np.int64)[:, None]  # all nodes at this depth
-        numbers, depth = np.arange(len(self))[:, None], 0
-        while True:
-            children = self.nodes[numbers, reached][:, :, LEFT_NODE:].astype(np.int64)
-            if (children == reached[:, :, None]).all():
-                return depth
-            reached, depth = children.reshape(len(self), -1), depth + 1
+        children = self.nodes[:, :, LEFT_NODE:].astype(np.int64)
+        trees = np.arange(len(self))
+        depths = np.full(self.nodes.shape[:2], -1)  # -1 for nodes to which no way leads
+        depths[:, 0] = 0
+        for node in range(depths.shape[1]):
+            reached = trees[(depths[:, node] >= 0) & (children[:, node, 0] != node)]
+            for child in children[reached, node].T:
+                below = np.maximum(depths[reached, child], depths[reached, node] + 1)
+                depths[reached, child] = below
+        return int(depths.max())
 
     def write_leaves(self, xp: Any, X: Array, out: Array) -> None:
         """Write the leaf of each tree that the rows X (m, d) are in to `out` (m, T).
 
-        The features are compared in float32. A leaf is the number of its node.
+        The features are compared in float32. A leaf is the number of its node, below 256.
         """
         features, thresholds, children = self._on_device(xp)
         X = xp.asarray(X, np.float32)
@@ -122,6 +143,10 @@ class TreePartitions:
             is_right = X.take(rows + features.take(node)) > thresholds.take(node)
             node = children.take(2 * node + is_right)
         out[...] = node - first
+
+    def scratch_bytes(self, d: int) -> int:
+        """Return the bytes of temporary arrays of `write_leaves` for each row of d features."""
+        return 4 * d + 8 + (3 * 8 + 2) * len(self)
 
     def _on_device(self, xp: Any) -> tuple[Array, Array, Array]:
         """Return features (T k,), thresholds (T k,) and children (2 T k,), which count the nodes of
@@ -140,39 +165,39 @@ class TreePartitions:
         return {"n": len(self), "weight": self.weight, "sha256": digest}
 
 
-def placeholder_trees(n: int) -> TreePartitions:
-    """Return n trees with one leaf each, for the plan of a run that may look for trees."""
-    return TreePartitions(np.zeros((n, 1, 4)), 1.0)
-
-
 def _are_trees(nodes: npt.NDArray[Any]) -> bool:
-    """Return whether an array holds trees whose nodes are in front of their children."""
-    if nodes.ndim != 3 or nodes.shape[2] != 4 or not np.isfinite(nodes).all():
+    """Return whether an array has the form of `TreePartitions.nodes`, of any size."""
+    if nodes.dtype.kind not in "fiu" or nodes.ndim != 3 or nodes.shape[2] != 4 or not nodes.size:
         return False
-    n_trees, k = nodes.shape[:2]
-    if not (0 < n_trees <= MAX_TREES and 0 < k <= MAX_NODES):
+    features, links = nodes[:, :, SPLIT_FEATURE], nodes[:, :, LEFT_NODE:]
+    whole_numbers = nodes[:, :, [SPLIT_FEATURE, LEFT_NODE, RIGHT_NODE]]
+    if not np.isfinite(nodes).all() or (whole_numbers % 1).any() or features.min() < 0:
         return False
-    children, own = nodes[:, :, LEFT_NODE:], np.arange(k)
-    are_leaves = (children == own[:, None]).all(axis=2)
-    are_splits = ((children > own[:, None]) & (children < k)).all(axis=2)
-    integers = nodes[:, :, [SPLIT_FEATURE, LEFT_NODE, RIGHT_NODE]]
-    are_numbers = bool(((integers >= 0) & (integers % 1 == 0)).all())
-    return are_numbers and bool((are_leaves | are_splits).all())
+    own = np.arange(nodes.shape[1])[:, None]
+    is_leaf = (links == own).all(axis=2)
+    return bool((is_leaf | (links > own).all(axis=2)).all() and links.max() < nodes.shape[1])
+
+
+def placeholder_trees(n: int = N_TREES) -> TreePartitions:
+    """Return n trees, each a single leaf, for plans of the memory; by default as many as a run
+    grows."""
+    return TreePartitions(np.zeros((n, 1, 4)), 1.0)
 
 
 def restored_trees(description: Any, nodes: npt.NDArray[Any] | None) -> TreePartitions | None:
     """Return the trees of a kernel from its description; None if it has none.
 
-    Raises ConfigError if the nodes are missing.
+    Raises ConfigError if the nodes are missing, or the description is none.
     """
     if description is None:
         return None
-    if nodes is None:
+    weight = description.get("weight") if isinstance(description, Mapping) else None
+    if nodes is None or isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(
-            f"the kernel has {description['n']} trees, whose nodes a table cannot hold",
+            f"the kernel has trees={description}, whose nodes a table cannot hold",
             "give the Kernel object itself",
         )
-    return TreePartitions(np.asarray(nodes, np.float64), float(description["weight"]))
+    return TreePartitions(nodes, float(weight))
 
 
 def no_trees_error(kernel: object) -> ConfigError:

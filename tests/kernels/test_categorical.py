@@ -228,9 +228,9 @@ def test_categorical_refuses_precisions_that_round_features() -> None:
             KernelOperator(kernel, Backend(1), precision, None, grid)
             assert resolve_precision(precision, np.dtype("f4"), [], Backend(1), kernel)[0]
             continue
-        with pytest.raises(ConfigError, match="compares some for equality, or leaves"):
+        with pytest.raises(ConfigError, match="compares some, or leaves of trees, for equality"):
             KernelOperator(kernel, Backend(1), precision, None, grid)
-        with pytest.raises(ConfigError, match="compares some for equality, or leaves"):
+        with pytest.raises(ConfigError, match="compares some, or leaves of trees, for equality"):
             resolve_precision(precision, np.dtype("f4"), [], Backend(1), kernel)
 
 

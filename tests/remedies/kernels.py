@@ -50,7 +50,9 @@ def kernel_cases() -> list[Case]:
     shift, own = np.zeros(3), Squares(2.0).describe()
     auto = {"bandwidth": "auto", "metric": "auto"}
     level = gauss.with_categorical([(2, 1.0)])
-    trees = TreePartitions(np.array([[[2, 0.5, 1, 2], [0, 0, 1, 1], [0, 0, 2, 2]]], float), 1.0)
+    nodes = np.array([[[2, 0.5, 1, 2], [0, 0, 1, 1], [0, 0, 2, 2]]])
+    trees = TreePartitions(nodes, 1.0)
+    split = gauss.with_trees(trees)
 
     def operator(kernel: Kernel, precision: str, on: Grid | None = None) -> Do:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
@@ -108,25 +110,28 @@ def kernel_cases() -> list[Case]:
          lambda: l1.with_categorical([(0, 1.0)]), lambda: gauss.with_categorical([(0, 1.0)])),
         ("must name features from 0 to 2, .* have 3 features; name features of the points",
          lambda: gauss.with_categorical([(3, 1.0)]).features(3), lambda: level.features(3)),
-        ("cannot have trees: .*; use a kernel of the Euclidean distance",
-         lambda: l1.with_trees(trees), lambda: gauss.with_trees(trees)),
-        ("split 3 features, but the points have 2; give the points all features",
-         lambda: gauss.with_trees(trees).features(2), lambda: gauss.with_trees(trees).features(3)),
-        ("are no trees; give an array .trees, nodes, 4.",
-         lambda: TreePartitions(trees.nodes[0], 1.0), lambda: TreePartitions(trees.nodes, 1.0)),
-        ("need a finite weight above 0; leave the trees out",
-         lambda: TreePartitions(trees.nodes, 0.0), lambda: TreePartitions(trees.nodes, 0.1)),
-        ("has 1 trees, whose nodes a table cannot hold; give the Kernel object",
-         lambda: get_kernel(gauss.with_trees(trees).describe()),
-         lambda: get_kernel(gauss.with_trees(trees))),
         ("has a part with categorical features or trees; give them to the whole kernel",
          lambda: level + laplace, lambda: (gauss + laplace).with_categorical(level.categorical)),
-        ("compares some for equality, or leaves of trees; use 'exact' or 'float64'",
+        ("rounds features, .* leaves of trees, for equality; use 'exact' or 'float64'",
          operator(level, "fast"), operator(level, "exact")),
-        ("compares some features for equality; give a kernel without categorical, or .*nystrom",
+        ("compares some .* equality; give a kernel without categorical and trees, or .*nystrom",
          lambda: sk.KernelRegressor(level, features="fourier", n_features=8).fit(X, Y),
          lambda: (sk.KernelRegressor(gauss, features="fourier", n_features=8).fit(X, Y),
                   sk.KernelRegressor(level, features="nystrom", n_centers=20).fit(X, Y))),
+        ("are no trees; give an array .trees, nodes, 4. of features, thresholds, left and right",
+         lambda: TreePartitions(nodes[0], 1.0), lambda: TreePartitions(nodes, 1.0)),
+        ("256 trees of 3 nodes are too many.*; give fewer or smaller trees",
+         lambda: TreePartitions(np.repeat(nodes, 256, 0), 1.0),
+         lambda: TreePartitions(np.repeat(nodes, 255, 0), 1.0)),
+        ("of weight 0 need a finite weight above 0; leave the trees out, or raise the weight",
+         lambda: TreePartitions(nodes, 0),
+         lambda: (gauss.with_trees(None), TreePartitions(nodes, 0.1))),
+        ("split 3 features, but the points have 2; give the points all features that the trees",
+         lambda: split.features(2), lambda: split.features(3)),
+        ("whose nodes a table cannot hold; give the Kernel object itself",
+         lambda: get_kernel(split.describe()), lambda: get_kernel(split)),
+        ("cannot have trees: .* of dense rows; use a kernel of the Euclidean distance",
+         lambda: l1.with_trees(trees), lambda: gauss.with_trees(trees)),
         ("give its class an expression .see Kernel., or use a kernel that is built in",
          lambda: Slope(Own(2.0)), lambda: (Slope(Own(2.0, "exp(-s)")), Slope(gauss))),
         ("write the expression with numbers, s, .* and pow with a number as its exponent",

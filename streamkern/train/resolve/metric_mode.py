@@ -14,6 +14,8 @@ from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.categorical import MAX_CATEGORICAL
+from streamkern.kernels.tree_partitions import placeholder_trees
 from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.methods import find
 from streamkern.train.resolve.given_arrays import check_metric, open_metric
@@ -54,9 +56,6 @@ CHOSEN_TO_LEARN = MetricMode(
     "chosen, as the rows are those of a table and the bandwidth is open; "
     'model.metric="none" leaves it out',
 )
-N_TREES = 96
-"""Number of trees of a kernel: a multiple of eight, because compiled code compares eight columns at
-once."""
 MAX_TREE_OUTPUTS = 32
 """Largest number of outputs for which trees are grown."""
 NO_MEMORY_FOR_METRIC = MetricMode("none", "chosen, as looking for one does not fit the memory")
@@ -197,3 +196,13 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
         and not data.pixels
         and data.d <= MAX_FULL_METRIC_FEATURES
     )
+
+
+def with_placeholders(kernel: Kernel, d: int, *, trees: bool) -> Kernel:
+    """Return the kernel with all that a search may add to it, so that the plan has its memory.
+
+    d : number of features
+    trees : whether the kernel may also get trees, see `may_have_trees`
+    """
+    kernel = kernel.with_categorical([(j, 1.0) for j in range(min(d, MAX_CATEGORICAL))])
+    return kernel.with_trees(placeholder_trees()) if trees else kernel

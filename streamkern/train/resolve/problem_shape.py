@@ -58,6 +58,16 @@ def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel
     return rows * left_bytes(d, precision, backend, kernel)
 
 
+def _tile_bytes(p: int, width: int, itemsize: int, backend: Backend, kernel: Kernel) -> int:
+    """Return the bytes of a tile of a kernel matrix, and of the arrays of `add_unequal` and
+    `add_count_of_unequal`.
+
+    width : columns of a prepared row
+    """
+    compared_bytes = itemsize + 2 if kernel.n_compared else 0
+    return backend.tile_rows * min(backend.tile_width(width), p) * (itemsize + compared_bytes)
+
+
 def _scratch_bytes(
     data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
 ) -> int:
@@ -118,7 +128,7 @@ def problem_shape(
         width=width,
         costs=backend.costs(precision),
         draws=len(data.fixed_transforms) < len(source.feed_transforms),
-        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        tile_bytes=_tile_bytes(p, width, itemsize, backend, kernel),
         left_bytes=_left_bytes(data.d, p, precision, backend, kernel),
         library_bytes=backend.library_bytes,
         feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),

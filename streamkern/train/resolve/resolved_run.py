@@ -22,10 +22,8 @@ from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.kernels.fourier import FourierFeatures, check_has_frequencies
 from streamkern.kernels.points import Grid
-from streamkern.kernels.tree_partitions import placeholder_trees
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import make_loss
@@ -44,13 +42,13 @@ from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import count_centers, may_take_all_rows
 from streamkern.train.resolve.metric_mode import (
     CHOSEN_TO_LEARN,
-    N_TREES,
     NO_MEMORY_FOR_METRIC,
     MetricMode,
     kernel_in_metric,
     looks_for_categorical,
     may_have_trees,
     requested_metric_mode,
+    with_placeholders,
 )
 from streamkern.train.resolve.problem_shape import problem_shape, resolve_precision
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
@@ -264,11 +262,8 @@ class _OpenedRun:
             precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
             precision = ("float64", None) if widened else precision
             if looks_for_categorical(config, data, precision[0], origin):
-                # Plan the memory for as many categorical features as the run may choose.
-                n_categorical = min(data.d, MAX_CATEGORICAL)
-                kernel = kernel.with_categorical([(j, 1.0) for j in range(n_categorical)])
-            if may_have_trees(config, data, precision[0], origin, mode):
-                kernel = kernel.with_trees(placeholder_trees(N_TREES))
+                trees = may_have_trees(config, data, precision[0], origin, mode)
+                kernel = with_placeholders(kernel, data.d, trees=trees)
             problem = self._problem(mode, p, backend, precision[0], kernel, widened)
             if origin in (*SELECTORS, "all") and config.model.features != "fourier":
                 if selector is not None:

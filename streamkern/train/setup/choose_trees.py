@@ -23,13 +23,13 @@ import numpy as np
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.optional import on_demand
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.tree_partitions import TreePartitions
+from streamkern.kernels.tree_partitions import N_TREES, TreePartitions
 from streamkern.planning.memory import METRIC_FIT_ROWS
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.resolve.metric_mode import N_TREES, may_have_trees
+from streamkern.train.resolve.metric_mode import may_have_trees
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import median_distances
 from streamkern.train.setup.choose_metric import metric_row_counts, robust_gain
