@@ -33,9 +33,9 @@ class ImportancesMixin(PredictionMixin):
 
         The shares are aligned with `feature_names_in_` and sum to 1. The share of a table column is
         the sum over its features, including its quantile score. A categorical feature
-        (`kernel_.categorical`) adds half its weight before normalisation. The shares show along
-        which columns the model varies most; `permutation_importances` shows how much a column
-        reduces the error.
+        (`kernel_.categorical`) adds half its weight before normalisation; trees are left out. The
+        shares show along which columns the model varies most; `permutation_importances` shows how
+        much a column reduces the error.
 
         Raises AttributeError for a model without a metric, or with features of image patches.
         """
