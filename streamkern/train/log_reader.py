@@ -181,6 +181,9 @@ def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
     earlier_entries: list[tuple[str, str]] = []
     for record in records:
         entry = _stage(record)
+        if entry[0] == "metric" and "chosen" in record and earlier_entries:
+            # The choice of the metric is reported after the kernels, or trees, that were compared.
+            entry = "metric", earlier_entries[-1][1]
         if record.get("again") and processes:  # the same process chooses kernel and metric anew
             earlier_entries = []
         elif _starts_process(entry, earlier_entries):
@@ -195,12 +198,9 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     """Return the event of a record, and the stage of the setup to which it belongs."""
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
-    # The choice of the metric is reported after the kernels with and without it.
-    is_choice = event == "metric" and "chosen" in record
-    is_kernel_stage = is_choice or stage in ("bandwidth", "categorical")
     if event in _EVENT_STAGES:
         return event, _EVENT_STAGES[event]
-    return event, "kernel" if is_kernel_stage else str(stage)
+    return event, "kernel" if stage in ("bandwidth", "categorical") else str(stage)
 
 
 def _starts_process(entry: tuple[str, str], earlier_entries: Sequence[tuple[str, str]]) -> bool:

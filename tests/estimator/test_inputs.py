@@ -76,7 +76,8 @@ def test_integers_among_codes_of_objects_are_words() -> None:
         of_text = sk.KernelRegressor(**FAST).fit(X.assign(City=np.where(codes == 4, "4", codes)), y)
     np.testing.assert_array_equal(model.predict(X), of_text.predict(X))
     only_numbers = X[codes == 4].astype({"City": int})
-    np.testing.assert_array_equal(model.predict(only_numbers), model.predict(X)[codes == 4])
+    # Rows at another position of a tile may be rounded in another way.
+    np.testing.assert_allclose(model.predict(only_numbers), model.predict(X)[codes == 4], 1e-12)
     X["City"] = pd.Series(["unknown", 4, 5, 6, 7] * (N // 5), X.index, dtype=object)
     with pytest.raises(DataError, match="'City' mixes numbers"):
         model.fit(X, y)

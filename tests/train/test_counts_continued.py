@@ -107,7 +107,7 @@ def test_fit_with_two_kernel_choices_logs_one_process(outliers: bool, tmp_path: 
     model.set_params(n_centers=P, run_dir=tmp_path / "run", solver="block").fit(X, y)
     records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     repeated_stages = [record["doing"] for record in records if record.get("again")]
-    assert repeated_stages == ["metric", "kernel"]
+    assert repeated_stages == ["metric", "kernel", "trees"]
     history = read_history(records)
     assert len(history.processes) == 1
     assert {record["event"] for record in history.setup} >= {"bandwidth", "metric", "noise", "loss"}
