@@ -29,7 +29,7 @@ _STEPS_BEGIN = ("start", "resume")
 _STAGES = ("metric", "kernel", "trees", "centers", "noise", "sample", "preconditioner")
 _STAGE_ORDER = {stage: position for position, stage in enumerate(_STAGES)}
 """Order of the stages of a setup."""
-_EVENT_STAGES = {"outliers": "kernel", "loss": "noise"}
+_EVENT_STAGES = {"outliers": "trees", "loss": "noise"}
 """Events of the setup that another stage includes."""
 _LAST_STAGE = len(_STAGES)
 """Position in this order of all events that are no stage of the setup."""
