@@ -144,6 +144,7 @@ class ProblemShape:
     has_initial_weights : whether the run starts from the weights of another one.
     metric_bytes : bytes of the given or learned metric in float64; 0 without a metric.
     metric_rows : number of rows from which a metric is learned; 0 if none is.
+    tree_rows : number of rows from which the trees of the kernel are chosen; 0 if none are.
     finds_bandwidth : whether the bandwidth is chosen automatically.
     ridge : whether the solver has a ridge that is not 0.
     finds_ridge : whether the ridge is chosen automatically.
@@ -208,6 +209,7 @@ class ProblemShape:
     has_initial_weights: bool = False
     metric_bytes: int = 0
     metric_rows: int = 0
+    tree_rows: int = 0
     finds_bandwidth: bool = False
     ridge: bool = True
     finds_ridge: bool = False
@@ -240,6 +242,11 @@ class ProblemShape:
     center_ranks: int = 1
     streams_centers: bool = False
     reads_stripes: bool = False
+
+    @property
+    def search_rows(self) -> int:
+        """Number of rows from which the metric and the trees of the kernel are chosen."""
+        return max(self.metric_rows, self.tree_rows)
 
     @property
     def n_samples(self) -> int:

@@ -291,8 +291,8 @@ class Method(Generic[_S]):
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
         if problem.finds_bandwidth or self.estimates_noise(problem):
             self._count_noise(buffers, problem, sizes)
-        if problem.metric_rows:
-            _count_metric(buffers, problem)
+        if problem.search_rows:
+            _count_search(buffers, problem)
         self.add_buffers(buffers, problem, sizes)
         return buffers
 
@@ -381,10 +381,10 @@ def _mib(size: int) -> str:
     return f"{-(-size // MiB)} MiB" if size >= MiB else f"{size} bytes"
 
 
-def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
-    """Add the buffers of learning a metric, which comes before everything else."""
+def _count_search(buffers: Buffers, problem: ProblemShape) -> None:
+    """Add the buffers of the search for a metric and for trees, which precedes everything else."""
     add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
-    rows, n = problem.metric_rows, min(METRIC_FIT_ROWS, problem.n_rows)
+    rows, n = problem.search_rows, min(METRIC_FIT_ROWS, problem.n_rows)
     add("metric", "rows to learn the metric", rows, d + c + 1, itemsize=item)
     add("metric", "rows to learn the metric, as read", rows, problem.row_bytes + (d + c) * item)
     add("metric", "prepared rows for the metric", 12 * n, problem.prepared_row_bytes)
@@ -393,6 +393,8 @@ def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     targets = 6 * n + 4 * held_out
     add("metric", "kernel matrices and a factor for the metric", matrices, n, itemsize=8)
     add("metric", "targets and weights for the metric in float64", targets, c, itemsize=8)
+    if not problem.metric_rows:
+        return
     step_rows = min(METRIC_STEP_FIT_ROWS + METRIC_STEP_PREDICTED_ROWS, rows)
     add("metric", "rows of a metric step", step_rows, 6 * d + 4 * c, itemsize=8)
     columns = max(d + 1, min(MAX_DERIVATIVE_COLUMNS, c * (d + 1)))

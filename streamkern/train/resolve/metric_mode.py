@@ -35,10 +35,13 @@ class MetricMode(NamedTuple):
 
     mode : one of `LEARNED` if a metric is learned, else "none" or "given"
     reason : text for the log and for a plan
+    searches_trees : whether trees may be searched although no metric is learned, see
+        `may_have_trees`
     """
 
     mode: str
     reason: str
+    searches_trees: bool = False
 
     @property
     def learns(self) -> bool:
@@ -56,6 +59,10 @@ CHOSEN_TO_LEARN = MetricMode(
     "chosen, as the rows are those of a table and the bandwidth is open; "
     'model.metric="none" leaves it out',
 )
+MIN_ROWS_FOR_TREES = 200
+"""Smallest number of rows from which trees are grown."""
+MAX_TREE_FEATURES = 2048
+"""Largest number of features of rows from which trees are grown."""
 MAX_TREE_OUTPUTS = 32
 """Largest number of outputs for which trees are grown."""
 NO_MEMORY_FOR_METRIC = MetricMode("none", "chosen, as looking for one does not fit the memory")
@@ -72,7 +79,12 @@ def requested_metric_mode(
     if setting != "auto":
         return MetricMode(setting if setting in METRICS else "given", "as set")
     why_not = _why_not(config, data, has_initial_weights)
-    return CHOSEN_TO_LEARN if why_not is None else MetricMode("none", f"chosen, as {why_not}")
+    if why_not is not None:
+        return MetricMode("none", f"chosen, as {why_not}")
+    why_not = _why_wrong_size(data)
+    if why_not is not None:
+        return MetricMode("none", f"chosen, as {why_not}", searches_trees=True)
+    return CHOSEN_TO_LEARN
 
 
 def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | None:
@@ -94,22 +106,32 @@ def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | 
 
 
 def _why_no_table(data: Data) -> str | None:
-    """Return why no metric is learned for these rows; None if one is learned."""
+    """Return why no metric is learned for rows of this kind; None if one may be learned."""
     source = data.source
-    n_rows = data.base.n_origins or data.base.n_rows  # copies count once
     if data.sparse:
         return "the rows are sparse"
     if len(source.row_shape) != 1 or source.dtype == np.uint8 or data.pixels:
         return "the rows are taken for pixels"
-    if not 2 <= data.d <= MAX_FULL_METRIC_FEATURES:
-        return f"rows have {data.d:,} features, and not 2 to {MAX_FULL_METRIC_FEATURES}"
     if source.n_outputs > MAX_METRIC_OUTPUTS:
         return f"for more than {MAX_METRIC_OUTPUTS:,} outputs it takes minutes or hours to learn"
-    numeric_targets = source.classes is None
+    return None
+
+
+def _why_wrong_size(data: Data) -> str | None:
+    """Return why no metric is learned for this number of rows and features; None if one is
+    learned."""
+    if not 2 <= data.d <= MAX_FULL_METRIC_FEATURES:
+        return f"rows have {data.d:,} features, and not 2 to {MAX_FULL_METRIC_FEATURES}"
+    numeric_targets = data.source.classes is None
     min_rows = MIN_METRIC_ROWS if numeric_targets else MIN_METRIC_ROWS_OF_CLASSES
-    if n_rows < min_rows:
+    if _n_distinct_rows(data) < min_rows:
         return f"with fewer than {min_rows:,} rows a metric is rarely better than none"
     return None
+
+
+def _n_distinct_rows(data: Data) -> int:
+    """Return the number of rows, where copies of a stored row count once."""
+    return data.base.n_origins or data.base.n_rows
 
 
 def kernel_in_metric(
@@ -161,14 +183,17 @@ def may_have_trees(
 ) -> bool:
     """Return whether the kernel of a run may get trees, see `choose_trees`.
 
-    It may if the run learns a metric and searches for categorical features, with at most
+    It may if the run may change its kernel, and learns a metric or would learn one from a table of
+    another size, with at least `MIN_ROWS_FOR_TREES` rows, at most `MAX_TREE_FEATURES` features and
     `MAX_TREE_OUTPUTS` outputs.
 
-    precision, origin : as in `looks_for_categorical`
+    precision, origin : as in `_may_change_kernel`
     """
     return (
-        metric_mode.learns
-        and looks_for_categorical(config, data, precision, origin)
+        (metric_mode.learns or metric_mode.searches_trees)
+        and _may_change_kernel(config, data, precision, origin)
+        and _n_distinct_rows(data) >= MIN_ROWS_FOR_TREES
+        and data.d <= MAX_TREE_FEATURES
         and data.source.n_outputs <= MAX_TREE_OUTPUTS
     )
 
@@ -176,9 +201,20 @@ def may_have_trees(
 def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin: str) -> bool:
     """Return whether a run searches for categorical features of its kernel.
 
-    It does for the rows of a table with at most `MAX_FULL_METRIC_FEATURES` features if the settings
-    leave kernel, bandwidth and metric open, if distances are computed in float32 or float64, and if
-    the centers are rows. Means of rows would have values that no row has.
+    It does if the run may change its kernel, with at most `MAX_FULL_METRIC_FEATURES` features.
+
+    precision, origin : as in `_may_change_kernel`
+    """
+    may_change = _may_change_kernel(config, data, precision, origin)
+    return may_change and data.d <= MAX_FULL_METRIC_FEATURES
+
+
+def _may_change_kernel(config: RunConfig, data: Data, precision: str, origin: str) -> bool:
+    """Return whether a run may change the distance of its kernel, besides the metric.
+
+    It may for the rows of a table if the settings leave kernel, bandwidth and metric open, if
+    distances are computed in float32 or float64, and if the centers are rows. Means of rows would
+    have values that no row has.
 
     origin : origin of the centers, see `centers_from`
     """
@@ -194,15 +230,16 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
         and len(data.source.row_shape) == 1
         and data.source.dtype != np.uint8
         and not data.pixels
-        and data.d <= MAX_FULL_METRIC_FEATURES
     )
 
 
-def with_placeholders(kernel: Kernel, d: int, *, trees: bool) -> Kernel:
+def with_placeholders(kernel: Kernel, n_categorical: int, *, trees: bool) -> Kernel:
     """Return the kernel with all that a search may add to it, so that the plan has its memory.
 
-    d : number of features
+    n_categorical : number of features that may be categorical
     trees : whether the kernel may also get trees, see `may_have_trees`
     """
-    kernel = kernel.with_categorical([(j, 1.0) for j in range(min(d, MAX_CATEGORICAL))])
+    if n_categorical:
+        features = range(min(n_categorical, MAX_CATEGORICAL))
+        kernel = kernel.with_categorical([(j, 1.0) for j in features])
     return kernel.with_trees(placeholder_trees()) if trees else kernel

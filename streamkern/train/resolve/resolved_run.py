@@ -194,7 +194,7 @@ def _open(
     try:
         return opened_run.run_in(mode)
     except MemoryBudgetError:
-        if mode is not CHOSEN_TO_LEARN:
+        if not (mode is CHOSEN_TO_LEARN or mode.searches_trees):
             raise
     return opened_run.run_in(NO_MEMORY_FOR_METRIC)
 
@@ -261,10 +261,13 @@ class _OpenedRun:
             transforms = data.source.feed_transforms
             precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
             precision = ("float64", None) if widened else precision
-            if looks_for_categorical(config, data, precision[0], origin):
-                trees = may_have_trees(config, data, precision[0], origin, mode)
-                kernel = with_placeholders(kernel, data.d, trees=trees)
-            problem = self._problem(mode, p, backend, precision[0], kernel, widened)
+            settings_of_search = config, data, precision[0], origin
+            trees = may_have_trees(*settings_of_search, mode)
+            n_categorical = data.d if looks_for_categorical(*settings_of_search) else 0
+            kernel = with_placeholders(kernel, n_categorical, trees=trees)
+            problem = self._problem(
+                mode, p, backend, precision[0], kernel, widened=widened, trees=trees
+            )
             if origin in (*SELECTORS, "all") and config.model.features != "fourier":
                 if selector is not None:
                     selection = selector.plan(problem, data.base.n_rows, budget_bytes)
@@ -283,14 +286,17 @@ class _OpenedRun:
         )  # fmt: skip
 
     def _problem(
-        self, mode: MetricMode, p: int, backend: Backend, precision: str, kernel: Kernel,
-        widened: bool,
+        self, mode: MetricMode, p: int, backend: Backend, precision: str, kernel: Kernel, *,
+        widened: bool, trees: bool,
     ) -> ProblemShape:  # fmt: skip
-        """Return the shape of the problem with p centers, for a metric mode."""
+        """Return the shape of the problem with p centers, for a metric mode.
+
+        trees : whether the run may search for trees
+        """
         config, inputs, data = self.config, self.inputs, self.data
         on_cluster = inputs.client is not None
         problem = problem_shape(config, data, p, backend, precision, on_cluster, kernel)
-        metric_rows = min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
+        search_rows = min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
         # Rank 0 needs all Fourier features to estimate the noise.
         partitions_centers = problem.center_ranks > 1 and problem.features != "fourier"
         may_be_rows = problem.features == "kernel" and centers_from(config, inputs) in (
@@ -300,7 +306,8 @@ class _OpenedRun:
         return replace(
             problem, complete=self.complete, widened=widened,
             rows_are_centers=self.complete and may_be_rows and are_all_rows,
-            metric_rows=metric_rows if mode.learns else 0,
+            metric_rows=search_rows if mode.learns else 0,
+            tree_rows=search_rows if trees else 0,
             reads_stripes=partitions_centers and inputs.continued_run is not None,
         )  # fmt: skip
 

@@ -29,7 +29,7 @@ from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.resolve.metric_mode import may_have_trees
+from streamkern.train.resolve.metric_mode import MIN_ROWS_FOR_TREES, may_have_trees
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import median_distances
 from streamkern.train.setup.choose_metric import metric_row_counts, robust_gain
@@ -40,12 +40,11 @@ MAX_LEAVES, LEARNING_RATE, MIN_LEAF_ROWS = 8, 0.1, 10
 ROW_SHARE, FEATURE_SHARE = 0.7, 0.7
 """Share of the rows from which a tree is grown, and of the features that each split examines."""
 MAX_TREE_ENTRIES = 1 << 16
-"""Largest number of entries (rows x features) from which a tree is grown, unless `MIN_TREE_ROWS`
-have more. It limits the time to about two seconds."""
+"""Largest number of entries (rows x features) that the first split of a tree examines. It limits
+the time to about two seconds."""
 MIN_TREE_ROWS = 512
-"""Number of rows from which a tree is grown even if they have more than `MAX_TREE_ENTRIES`."""
-MIN_ROWS_FOR_TREES = 200
-"""Smallest number of rows for which trees are grown."""
+"""Number of rows from which a tree is grown even if they have more entries than that. Its splits
+then examine fewer features."""
 MAX_COMPARED_TREE_ROWS = 4 * METRIC_FIT_ROWS
 """Largest number of rows of the models that are compared on held-out rows."""
 FIRST_WEIGHT_LOG4, WEIGHTS_LOG4 = 1, (-1, 3)
@@ -209,11 +208,12 @@ def boosted_trees(X: HostArray, Y: HostArray, w: HostArray | None, seed: int) ->
     random = np.random.RandomState(seed)
     n, d = X.shape
     n_rows = min(int(ROW_SHARE * n), max(MAX_TREE_ENTRIES // d, MIN_TREE_ROWS))
+    feature_share = min(FEATURE_SHARE, MAX_TREE_ENTRIES / (n_rows * d))
     residuals, trees = Y - np.average(Y, axis=0, weights=w), list[Any]()
     for _ in range(N_TREES):
         chosen = random.choice(n, n_rows, replace=False)
         tree = on_demand("sklearn.tree").DecisionTreeRegressor(
-            max_leaf_nodes=MAX_LEAVES, min_samples_leaf=MIN_LEAF_ROWS, max_features=FEATURE_SHARE,
+            max_leaf_nodes=MAX_LEAVES, min_samples_leaf=MIN_LEAF_ROWS, max_features=feature_share,
             random_state=random,
         )  # fmt: skip
         tree.fit(X[chosen], residuals[chosen], None if w is None else w[chosen], check_input=False)

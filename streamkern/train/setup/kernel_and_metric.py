@@ -100,7 +100,7 @@ def _choose(
     log_fields = {"again": True} if is_repeated else {}
     n_noise_rows, kernel_is_open = noise_rows(run.problem), must_choose_kernel(run)
     read = partial(read_merged_rows, run, dtype, targets)
-    read_stored = partial(read, run.problem.metric_rows)
+    read_pool = cache(partial(read, run.problem.search_rows, squares))
     read_few = cache(partial(read, n_noise_rows, squares))
     few = FewRows(read_few, read_few if squares is None else cache(partial(read, n_noise_rows)))
 
@@ -108,16 +108,23 @@ def _choose(
         report("setup", {"doing": "kernel"} | log_fields)
         return find_kernel(run, few.read(), report, metric, categorical).kernel
 
+    def few_of_pool(part: slice) -> FewRows:
+        few_part, stored_pool = _copy_part(read_pool(), part), None
+        if squares is not None:
+            read_pool.cache_clear()  # free the rows before as many are read again
+            stored_pool = read(run.problem.search_rows)
+        return _few_of(few_part, stored_pool or read_pool(), part)
+
     plain_kernel = cache(partial(find_in_metric, None))
     learned = known_metric or LearnedMetric(run.metric, {})
     if known_metric is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason} | log_fields)
-        rows = read(run.problem.metric_rows, squares)
-        learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
+        find_plain = plain_kernel if kernel_is_open else None
+        learned = learn_metric(run, read_pool(), targets, report, find_plain)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
-            n_pool, n_held_out = metric_row_counts(len(rows.X))
-            part = slice(n_held_out, min(n_held_out + n_noise_rows, len(rows.X) - n_pool))
-            few = _few_of(rows, part, squares, read_stored)
+            n = len(read_pool().X)
+            n_pool, n_held_out = metric_row_counts(n)
+            few = few_of_pool(slice(n_held_out, min(n_held_out + n_noise_rows, n - n_pool)))
     if learned.kernel is None and kernel_is_open:
         find = plain_kernel if learned.metric is None else partial(find_in_metric, learned.metric)
         kernel = find(learned.categorical or ())
@@ -126,27 +133,22 @@ def _choose(
         learned = learned._replace(kernel=kernel)
     if known_metric is None and learned.kernel is not None and looks_for_trees(run):
         report("setup", {"doing": "trees"} | log_fields)
-        rows = read(run.problem.metric_rows, squares)
-        tree_kernel = find_trees(run, rows, targets, learned.kernel, report)
+        tree_kernel = find_trees(run, read_pool(), targets, learned.kernel, report)
         if tree_kernel is not None:
-            held_out = run.backend.to_host(rows.X[: metric_row_counts(len(rows.X))[1]])
-            learned = learned._replace(kernel=tree_kernel, held_out=held_out.copy())
-            part = slice(0, min(len(held_out), n_noise_rows))
-            few = _few_of(rows, part, squares, read_stored)
+            X = read_pool().X
+            held_out = run.backend.to_host(X[: metric_row_counts(len(X))[1]]).copy()
+            del X
+            learned = learned._replace(kernel=tree_kernel, held_out=held_out)
+            few = few_of_pool(slice(0, min(len(held_out), n_noise_rows)))
     return few, learned
 
 
-def _few_of(
-    rows: SampleRows, part: slice, squares: SquareTargets | None,
-    read_stored: Callable[[], SampleRows],
-) -> FewRows:  # fmt: skip
-    """Return some of the rows, copied, so that the others can be freed.
+def _few_of(few_part: SampleRows, stored_rows: SampleRows, part: slice) -> FewRows:
+    """Return some of the rows, with the targets of the search, and with their stored targets.
 
-    squares : replaces the targets of `rows`; None if they have their stored targets
-    read_stored : returns the same rows with their stored targets
+    few_part : these rows, with the targets of the search
+    stored_rows : all rows, with their stored targets
     """
-    few_part = _copy_part(rows, part)
-    stored_rows = rows if squares is None else read_stored()
     stored_part = _copy_part(stored_rows, part)
     if stored_rows.repeats is not None:  # a loss depends on more than the mean of equal rows
         stored_part = stored_part._replace(repeats=stored_rows.repeats.in_groups(part))
