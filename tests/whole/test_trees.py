@@ -1,9 +1,7 @@
-"""Runs whose kernel gets trees: saved, resumed, continued, and predicted with in every way."""
+"""Test commands, losses, intervals and probabilities of runs whose kernel gets trees."""
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import clone
 
 import streamkern as sk
 from streamkern.cli.main import run_command
@@ -41,16 +38,6 @@ def model(run: Path) -> Any:
     return sk.load(str(run))
 
 
-def test_loaded_and_copied_models_predict_the_same(run: Path, model: Any, tmp_path: Path) -> None:
-    fitted = sk.KernelRegressor(random_state=0).fit(X, Y)
-    expected = fitted.predict(NEW)
-    fitted.save(str(tmp_path / "saved"))
-    twins = [model, copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))]
-    for twin in (*twins, sk.load(str(tmp_path / "saved"))):
-        np.testing.assert_array_equal(twin.predict(NEW), expected)
-    assert trees_of(clone(fitted).fit(X, Y)) == 96
-
-
 def test_finished_run_is_not_set_up_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise AssertionError("trees were grown again")
@@ -76,35 +63,11 @@ def test_commands_show_and_use_trees(
     assert "sha256" not in capsys.readouterr().out
 
 
-def test_kernel_of_model_can_be_used_again(model: Any, tmp_path: Path) -> None:
-    folder = str(tmp_path / "run")
-    other = sk.KernelRegressor(model.kernel_, ridge=1e-4, run_dir=folder).fit(X, Y)
-    assert trees_of(other) == 96
-    np.testing.assert_array_equal(sk.load(folder).predict(NEW), other.predict(NEW))
-
-
-def test_warm_start_and_continued_run_keep_trees(run: Path, tmp_path: Path) -> None:
-    warm = sk.KernelRegressor(random_state=0, solver="block", warm_start=str(run)).fit(X, Y)
-    assert trees_of(warm) == 96
-    np.savez(tmp_path / "a.npz", X=X, y=Y)
-    np.savez(tmp_path / "b.npz", X=NEW, y=NEW_Y)
-    store, first, second = (str(tmp_path / name) for name in ("t.zarr", "first", "second"))
-    for arguments in (
-        ["ingest", str(tmp_path / "a.npz"), store],
-        ["train", "--train", store, "--run-dir", first],
-        ["append", store, str(tmp_path / "b.npz")],
-        ["train", "--continue", first, "--train", store, "--run-dir", second],
-    ):
-        assert run_command(arguments) == 0, arguments
-    assert trees_of(sk.load(second)) == 96
-
-
 @pytest.mark.parametrize("settings", [
-    {"solver": "block"}, {"solver": "falkon"}, {"n_centers": 300}, {"precision": "float64"},
-    {"loss": "huber"}, {"loss": "quantile", "quantile": 0.5}, {"ridge": 1e-3},
+    {"n_centers": 300}, {"loss": "huber"}, {"loss": "quantile", "quantile": 0.5},
     {"early_stopping": True, "solver": "block"}, {"effort": "quick"},
 ], ids=str)  # fmt: skip
-def test_solvers_losses_and_precisions_take_trees(settings: dict[str, Any]) -> None:
+def test_losses_and_efforts_take_trees(settings: dict[str, Any]) -> None:
     fitted = sk.KernelRegressor(random_state=0, **settings).fit(X, Y)
     assert trees_of(fitted) == 96
     assert np.mean((fitted.predict(NEW) - NEW_Y) ** 2) < 0.15 * NEW_Y.var()

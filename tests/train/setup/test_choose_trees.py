@@ -15,15 +15,20 @@ from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.kernels.points import point_bytes, point_width
 from streamkern.kernels.tree_partitions import N_TREES, TreePartitions
 from streamkern.rundir.run_log import read_log
-from streamkern.train.resolve.metric_mode import MAX_TREE_OUTPUTS, with_placeholders
+from streamkern.train.resolve.metric_mode import (
+    MAX_TREE_FEATURES,
+    MAX_TREE_OUTPUTS,
+    MIN_ROWS_FOR_TREES,
+    with_placeholders,
+)
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup import assemble, choose_trees, kernel_and_metric
 from streamkern.train.setup.choose_metric import metric_row_counts
 from streamkern.train.setup.choose_trees import (
     LEARNING_RATE,
     MAX_LEAVES,
+    MAX_TREE_ENTRIES,
     MIN_LEAF_ROWS,
-    MIN_ROWS_FOR_TREES,
     TREES_GAIN,
     TREES_GAIN_SE,
     boosted_trees,
@@ -226,20 +231,49 @@ def test_rows_count_by_weight(tmp_path: Path) -> None:
     assert not equal_rows(fit.grown[-1], fit.held_out).any()
 
 
-@pytest.mark.parametrize(("n_rows", "n_outputs", "searches"), [
-    (300, MAX_TREE_OUTPUTS, True), (300, MAX_TREE_OUTPUTS + 1, False), (240, 1, False),
-    (300, 1, True),
-])  # fmt: skip
-def test_search_depends_on_rows_and_outputs(
-    n_rows: int, n_outputs: int, searches: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("n_rows", "d", "n_outputs", "searches"),
+    [
+        (MIN_ROWS_FOR_TREES, 3, 1, True), (MIN_ROWS_FOR_TREES - 1, 3, 1, False),
+        (300, 3, MAX_TREE_OUTPUTS, True), (300, 3, MAX_TREE_OUTPUTS + 1, False),
+        (300, 1, 1, True), (300, 400, 1, True), (300, MAX_TREE_FEATURES + 1, 1, False),
+    ],
+)  # fmt: skip
+def test_search_depends_on_sizes(
+    n_rows: int, d: int, n_outputs: int, searches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(kernel_and_metric, "find_trees", lambda *given: calls.append(given))
     rng = np.random.default_rng(0)
-    X, Y = rng.normal(size=(n_rows, 3)).astype(np.float32), rng.normal(size=(n_rows, n_outputs))
+    X, Y = rng.normal(size=(n_rows, d)).astype(np.float32), rng.normal(size=(n_rows, n_outputs))
     sk.KernelRegressor(random_state=0).fit(X, Y)
     assert bool(calls) == searches
-    assert n_rows > MIN_ROWS_FOR_TREES
+
+
+def test_few_rows_get_trees_but_no_metric() -> None:
+    X, y, _ = stepped(250)
+    model = sk.KernelRegressor(random_state=0).fit(X, y)
+    assert model.kernel_.metric is None
+    assert len(model.kernel_.trees) == N_TREES
+    assert error_of(model) < 0.7 * error_of(sk.KernelRegressor(metric="none").fit(X, y))
+
+
+def test_few_rows_of_classes_get_trees() -> None:
+    X, _, steps = stepped(500)
+    fresh, _, truth = stepped(1000, 1)
+    model = sk.KernelClassifier(random_state=0).fit(X, steps > 1)
+    assert len(model.kernel_.trees) == N_TREES
+    assert model.score(fresh, truth > 1) > 0.95
+
+
+def test_trees_of_wide_tables_examine_as_many_entries_as_others() -> None:
+    """The first feature is found among 1500, though a split examines one in ten only."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 1500)).astype(np.float32)
+    y = np.where(X[:, :1] > 0, 1.0, -1.0)
+    trees = boosted_trees(X, y, None, 0)
+    assert 0.99 * MAX_TREE_ENTRIES <= 420 * trees[0].max_features * 1500 <= 1.01 * MAX_TREE_ENTRIES
+    assert sum(bool((tree.tree_.feature == 0).any()) for tree in trees) > 10
 
 
 @pytest.mark.parametrize(
