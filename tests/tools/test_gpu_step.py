@@ -25,8 +25,12 @@ HERE = [name for name in gpu_step.PARTS if name not in (*CHILDREN, "example")]
 
 
 def run(out: Path, device: str, *parts: str) -> dict[str, Any]:
-    """Return the entries of parts, as the command writes them."""
+    """Return the entries of parts, as the command writes them.
+
+    They may take ten times their usual time, so that a busy machine ends none of them.
+    """
     arguments = ["--out", str(out), "--device", device, "--size", "toy", "--parts", *parts]
+    arguments += ["--seconds", str(10 * gpu_step.TOTAL_S)]
     assert gpu_step.main(arguments) == 0
     entries: dict[str, Any] = json.loads(out.read_text())["parts"]
     assert entries.keys() == {"ceilings", *parts}
