@@ -61,10 +61,10 @@ docs/explanation/tree-kernel.md."""
 
 
 class _Scales(NamedTuple):
-    """Exponents of four of the weight of the trees and of the squared bandwidth, see
-    `_with_trees`."""
+    """Exponents of four of the weight of the trees, None for no trees, and of the squared
+    bandwidth, see `_with_trees`."""
 
-    weight: int
+    weight: int | None
     width: int
 
 
@@ -116,7 +116,7 @@ def find_trees(
         if gain > 0 and n > METRIC_FIT_ROWS:
             larger = problem(n)
             candidate = _with_trees(run, larger.fit, kernel, _grow(run, larger.fit), scales)
-            plain = _model(larger, kernel, plain)
+            plain = _model(larger, plain.op.kernel, plain)
             best = _model(larger, candidate, best)
             gain = robust_gain(plain.losses, best.losses)
         largest_loss = (1 - TREES_GAIN) * plain.losses.mean()  # 0 for constant targets
@@ -135,7 +135,8 @@ def _search(
 ) -> tuple[HeldOutModel, HeldOutModel, _Scales]:
     """Return the model without trees, the best one with trees, and its scales.
 
-    First the weight is searched, and then the bandwidth with the best weight.
+    First the weight is searched, and then the bandwidth with the best weight. If this helps, the
+    bandwidth without trees is searched as well: a wider kernel alone may gain as much.
     """
     plain = best = _model(problem, kernel, None)
     trees, models = _grow(run, problem.fit), dict[_Scales, HeldOutModel]()
@@ -158,15 +159,21 @@ def _search(
     if best.losses.mean() > MAX_LOSS_RATIO * plain.losses.mean():
         return plain, best, scales
     scales = search(lambda exponent: scales._replace(width=exponent), 0, WIDTHS_LOG4)
-    return plain, models[scales], scales
+    with_trees = models[scales]
+    if with_trees.losses.mean() < plain.losses.mean():
+        models, best = {_Scales(None, 0): plain}, plain
+        plain = models[search(lambda exponent: _Scales(None, exponent), 0, WIDTHS_LOG4)]
+    return plain, with_trees, scales
 
 
 def _model(problem: HeldOutProblem, kernel: Kernel, previous: HeldOutModel | None) -> HeldOutModel:
     """Return the model of the problem with the best ridge, whose search starts at the ridge of the
-    previous model."""
+    previous model; without one, at a medium and at the smallest ridge, because the error may have
+    two minima."""
     min_ridge = problem.min_ridge_exponent
-    start = max(min_ridge, -2 if previous is None else previous.ridge_log10)
-    return problem.with_losses(problem.with_kernel(kernel, start, min_ridge))
+    starts = {max(min_ridge, -2), min_ridge} if previous is None else {previous.ridge_log10}
+    models = [problem.with_kernel(kernel, start, min_ridge) for start in sorted(starts)]
+    return problem.with_losses(min(models, key=lambda model: model.error))
 
 
 def _with_trees(
@@ -178,6 +185,8 @@ def _with_trees(
     of this increase, so that about the same rows stay near each other, and multiplied by
     4^scales.width.
     """
+    if scales.weight is None:
+        return kernel.with_bandwidth(kernel.bandwidth * 2.0**scales.width)
     weight, width = 4.0**scales.weight, 2.0**scales.width
     host = run.backend.to_host(rows.X[:METRIC_FIT_ROWS])
     median = median_distances(run, host, kernel.metric)("distance")
