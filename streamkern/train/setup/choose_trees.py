@@ -54,10 +54,10 @@ WIDTHS_LOG4 = (-1, 2)
 """Smallest and largest power of four by which the squared bandwidth is multiplied."""
 MAX_LOSS_RATIO = 1.05
 """Largest ratio of the losses with and without trees at which the bandwidth is searched."""
-TREES_GAIN_SE, TREES_GAIN_SE_OF_CLASSES, TREES_GAIN = 1.0, 1.5, 0.01
+TREES_GAIN_SE, TREES_GAIN_SE_OF_FEW_ROWS, TREES_GAIN = 1.0, 1.5, 0.01
 """Smallest gain for which trees are used: in standard errors of the mean loss of held-out rows, for
-numeric targets and for classes, and as a share of this loss. See
-docs/explanation/tree-kernel.md."""
+tables of which a metric is learned and for others, which mostly have fewer rows, and as a share of
+this loss. See docs/explanation/tree-kernel.md."""
 
 
 class _Scales(NamedTuple):
@@ -120,7 +120,8 @@ def find_trees(
             best = _model(larger, candidate, best)
             gain = robust_gain(plain.losses, best.losses)
         largest_loss = (1 - TREES_GAIN) * plain.losses.mean()  # 0 for constant targets
-        min_gain_se = TREES_GAIN_SE if classes is None else TREES_GAIN_SE_OF_CLASSES
+        learns = run.metric_mode.learns
+        min_gain_se = TREES_GAIN_SE if learns else TREES_GAIN_SE_OF_FEW_ROWS
         is_taken = gain > min_gain_se and bool(best.losses.mean() < largest_loss)
         if is_taken and len(fit.X) > n:
             candidate = _with_trees(run, fit, kernel, _grow(run, fit), scales)
