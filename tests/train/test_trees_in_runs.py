@@ -162,12 +162,12 @@ def test_stopped_run_resumes_with_same_bits(name: str, tmp_path: Path) -> None:
         assert [event["taken"] for event in events(tmp_path / run, "trees")] == [True]
 
 
-@pytest.mark.parametrize("after", ["find_trees", "compute_setup"])
+@pytest.mark.parametrize("after", ["refine_kernel", "compute_setup"])
 def test_run_killed_in_setup_starts_again_with_same_bits(
     after: str, block_run: Path, tmp_path: Path
 ) -> None:
     """End the setup after the trees were found, or before they are stored."""
-    module: Any = kernel_and_metric if after == "find_trees" else assemble
+    module: Any = kernel_and_metric if after == "refine_kernel" else assemble
     work = getattr(module, after)
 
     def killed(*arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Choose the trees of the kernel, whose leaves it compares.
+"""Refine the kernel on held-out rows: its bandwidth, and trees whose leaves it compares.
 
 Some targets change in steps, or depend on combinations of thresholds. A kernel of the distance
 needs many rows to learn this, and decision trees need few. Gradient boosting (Friedman 2001) with
@@ -6,10 +6,12 @@ small trees finds splits that suit the targets; the kernel then compares the lea
 see `kernels.tree_partitions`. The values of the leaves are not used: the weights of the kernel
 model, which is fitted to all rows, replace them.
 
-The weight of the trees in the squared distance, and the bandwidth, are those of least error on
-held-out rows, to which neither the trees nor the models are fitted. The trees are used if these
-rows are predicted significantly better than without them; they are then grown again from all rows.
-docs/explanation/tree-kernel.md has errors with and without trees.
+The weight of the trees in the squared distance, and the bandwidth, are those of least loss on
+held-out rows, to which neither the trees nor the models are fitted. The bandwidth without trees is
+searched in the same way: it was chosen by leave-one-out squared errors, which for classes are not
+the loss. The trees are used if these rows are predicted significantly better than without them;
+they are then grown again from all rows. docs/explanation/tree-kernel.md has errors with and without
+trees.
 """
 
 from __future__ import annotations
@@ -87,10 +89,26 @@ def looks_for_trees(run: ResolvedRun) -> bool:
     )
 
 
-def find_trees(
+class _Candidates(NamedTuple):
+    """The best models of the same rows with and without trees.
+
+    given : model with the kernel of the run
+    plain : model with the best bandwidth, without trees
+    with_trees : model with the best weight and bandwidth
+    scales : of `with_trees`
+    """
+
+    given: HeldOutModel
+    plain: HeldOutModel
+    with_trees: HeldOutModel
+    scales: _Scales
+
+
+def refine_kernel(
     run: ResolvedRun, rows: SampleRows, targets: TargetScale, kernel: Kernel, report: Report
-) -> Kernel | None:
-    """Return the kernel with trees if they predict held-out rows significantly better, else None.
+) -> Kernel:
+    """Return the kernel with trees, or with another bandwidth, if it predicts held-out rows
+    significantly better, else the same kernel.
 
     The held-out rows are the first ones, see `metric_row_counts`. The trees are grown from the
     others only: leave-one-out errors of rows from which trees were grown are too small.
@@ -100,7 +118,7 @@ def find_trees(
     kernel : kernel of the run, with metric and bandwidth
     """
     if kernel.geometry != "distance" or len(rows.X) < MIN_ROWS_FOR_TREES:
-        return None
+        return kernel
     n_held_out = metric_row_counts(len(rows.X))[1]
     classes = None if run.data.source.classes is None else targets
     held_out, fit = rows.part(slice(n_held_out)), rows.part(slice(n_held_out, None))
@@ -109,62 +127,80 @@ def find_trees(
         return HeldOutProblem(run, fit.part(slice(n)), held_out, classes)
 
     with run.backend.single_threaded_blas():
-        small, n = problem(METRIC_FIT_ROWS), min(len(fit.X), MAX_COMPARED_TREE_ROWS)
-        plain, best, scales = _search(small, kernel, run)
-        gain = robust_gain(plain.losses, best.losses)
-        candidate = best.op.kernel
-        if gain > 0 and n > METRIC_FIT_ROWS:
-            larger = problem(n)
-            candidate = _with_trees(run, larger.fit, kernel, _grow(run, larger.fit), scales)
-            plain = _model(larger, plain.op.kernel, plain)
-            best = _model(larger, candidate, best)
-            gain = robust_gain(plain.losses, best.losses)
-        largest_loss = (1 - TREES_GAIN) * plain.losses.mean()  # 0 for constant targets
-        learns = run.metric_mode.learns
-        min_gain_se = TREES_GAIN_SE if learns else TREES_GAIN_SE_OF_FEW_ROWS
-        is_taken = gain > min_gain_se and bool(best.losses.mean() < largest_loss)
-        if is_taken and len(fit.X) > n:
-            candidate = _with_trees(run, fit, kernel, _grow(run, fit), scales)
-    losses = {"loss": float(best.losses.mean()), "loss_without": float(plain.losses.mean())}
+        found = _search(problem(METRIC_FIT_ROWS), kernel, run)
+        n = min(len(fit.X), MAX_COMPARED_TREE_ROWS)
+        if n > METRIC_FIT_ROWS:
+            found = _with_more_rows(problem(n), found, run)
+        has_trees, gain = _is_better(run, found.plain, found.with_trees)
+        refined = found.with_trees.op.kernel
+        if has_trees and len(fit.X) > n:
+            refined = _with_trees(run, fit, kernel, _grow(run, fit), found.scales)
+    has_other_bandwidth = not has_trees and _is_better(run, found.given, found.plain)[0]
+    if not has_trees:
+        refined = found.plain.op.kernel if has_other_bandwidth else kernel
+    losses = {
+        "loss": float(found.with_trees.losses.mean()),
+        "loss_without": float(found.plain.losses.mean()),
+    }
     finite = {name: value for name, value in losses.items() if math.isfinite(value)}
-    report("trees", {"taken": is_taken, "standard_errors": gain, **finite})
-    return candidate if is_taken else None
+    bandwidth = {"bandwidth": refined.bandwidth} if has_other_bandwidth else {}
+    report("trees", {"taken": has_trees, "standard_errors": gain, **finite, **bandwidth})
+    return refined
 
 
-def _search(
-    problem: HeldOutProblem, kernel: Kernel, run: ResolvedRun
-) -> tuple[HeldOutModel, HeldOutModel, _Scales]:
-    """Return the model without trees, the best one with trees, and its scales.
+def _is_better(run: ResolvedRun, before: HeldOutModel, after: HeldOutModel) -> tuple[bool, float]:
+    """Return whether a model is significantly better, and its gain in standard errors."""
+    gain = robust_gain(before.losses, after.losses)
+    min_gain_se = TREES_GAIN_SE if run.metric_mode.learns else TREES_GAIN_SE_OF_FEW_ROWS
+    max_loss = (1 - TREES_GAIN) * before.losses.mean()  # 0 for constant targets
+    return gain > min_gain_se and bool(after.losses.mean() < max_loss), gain
 
-    First the weight is searched, and then the bandwidth with the best weight. If this helps, the
-    bandwidth without trees is searched as well: a wider kernel alone may gain as much.
+
+def _search(problem: HeldOutProblem, kernel: Kernel, run: ResolvedRun) -> _Candidates:
+    """Return the best models without and with trees.
+
+    With trees, first the weight is searched, and then the bandwidth with the best weight.
     """
-    plain = best = _model(problem, kernel, None)
-    trees, models = _grow(run, problem.fit), dict[_Scales, HeldOutModel]()
+    given = start = _model(problem, kernel, None)
+    trees, models = _grow(run, problem.fit), {_Scales(None, 0): given}
 
     def error(scales: _Scales) -> float:
         if scales not in models:
             candidate = _with_trees(run, problem.fit, kernel, trees, scales)
-            models[scales] = _model(problem, candidate, best)
+            models[scales] = _model(problem, candidate, start)
         return float(models[scales].losses.mean())
 
     def search(scales_of: Callable[[int], _Scales], first: int, limits: tuple[int, int]) -> _Scales:
-        geometric_search(
+        errors = geometric_search(
             lambda factor: error(scales_of(round(math.log(factor, 4)))), first, *limits, base=4.0,
             stride=1,
         )  # fmt: skip
-        return min(models, key=lambda scales: float(models[scales].losses.mean()))
+        return scales_of(min(errors, key=lambda exponent: errors[exponent]))
 
+    plain = models[search(lambda exponent: _Scales(None, exponent), 0, WIDTHS_LOG4)]
     scales = search(lambda exponent: _Scales(exponent, 0), FIRST_WEIGHT_LOG4, WEIGHTS_LOG4)
-    best = models[scales]
-    if best.losses.mean() > MAX_LOSS_RATIO * plain.losses.mean():
-        return plain, best, scales
-    scales = search(lambda exponent: scales._replace(width=exponent), 0, WIDTHS_LOG4)
-    with_trees = models[scales]
-    if with_trees.losses.mean() < plain.losses.mean():
-        models, best = {_Scales(None, 0): plain}, plain
-        plain = models[search(lambda exponent: _Scales(None, exponent), 0, WIDTHS_LOG4)]
-    return plain, with_trees, scales
+    start = models[scales]
+    if start.losses.mean() <= MAX_LOSS_RATIO * given.losses.mean():
+        weight = scales.weight
+        scales = search(lambda exponent: _Scales(weight, exponent), 0, WIDTHS_LOG4)
+    return _Candidates(given, plain, models[scales], scales)
+
+
+def _with_more_rows(problem: HeldOutProblem, found: _Candidates, run: ResolvedRun) -> _Candidates:
+    """Return models of more rows with the kernels that were found, if they predicted better."""
+    kernel, plain, with_trees = found.given.op.kernel, found.plain, found.with_trees
+    has_gain = robust_gain(plain.losses, with_trees.losses) > 0
+    if plain is found.given and not has_gain:
+        return found
+    given = _model(problem, kernel, found.given)
+    plain = given if plain is found.given else _model(problem, plain.op.kernel, plain)
+    if has_gain:
+        trees = _grow(run, problem.fit)
+        candidate = _with_trees(run, problem.fit, kernel, trees, found.scales)
+        with_trees = _model(problem, candidate, with_trees)
+    else:
+        with_trees = plain
+    return _Candidates(given, plain, with_trees, found.scales)
 
 
 def _model(problem: HeldOutProblem, kernel: Kernel, previous: HeldOutModel | None) -> HeldOutModel:

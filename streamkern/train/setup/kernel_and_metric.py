@@ -40,7 +40,7 @@ from streamkern.train.setup.choose_kernel import (
     search_operator,
 )
 from streamkern.train.setup.choose_metric import LearnedMetric, learn_metric, metric_row_counts
-from streamkern.train.setup.choose_trees import find_trees, looks_for_trees
+from streamkern.train.setup.choose_trees import looks_for_trees, refine_kernel
 from streamkern.train.setup.held_out_models import gain_in_standard_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
 from streamkern.train.setup.loss_ridge import NewtonPath, fold_rows, losses_by_kappa
@@ -133,12 +133,13 @@ def _choose(
         learned = learned._replace(kernel=kernel)
     if known_metric is None and learned.kernel is not None and looks_for_trees(run):
         report("setup", {"doing": "trees"} | log_fields)
-        tree_kernel = find_trees(run, read_pool(), targets, learned.kernel, report)
-        if tree_kernel is not None:
+        kernel = refine_kernel(run, read_pool(), targets, learned.kernel, report)
+        learned = learned._replace(kernel=kernel)
+        if kernel.trees is not None:
             X = read_pool().X
             held_out = run.backend.to_host(X[: metric_row_counts(len(X))[1]]).copy()
             del X
-            learned = learned._replace(kernel=tree_kernel, held_out=held_out)
+            learned = learned._replace(held_out=held_out)
             few = few_of_pool(slice(0, min(len(held_out), n_noise_rows)))
     return few, learned
 

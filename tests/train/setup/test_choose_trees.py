@@ -105,6 +105,16 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     return recorded_fit(tmp_path_factory.mktemp("steps"), *stepped(N)[:2])
 
 
+def recorder(calls: list[Any]) -> Any:
+    """Return a replacement of `refine_kernel` that keeps its kernel and counts its calls."""
+
+    def keep(run: Any, rows: Any, targets: Any, kernel: Any, report: Any) -> Any:
+        calls.append(kernel)
+        return kernel
+
+    return keep
+
+
 @pytest.fixture
 def without_search() -> Iterator[pytest.MonkeyPatch]:
     """Turn the search for trees off."""
@@ -243,11 +253,37 @@ def test_search_depends_on_sizes(
     n_rows: int, d: int, n_outputs: int, searches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(kernel_and_metric, "find_trees", lambda *given: calls.append(given))
+    monkeypatch.setattr(kernel_and_metric, "refine_kernel", recorder(calls))
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(n_rows, d)).astype(np.float32), rng.normal(size=(n_rows, n_outputs))
     sk.KernelRegressor(random_state=0).fit(X, Y)
     assert bool(calls) == searches
+
+
+@pytest.mark.parametrize(("factor", "is_changed"), [(8.0, True), (1.0, False)])
+def test_bandwidth_is_refined_on_held_out_rows(
+    factor: float, is_changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give the search a kernel that is narrower by a factor than the one of the run."""
+    narrow: list[Any] = []
+
+    def refine(run: Any, rows: Any, targets: Any, kernel: Any, report: Any) -> Any:
+        narrow.append(kernel.with_bandwidth(kernel.bandwidth / factor))
+        return choose_trees.refine_kernel(run, rows, targets, narrow[-1], report)
+
+    monkeypatch.setattr(kernel_and_metric, "refine_kernel", refine)
+    X = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    y = np.sin(X[:, 0]) + X[:, 1]
+    model = sk.KernelRegressor(random_state=0, run_dir=tmp_path / "run").fit(X, y)
+    assert model.kernel_.trees is None
+    entries = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "trees"]
+    assert not entries[0]["taken"]
+    if is_changed:
+        assert model.kernel_.bandwidth > 2 * narrow[0].bandwidth
+        assert entries[0]["bandwidth"] == model.kernel_.bandwidth
+    else:
+        assert model.kernel_.bandwidth == narrow[0].bandwidth
+        assert "bandwidth" not in entries[0]
 
 
 def test_few_rows_get_trees_but_no_metric() -> None:
@@ -287,7 +323,7 @@ def test_given_settings_disable_search(
     parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(kernel_and_metric, "find_trees", lambda *given: calls.append(given))
+    monkeypatch.setattr(kernel_and_metric, "refine_kernel", recorder(calls))
     X, y, _ = stepped(300)
     assert sk.KernelRegressor(random_state=0, **parameters).fit(X, y).kernel_.trees is None
     assert not calls
