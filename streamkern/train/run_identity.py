@@ -116,14 +116,16 @@ def recorded_patches(directory: RunDirectory) -> PatchFeatures | None:
         return saved_patches(setup.arrays, setup.meta["scaling"])
 
 
-def has_scores(description: Any) -> bool:
-    """Return whether the description of a source has quantile scores, at any depth.
+def has_scale(description: Any, mode: str) -> bool:
+    """Return whether the description of a source has a scaling of this mode, at any depth.
 
     Another machine or a newer version might choose other features than the run was started with.
     """
     if isinstance(description, Mapping):
-        return description.get("mode") == "quantiles" or any(map(has_scores, description.values()))
-    return isinstance(description, list | tuple) and any(map(has_scores, description))
+        parts = list(description.values())
+        return description.get("mode") == mode or any(has_scale(part, mode) for part in parts)
+    is_list = isinstance(description, list | tuple)
+    return is_list and any(has_scale(part, mode) for part in description)
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,16 +34,29 @@ from streamkern.train.resolve.training_data import checked_classes, open_test
 from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes, sizes_from
 from streamkern.train.run_identity import (
     check_same_run,
-    has_scores,
+    has_scale,
     recorded_patches,
     run_record,
     with_recorded_settings,
 )
 from streamkern.train.trainer import Trainer
 
-RankZeroChoices = tuple[Sizes | None, ParentId | None, bool | None, PatchFeatures | None]
-"""Sizes of the plan, identity of the parent run, whether the features have quantile scores, and
-patch features; None for choices that are not made yet, or that the run does not have."""
+
+class RankZeroChoices(NamedTuple):
+    """Choices of a run; None for those that are not made yet, or that the run does not have.
+
+    sizes : sizes of the plan
+    parent_id : identity of the parent run
+    scores : whether the features have quantile scores
+    pixels : whether the rows are taken for pixels
+    patches : patch features
+    """
+
+    sizes: Sizes | None = None
+    parent_id: ParentId | None = None
+    scores: bool | None = None
+    pixels: bool | None = None
+    patches: PatchFeatures | None = None
 
 
 def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
@@ -145,23 +158,26 @@ def _check_no_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform
 
 def open_recorded_run(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
-    rank0_choices: RankZeroChoices = (None, None, None, None),
+    rank0_choices: RankZeroChoices | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve a run, which may continue another one.
 
     rank0_choices : choices that rank 0 has broadcast, on the other ranks
     """
-    sizes, parent_id, scores, patches = rank0_choices
+    sizes, parent_id, scores, pixels, patches = rank0_choices or RankZeroChoices()
     record = recorded_run(directory)
     config = with_recorded_settings(config, directory, record)
     config, inputs = complete_from_parent(config, inputs, directory, record, parent_id)
     patches = inputs.patches if patches is None else patches
     if directory is not None and record is not None:
         sizes = recorded_sizes(record) if sizes is None else sizes
-        scores = has_scores(record["identity"]["data"]) if scores is None else scores
+        description = record["identity"]["data"]
+        scores = has_scale(description, "quantiles") if scores is None else scores
+        pixels = has_scale(description, "global") if pixels is None else pixels
         if patches is None and config.model.patch_features:
             patches = recorded_patches(directory)
-    return open_run(config, replace(inputs, patches=patches), fixed_sizes=sizes, scores=scores)
+    inputs = replace(inputs, patches=patches, pixels=pixels)
+    return open_run(config, inputs, fixed_sizes=sizes, scores=scores)
 
 
 def _broadcast_choices(run: ResolvedRun) -> None:
@@ -174,7 +190,8 @@ def _broadcast_choices(run: ResolvedRun) -> None:
     arrays = {} if patches is None else patches.arrays()
     numbers = {} if patches is None else patches.numbers()
     shapes = {name: array.shape for name, array in arrays.items()}
-    choices = [run.sizes.as_record(), run.config.model.features, parent_id, scores, shapes, numbers]
+    sizes = run.sizes.as_record(), run.config.model.features
+    choices = [*sizes, parent_id, scores, run.data.pixels, shapes, numbers]
     ranks.broadcast_bytes(json.dumps(choices).encode())
     for array in arrays.values():
         ranks.broadcast(np.ascontiguousarray(array))
@@ -182,7 +199,8 @@ def _broadcast_choices(run: ResolvedRun) -> None:
 
 def _receive_choices(ranks: Communicator) -> RankZeroChoices:
     """Receive the choices of rank 0, on another rank."""
-    *sizes, parent_id, scores, shapes, numbers = json.loads(ranks.broadcast_bytes(b""))
+    *sizes, parent_id, scores, pixels, shapes, numbers = json.loads(ranks.broadcast_bytes(b""))
     arrays = {name: ranks.broadcast(np.empty(shape)) for name, shape in shapes.items()}
     patches = restore_patches(arrays, numbers) if arrays else None
-    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id), scores, patches
+    parent_id = None if parent_id is None else tuple(parent_id)
+    return RankZeroChoices(sizes_from(*sizes), parent_id, scores, pixels, patches)

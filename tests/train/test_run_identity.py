@@ -18,12 +18,13 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.patch_features import PatchFeatures
+from streamkern.train.resolve import find_scaling
 from streamkern.train.resolve.run_inputs import NO_INPUTS
 from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes
 from streamkern.train.run_identity import (
     check_same_model,
     check_same_run,
-    has_scores,
+    has_scale,
     recorded_patches,
     run_record,
 )
@@ -148,7 +149,28 @@ def test_quantile_scores_of_started_run_are_recorded(scale: str, tmp_path: Path)
     stopped(settings(tmp_path / "run", **{"data.scale": scale}), 3, source=source)
     record = recorded_run(RunDirectory(tmp_path / "run"))
     assert record is not None
-    assert has_scores(record["identity"]["data"]) is (scale == "quantiles")
+    assert has_scale(record["identity"]["data"], "quantiles") is (scale == "quantiles")
+
+
+@pytest.mark.parametrize("taken_for_pixels", [False, True])
+def test_resumed_run_keeps_its_scaling(
+    taken_for_pixels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop a run of amounts, and resume it with another rule for what looks like pixels."""
+    X = np.random.default_rng(0).gamma([20, 20, 10, 0.2, 0.05], [2, 0.4, 4, 2, 2], (135, 5))
+    source = ArraySource(X.astype(np.float32), arrays(135)[1], classes=CLASSES)
+    features = {False: 64, True: 1}
+
+    def settings_of(name: str) -> RunConfig:
+        return settings(tmp_path / name, **{"data.scale": "auto"})
+
+    monkeypatch.setattr(find_scaling, "MIN_PIXELS", features[taken_for_pixels])
+    whole = finished(settings_of("whole"), source=source)
+    assert whole.model.fixed_transforms[-1].mode == ("global" if taken_for_pixels else "feature")
+    stopped(settings_of("run"), 3, source=source)
+    monkeypatch.setattr(find_scaling, "MIN_PIXELS", features[not taken_for_pixels])
+    finished(settings_of("run"), source=source)
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
 def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:

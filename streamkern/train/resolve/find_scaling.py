@@ -40,6 +40,11 @@ the smallest number of rows. From n rows of a normal distribution, the standard 
 relative error of 1 / sqrt(2 n)."""
 
 
+MIN_PIXELS = 64
+"""Smallest number of features that are taken for pixels: 8 x 8, as in small images of digits.
+Tables of a few amounts or counts have similar moments."""
+
+
 class _KnownMoments(NamedTuple):
     """Stand-in for a source whose shape, dtype and moments are known, for `Scale.bind`."""
 
@@ -60,7 +65,11 @@ _MODE_TEXTS = {
 
 
 def find_scale(
-    source: BaseSource, requested: str, seed: int, class_weight: ClassWeight | None = None
+    source: BaseSource,
+    requested: str,
+    seed: int,
+    class_weight: ClassWeight | None = None,
+    pixels: bool | None = None,
 ) -> tuple[Scale | None, str]:
     """Return the scaling to append to the transforms of `source`, and its description.
 
@@ -73,6 +82,7 @@ def find_scale(
     requested : setting data.scale: "auto", "feature", "global", "none" or "quantiles"; the last is
         "feature" here, and `with_scores` adds the scores
     class_weight : setting data.class_weight; rows of classes of weight 0 are ignored
+    pixels : whether "auto" took the rows for pixels when the run was started; None: it decides
 
     Raises
     ------
@@ -109,8 +119,10 @@ def find_scale(
         factors = weight_factors(source, class_weight)
     moments, n_sampled = _moments(source, fixed, seed, factors)
     mode, reason = requested, ""
-    if requested == "auto":
+    if requested == "auto" and pixels is None:
         mode, reason = automatic_mode(source.row_shape, source.dtype, moments)
+    elif requested == "auto":
+        mode, reason = "global" if pixels else "feature", " (as when the run was started)"
     scale = Scale(mode).bind(_KnownMoments(source.row_shape, source.dtype, moments))
     sample_text = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
     return scale, f"{_MODE_TEXTS[mode]}{reason}{sample_text}"
@@ -138,8 +150,9 @@ def automatic_mode(
 def _look_like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     """Return whether the moments suggest that all features share a unit, as pixels do.
 
-    This is the case if three conditions hold:
+    This is the case if four conditions hold:
 
+    - There are at least `MIN_PIXELS` features.
     - Each mean is positive and at most 5 standard deviations.
     - Some feature has a standard deviation below a tenth of the largest.
     - Each such feature is nearly always 0, but not small where it is not 0: its E[x^2] / E[x] is at
@@ -147,7 +160,7 @@ def _look_like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool
 
     mean, scale : (d,) means and standard deviations; None if they are not known
     """
-    if mean is None or scale is None:
+    if mean is None or scale is None or len(mean) < MIN_PIXELS:
         return False
     varies = scale > np.abs(mean) * CONSTANT_FEATURE
     mean, scale = mean[varies], scale[varies]

@@ -184,6 +184,7 @@ def _open(
     data = open_data(
         config, inputs.source, parent, why_none or no_memory,
         keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
+        pixels=inputs.pixels,
     )  # fmt: skip
     if data.split.calibration_rows is None and not data.split.leaves_rows_unused:
         config = config.with_overrides({"run.calibrate": False})

@@ -40,6 +40,7 @@ class RunInputs:
     continued_run : the run in `continues`, with its centers, weights and scaling, once it is loaded
     patches : patch features with which the run was started, or that rank 0 has drawn; if they are
         None and the settings ask for them, they are drawn
+    pixels : whether the rows were taken for pixels when the run was started; None for a new run
     ranks : communicator of the ranks that train together
     rank_addresses : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
         cluster
@@ -55,6 +56,7 @@ class RunInputs:
     continues: str | None = None
     continued_run: ParentRun | None = None
     patches: PatchFeatures | None = None
+    pixels: bool | None = None
     ranks: Communicator = SINGLE
     rank_addresses: Mapping[str, Any] = field(default_factory=dict)
 

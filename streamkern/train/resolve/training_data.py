@@ -126,7 +126,7 @@ class Data:
 def open_data(
     config: RunConfig, source: Source | None = None, parent: ParentRun | None = None,
     why_none: str | None = None, *, keeps_calibration_rows: bool | Literal["auto"] = False,
-    scores: bool | None = None, patches: PatchFeatures | None = None,
+    scores: bool | None = None, patches: PatchFeatures | None = None, pixels: bool | None = None,
 ) -> Data:  # fmt: skip
     """Open the training data, split off validation and calibration rows, and append the scaling.
 
@@ -142,6 +142,7 @@ def open_data(
     scores : whether the features have quantile scores; None: `with_scores` decides
     patches : patch features that are already known; None: they are drawn if the settings ask for
         them
+    pixels : whether the rows are taken for pixels; None: `find_scale` decides
 
     Raises ConfigError or DataError if the data cannot be used with the settings.
     """
@@ -174,12 +175,12 @@ def open_data(
                 "applies it on the device",
             )
     # The scaling: chosen for these rows, or taken over from the parent run.
-    pixels = False
+    are_pixels = False
     if parent is None:
         scale, text = find_scale(
-            source, settings.scale, config.run.random_state, settings.class_weight
+            source, settings.scale, config.run.random_state, settings.class_weight, pixels
         )
-        pixels = settings.scale == "auto" and scale is not None and scale.mode == "global"
+        are_pixels = settings.scale == "auto" and scale is not None and scale.mode == "global"
         scale, text = with_scores(scale, text, source, config, scores)
         if scale is not None:
             source = AugmentedSource(source, 1, [scale])
@@ -195,7 +196,7 @@ def open_data(
     if is_packed(source.row_shape):
         _check_sparse(config, source)
     return Data(
-        source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels, split
+        source, stored_rows(source), fixed, text, cache, factors, validation_rows, are_pixels, split
     )
 
 

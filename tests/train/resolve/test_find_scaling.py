@@ -136,6 +136,8 @@ def test_flat_float_images_are_detected() -> None:
         assert scale_of(ArraySource(digits * factor, None)).mode == "global"
     tables = [load_wine().data, load_breast_cancer().data, load_iris().data, make_friedman1(200)[0]]
     tables += [np.abs(X) * [1, 1e-4, 1, 1], np.abs(X) * [1, 1e4, 1, 1], np.abs(X), X]
+    shares = np.random.default_rng(0).gamma([20, 20, 10, 0.2, 0.05], [2, 0.4, 4, 2, 2], (500, 5))
+    tables += [shares]  # such as shares of carbon, hydrogen, oxygen, nitrogen and sulfur
     for table in tables:
         assert scale_of(ArraySource(table, None)).mode == "feature"
 
