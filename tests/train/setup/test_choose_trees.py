@@ -303,7 +303,7 @@ def test_few_rows_of_classes_get_trees() -> None:
 
 
 def test_trees_of_wide_tables_examine_as_many_entries_as_others() -> None:
-    """The first feature is found among 1500, though a split examines one in ten only."""
+    """Check that trees find the first of 1500 features, though a split examines a tenth of them."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 1500)).astype(np.float32)
     y = np.where(X[:, :1] > 0, 1.0, -1.0)
