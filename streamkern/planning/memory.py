@@ -38,6 +38,8 @@ METRIC_FIT_ROWS = 1024
 """Number of rows that are fitted to learn a metric."""
 METRIC_STEP_FIT_ROWS, METRIC_STEP_PREDICTED_ROWS = 1536, 1536
 """Largest numbers of rows to which a metric step fits a model, and that it predicts."""
+METRIC_STEP_ROWS = METRIC_STEP_FIT_ROWS + METRIC_STEP_PREDICTED_ROWS
+"""Largest number of rows of a metric step."""
 MAX_FULL_METRIC_FEATURES = 256
 """Largest number of features for which gradient steps learn a full metric."""
 MAX_DERIVATIVE_COLUMNS = 2048

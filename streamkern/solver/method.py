@@ -32,8 +32,7 @@ from streamkern.planning.memory import (
     MAX_ORIGINS,
     MAX_PANEL_OUTPUTS,
     METRIC_FIT_ROWS,
-    METRIC_STEP_FIT_ROWS,
-    METRIC_STEP_PREDICTED_ROWS,
+    METRIC_STEP_ROWS,
     Buffers,
     MemoryNeeds,
     count_products,
@@ -389,14 +388,12 @@ def _count_search(buffers: Buffers, problem: ProblemShape) -> None:
     add("metric", "rows to learn the metric, as read", rows, problem.row_bytes + (d + c) * item)
     add("metric", "prepared rows for the metric", 12 * n, problem.prepared_row_bytes)
     matrices = 7 * n + count_products(buffers, problem, n, "metric")
-    held_out = 2 * n
-    targets = 6 * n + 4 * held_out
+    targets = 6 * n + 4 * (2 * n)  # of fitted and of held-out rows
     add("metric", "kernel matrices and a factor for the metric", matrices, n, itemsize=8)
     add("metric", "targets and weights for the metric in float64", targets, c, itemsize=8)
     if not problem.metric_rows:
         return
-    step_rows = min(METRIC_STEP_FIT_ROWS + METRIC_STEP_PREDICTED_ROWS, rows)
-    add("metric", "rows of a metric step", step_rows, 6 * d + 4 * c, itemsize=8)
+    add("metric", "rows of a metric step", min(METRIC_STEP_ROWS, rows), 6 * d + 4 * c, itemsize=8)
     columns = max(d + 1, min(MAX_DERIVATIVE_COLUMNS, c * (d + 1)))
     add("metric", "kernel slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
     add("metric", "metrics and their gradients", 8 * d, d, itemsize=8)
