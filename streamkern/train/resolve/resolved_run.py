@@ -290,7 +290,7 @@ class _OpenedRun:
         self, mode: MetricMode, p: int, backend: Backend, precision: str, kernel: Kernel, *,
         widened: bool, trees: bool,
     ) -> ProblemShape:  # fmt: skip
-        """Return the shape of the problem with p centers. trees : whether it may search for trees."""
+        """Return the shape of the problem. p : number of centers, trees : see `may_have_trees`"""
         config, inputs, data = self.config, self.inputs, self.data
         on_cluster = inputs.client is not None
         problem = problem_shape(config, data, p, backend, precision, on_cluster, kernel)
