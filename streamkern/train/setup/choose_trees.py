@@ -57,14 +57,17 @@ WIDTHS_LOG4 = (-1, 2)
 MAX_LOSS_RATIO = 1.05
 """Largest ratio of the losses with and without trees at which the bandwidth is searched."""
 TREES_GAIN_SE, TREES_GAIN_SE_OF_FEW_ROWS, TREES_GAIN = 1.0, 1.5, 0.01
-"""Smallest gain for which trees are used: in standard errors of the mean loss of held-out rows, for
-tables of which a metric is learned and for others, which mostly have fewer rows, and as a share of
-this loss. See docs/explanation/tree-kernel.md."""
+"""Smallest gain for which trees or another bandwidth are used: in standard errors of the mean loss
+of held-out rows, for tables of which a metric is learned and for others, which mostly have fewer
+rows, and as a share of this loss. See docs/explanation/tree-kernel.md."""
 
 
 class _Scales(NamedTuple):
-    """Exponents of four of the weight of the trees, None for no trees, and of the squared
-    bandwidth, see `_with_trees`."""
+    """Scales of the distances of a kernel with trees, see `_kernel_at`.
+
+    weight : exponent of four of the weight of the trees; None for no trees
+    width : exponent of four of the squared bandwidth
+    """
 
     weight: int | None
     width: int
@@ -134,7 +137,7 @@ def refine_kernel(
         has_trees, gain = _is_better(run, found.plain, found.with_trees)
         refined = found.with_trees.op.kernel
         if has_trees and len(fit.X) > n:
-            refined = _with_trees(run, fit, kernel, _grow(run, fit), found.scales)
+            refined = _kernel_at(run, fit, kernel, _grow(run, fit), found.scales)
     has_other_bandwidth = not has_trees and _is_better(run, found.given, found.plain)[0]
     if not has_trees:
         refined = found.plain.op.kernel if has_other_bandwidth else kernel
@@ -166,7 +169,7 @@ def _search(problem: HeldOutProblem, kernel: Kernel, run: ResolvedRun) -> _Candi
 
     def error(scales: _Scales) -> float:
         if scales not in models:
-            candidate = _with_trees(run, problem.fit, kernel, trees, scales)
+            candidate = _kernel_at(run, problem.fit, kernel, trees, scales)
             models[scales] = _model(problem, candidate, start)
         return float(models[scales].losses.mean())
 
@@ -196,7 +199,7 @@ def _with_more_rows(problem: HeldOutProblem, found: _Candidates, run: ResolvedRu
     plain = given if plain is found.given else _model(problem, plain.op.kernel, plain)
     if has_gain:
         trees = _grow(run, problem.fit)
-        candidate = _with_trees(run, problem.fit, kernel, trees, found.scales)
+        candidate = _kernel_at(run, problem.fit, kernel, trees, found.scales)
         with_trees = _model(problem, candidate, with_trees)
     else:
         with_trees = plain
@@ -213,14 +216,16 @@ def _model(problem: HeldOutProblem, kernel: Kernel, previous: HeldOutModel | Non
     return problem.with_losses(min(models, key=lambda model: model.error))
 
 
-def _with_trees(
+def _kernel_at(
     run: ResolvedRun, rows: SampleRows, kernel: Kernel, trees: _Trees, scales: _Scales
 ) -> Kernel:
-    """Return the kernel with trees and a wider bandwidth.
+    """Return the kernel with trees, if `scales` has a weight for them, and a scaled bandwidth.
 
     Different leaves increase the squared distances. The squared bandwidth is increased by the mean
     of this increase, so that about the same rows stay near each other, and multiplied by
     4^scales.width.
+
+    rows : rows from which the median distance is measured
     """
     if scales.weight is None:
         return kernel.with_bandwidth(kernel.bandwidth * 2.0**scales.width)
