@@ -16,8 +16,7 @@ from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Url, explained_damage
 from streamkern.ingest.tables.cells import MISSING
-from streamkern.ingest.tables.encoder import Encoder, UnknownWords
-from streamkern.ingest.tables.fit import FittedEncoder
+from streamkern.ingest.tables.encoder import Encoder, FittedEncoder, UnknownWords
 from streamkern.ingest.tables.missing import MissingMarkers, missing_in
 
 FileRowCounts = tuple[tuple[str, int | None], ...]

@@ -37,7 +37,7 @@ def lines(*texts: str, **given: Any) -> Any:
 
 def argument_cases() -> list[Case]:
     """Return mistakes in the arguments that describe columns."""
-    days = table(day=pd.date_range("2020-01-01", periods=N).strftime("%d/%m/%Y"))
+    days = table(day=pd.date_range("2020-01-01", periods=N, freq="MS").strftime("%d/%m/%Y"))
     dated = dict.fromkeys(["day"], "%d/%m/%Y")
     sk.ingest_store(TABLE, "encoded.zarr", y="fare")
     holes = np.where(np.arange(N)[:, None] % 7 == 0, -9, X)

@@ -27,6 +27,8 @@ _TIME_FORMATS = (
     "", " %H:%M", " %H:%M:%S", "T%H:%M", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p",
     " %H:%M:%S.%f", "T%H:%M:%S.%f",
 )  # fmt: skip
+_RIVAL_DATE_FORMATS = ("%m.%d.%Y",)
+"""Formats that are never suggested, but may be meant by texts that others read as well."""
 
 
 class Ambiguity(NamedTuple):
@@ -215,6 +217,20 @@ def _describe_text_ambiguity(
             "or call it categorical",
         )
     return None
+
+
+def only_date_format(texts: Sequence[str]) -> str | None:
+    """Return the only common format of `strptime` that reads all texts as dates.
+
+    None if no format does, if several do, or if the years have two digits. The dates 1/2/1994 and
+    1/29/1994, for example, can only be read with the month first.
+    """
+    if not texts or other_notation(texts[0]) not in ("a date", "a month"):
+        return None
+    days = (*_DATE_FORMATS, *_RIVAL_DATE_FORMATS)
+    forms = [day + time for day, time in product(days, _TIME_FORMATS)]
+    found = [form for form in forms if all(_has_format(text, form) for text in texts)]
+    return found[0] if len(found) == 1 and "%y" not in found[0] else None
 
 
 def date_format(texts: Sequence[str]) -> str | None:

@@ -113,7 +113,8 @@ class Date(ColumnCode):
     kind: ClassVar[str] = "date"
 
     def description(self) -> str:
-        return f"days{''.join(f', {cycle}' for cycle in self.cycles)}"
+        form = "" if self.form is None else f" ({self.form})"
+        return f"days{form}{''.join(f', {cycle}' for cycle in self.cycles)}"
 
     def _features(self) -> Iterator[str]:
         yield self.name

@@ -18,6 +18,7 @@ from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, TargetMeans, column_code
 from streamkern.ingest.tables.missing import MissingMarkers
+from streamkern.ingest.tables.words import row_folds
 
 ENCODER_VERSION = 1
 MAX_NEW_SHARE, MAX_NEW_SHARE_OF_NAMES = 0.5, 0.9
@@ -226,3 +227,38 @@ def check_encoder(
             f"{location} is a table that was encoded in another way",
             f"ingest it again with {mention('like=')} and the training store",
         )
+
+
+@dataclass(frozen=True, eq=False)
+class FittedEncoder:
+    """An encoder, and the fold means that encode the rows it was fitted on.
+
+    encoder : encoder of other rows
+    seed : seed of the folds
+    fold_means : for each column encoded by targets, the means (N_FOLDS, 2 + words, t) without the
+        rows of each fold: first of missing cells, then of each word, then of all rows
+    """
+
+    encoder: Encoder
+    seed: int
+    fold_means: dict[str, NDArray[np.float64]]
+
+    def encode(self, table: Any, location: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
+        """Return features (k, d) of training rows, with target means from the other folds.
+
+        table, location, start : as in `Encoder.encode`
+        row : number of the first row, counted over all files
+        """
+        if not self.fold_means:
+            return self.encoder.encode(table, location, start)
+        folds = row_folds(self.seed, row, len(table))
+        parts = []
+        for code in self.encoder.codes:
+            column = self.encoder.cells(table, code.name)
+            part = encode_column(code, column, location, start)
+            if isinstance(code, TargetMeans):
+                index, _ = code.word_indices(column)
+                means = self.fold_means[code.name][folds, index]
+                part[:, : means.shape[1]] = code.standardise(means)
+            parts.append(part)
+        return side_by_side(parts)

@@ -7,7 +7,6 @@ the memory, the file format or the number of files.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,10 @@ from streamkern.ingest.tables.ambiguity import (
     OPTION_REMEDIES,
     ColumnRemedies,
     describe_ambiguity,
+    only_date_format,
     problems_text,
 )
-from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
+from streamkern.ingest.tables.cells import WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,
     ColumnCode,
@@ -34,7 +34,7 @@ from streamkern.ingest.tables.columns import (
     OneHot,
     TargetMeans,
 )
-from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell_error
+from streamkern.ingest.tables.encoder import Encoder, FittedEncoder, wrong_cell_error
 from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Column, ColumnDeclarations
@@ -47,41 +47,6 @@ WRONG_CELL_REMEDY = (
 MAX_TARGETS = 10  # outputs whose means encode words
 MOST_WORDS_PER_ROW = 0.9  # different words per row of a column that is encoded by mean targets
 MAX_ONE_HOT_WITHOUT_MEANS = 256  # with more than `MAX_TARGETS` outputs; more words are hashed
-
-
-@dataclass(frozen=True, eq=False)
-class FittedEncoder:
-    """An encoder, and the fold means that encode the rows it was fitted on.
-
-    encoder : encoder of other rows
-    seed : seed of the folds
-    fold_means : for each column encoded by targets, the means (N_FOLDS, 2 + words, t) without the
-        rows of each fold: first of missing cells, then of each word, then of all rows
-    """
-
-    encoder: Encoder
-    seed: int
-    fold_means: dict[str, NDArray[np.float64]]
-
-    def encode(self, table: Any, location: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
-        """Return features (k, d) of training rows, with target means from the other folds.
-
-        table, location, start : as in `Encoder.encode`
-        row : number of the first row, counted over all files
-        """
-        if not self.fold_means:
-            return self.encoder.encode(table, location, start)
-        folds = row_folds(self.seed, row, len(table))
-        parts = []
-        for code in self.encoder.codes:
-            column = self.encoder.cells(table, code.name)
-            part = encode_column(code, column, location, start)
-            if isinstance(code, TargetMeans):
-                index, _ = code.word_indices(column)
-                means = self.fold_means[code.name][folds, index]
-                part[:, : means.shape[1]] = code.standardise(means)
-            parts.append(part)
-        return side_by_side(parts)
 
 
 def fit(
@@ -112,7 +77,7 @@ def fit(
     Raises DataError naming every column whose content is ambiguous.
     """
 
-    def scan_rows(mixed: tuple[str, ...] = ()) -> _TableScan:
+    def scan_rows(declared: ColumnDeclarations, mixed: tuple[str, ...] = ()) -> _TableScan:
         """Return the scan of all rows. mixed : names of columns that mix numbers and words."""
         scan: _TableScan | None = None
         for block in reader.blocks(0, block_bytes):
@@ -122,15 +87,18 @@ def fit(
                     block, targets(block), declared, seed, missing_markers, reader.has_types, mixed
                 )
             scan.add(block, wrong_cell_remedy)
-            if progress is not None and not mixed:
+            if progress is not None and not is_repeated:
                 progress("look", scan.n_rows, reader.n_rows)
         if scan is None or not scan.n_rows:
             raise DataError("the input has no rows", "give at least one")
         return scan
 
-    scan = scan_rows()
-    if mixed := scan.mixed_columns():  # only now are their numbers counted as words
-        scan = scan_rows(mixed)
+    is_repeated = False
+    scan = scan_rows(declared)
+    mixed, formats = scan.mixed_columns(), scan.date_formats()
+    if mixed or formats:  # only now are numbers counted as words, and dates in other formats read
+        is_repeated = True
+        scan = scan_rows(declared._replace(dates={**declared.dates, **formats}), mixed)
     return scan.make_encoder(missing, remedies)
 
 
@@ -223,6 +191,15 @@ class _TableScan:
     def mixed_columns(self) -> tuple[str, ...]:
         """Return the names of undeclared columns that mix numbers and words."""
         return tuple(column.name for column in self._columns if column.has_numbers_and_words)
+
+    def date_formats(self) -> dict[str, str]:
+        """Return the formats of undeclared columns that can be read as dates in one way only."""
+        formats = {
+            column.name: only_date_format(list(column.example_words))
+            for column in self._columns
+            if column.kind is None and not column.n_numbers and column.first_date is None
+        }
+        return {name: form for name, form in formats.items() if form is not None}
 
     def make_encoder(self, missing: Sequence[str], remedies: ColumnRemedies) -> FittedEncoder:
         """Return the fitted encoder; raise DataError that names all ambiguous columns."""
