@@ -87,7 +87,9 @@ def looks_for_trees(run: ResolvedRun) -> bool:
     predictions of all rows in batches, see `calibrating.leave_one_out_predictions`.
     """
     judges_all_rows = run.problem.left_out and not run.method.takes_rows(run.sizes)
-    return not judges_all_rows and may_have_trees(
+    # The first block of `partial_fit` may lack classes, for which its trees would be wrong.
+    is_first_block = not (run.problem.complete or run.metric_mode.learns)
+    return not (judges_all_rows or is_first_block) and may_have_trees(
         run.config, run.data, run.precision, run.centers_from, run.metric_mode
     )
 
