@@ -26,6 +26,7 @@ from streamkern.basics.array_types import HostArray
 from streamkern.basics.optional import on_demand
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.tree_partitions import N_TREES, TreePartitions
+from streamkern.losses.log_link import LogLink
 from streamkern.planning.memory import METRIC_FIT_ROWS
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
@@ -140,7 +141,10 @@ def refine_kernel(
         refined = found.with_trees.op.kernel
         if has_trees and len(fit.X) > n:
             refined = _kernel_at(run, fit, kernel, _grow(run, fit), found.scales)
-    has_other_bandwidth = not has_trees and _is_better(run, found.given, found.plain)[0]
+    # The squared errors of logarithms do not say which bandwidth suits a log link, see
+    # `kernel_and_metric`.
+    may_change = not (has_trees or isinstance(run.loss, LogLink))
+    has_other_bandwidth = may_change and _is_better(run, found.given, found.plain)[0]
     if not has_trees:
         refined = found.plain.op.kernel if has_other_bandwidth else kernel
     losses = {
