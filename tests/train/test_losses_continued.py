@@ -227,6 +227,16 @@ def test_late_class_is_learned() -> None:
     assert model.score(rows, labels) > 0.85
 
 
+@pytest.mark.parametrize("lacks_class", [False, True])
+def test_metric_and_trees_are_learned_from_blocks_with_all_classes(lacks_class: bool) -> None:
+    rows = np.random.default_rng(1).standard_normal((1100, 3))
+    labels = (rows[:, 0] > 0.5).astype(int)
+    model = sk.KernelClassifier(n_centers=P)
+    model.partial_fit(rows, labels, classes=[0, 1, 2] if lacks_class else [0, 1])
+    kernel = model.kernel_
+    assert (kernel.metric is None and kernel.trees is None) == lacks_class
+
+
 def test_partial_fit_continues_run_with_loss(tmp_path: Path) -> None:
     finished(config(tmp_path / "run", "log_loss"), source=loss_source("log_loss"))
     model = sk.load(tmp_path / "run")

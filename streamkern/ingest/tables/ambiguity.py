@@ -223,9 +223,10 @@ def only_date_format(texts: Sequence[str]) -> str | None:
     """Return the only common format of `strptime` that reads all texts as dates.
 
     None if no format does, if several do, or if the years have two digits. The dates 1/2/1994 and
-    1/29/1994, for example, can only be read with the month first.
+    1/29/1994, for example, can only be read with the month first. Months such as 2001-02 may also
+    be seasons.
     """
-    if not texts or other_notation(texts[0]) not in ("a date", "a month"):
+    if not texts or other_notation(texts[0]) != "a date":
         return None
     days = (*_DATE_FORMATS, *_RIVAL_DATE_FORMATS)
     forms = [day + time for day, time in product(days, _TIME_FORMATS)]

@@ -77,27 +77,29 @@ def fit(
     Raises DataError naming every column whose content is ambiguous.
     """
 
-    def scan_rows(declared: ColumnDeclarations, mixed: tuple[str, ...] = ()) -> _TableScan:
-        """Return the scan of all rows. mixed : names of columns that mix numbers and words."""
+    def scan_rows(declared: ColumnDeclarations, mixed: tuple[str, ...] | None = None) -> _TableScan:
+        """Return the scan of all rows.
+
+        mixed : names of columns that mix numbers and words; None in the first pass
+        """
         scan: _TableScan | None = None
         for block in reader.blocks(0, block_bytes):
             if scan is None:
                 missing_markers = markers or MissingMarkers()
                 scan = _TableScan(
-                    block, targets(block), declared, seed, missing_markers, reader.has_types, mixed
-                )
+                    block, targets(block), declared, seed, missing_markers, reader.has_types,
+                    mixed or (),
+                )  # fmt: skip
             scan.add(block, wrong_cell_remedy)
-            if progress is not None and not is_repeated:
+            if progress is not None and mixed is None:
                 progress("look", scan.n_rows, reader.n_rows)
         if scan is None or not scan.n_rows:
             raise DataError("the input has no rows", "give at least one")
         return scan
 
-    is_repeated = False
     scan = scan_rows(declared)
     mixed, formats = scan.mixed_columns(), scan.date_formats()
     if mixed or formats:  # only now are numbers counted as words, and dates in other formats read
-        is_repeated = True
         scan = scan_rows(declared._replace(dates={**declared.dates, **formats}), mixed)
     return scan.make_encoder(missing, remedies)
 

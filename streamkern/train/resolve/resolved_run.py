@@ -177,14 +177,16 @@ def _open(
     why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
     check_columns(config.run.n_ranks, config.run.center_ranks)
     keeps_rows = inputs.keeps_calibration_rows(config, complete=complete)
+    pixels = inputs.pixels
     if not complete or inputs.metric is not None:
         scores = False
     elif scores is None and warm_start is not None:  # its weights need the same features
-        scores = any(t.get("mode") == "quantiles" for t in warm_start.setup.meta["scaling"])
+        modes = [transform.get("mode") for transform in warm_start.setup.meta["scaling"]]
+        scores, pixels = "quantiles" in modes, "global" in modes
     data = open_data(
         config, inputs.source, parent, why_none or no_memory,
         keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
-        pixels=inputs.pixels,
+        pixels=pixels,
     )  # fmt: skip
     if data.split.calibration_rows is None and not data.split.leaves_rows_unused:
         config = config.with_overrides({"run.calibrate": False})

@@ -88,9 +88,7 @@ def looks_for_trees(run: ResolvedRun) -> bool:
     predictions of all rows in batches, see `calibrating.leave_one_out_predictions`.
     """
     judges_all_rows = run.problem.left_out and not run.method.takes_rows(run.sizes)
-    # The first block of `partial_fit` may lack classes, for which its trees would be wrong.
-    is_first_block = not (run.problem.complete or run.metric_mode.learns)
-    return not (judges_all_rows or is_first_block) and may_have_trees(
+    return not judges_all_rows and may_have_trees(
         run.config, run.data, run.precision, run.centers_from, run.metric_mode
     )
 
@@ -141,8 +139,7 @@ def refine_kernel(
         refined = found.with_trees.op.kernel
         if has_trees and len(fit.X) > n:
             refined = _kernel_at(run, fit, kernel, _grow(run, fit), found.scales)
-    # The squared errors of logarithms do not say which bandwidth suits a log link, see
-    # `kernel_and_metric`.
+    # Losses with a log link have another way to choose the kernel, see `kernel_and_metric`.
     may_change = not (has_trees or isinstance(run.loss, LogLink))
     has_other_bandwidth = may_change and _is_better(run, found.given, found.plain)[0]
     if not has_trees:

@@ -117,7 +117,8 @@ def _choose(
 
     plain_kernel = cache(partial(find_in_metric, None))
     learned = known_metric or LearnedMetric(run.metric, {})
-    if known_metric is None and run.metric_mode.learns:
+    may_learn = known_metric is None and _show_all_classes(run, read_pool)
+    if may_learn and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason} | log_fields)
         find_plain = plain_kernel if kernel_is_open else None
         learned = learn_metric(run, read_pool(), targets, report, find_plain)
@@ -131,7 +132,7 @@ def _choose(
         if known_metric is None and learned.categorical is None:
             kernel = find_categorical(run, few.read(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    if known_metric is None and learned.kernel is not None and looks_for_trees(run):
+    if may_learn and learned.kernel is not None and looks_for_trees(run):
         report("setup", {"doing": "trees"} | log_fields)
         kernel = refine_kernel(run, read_pool(), targets, learned.kernel, report)
         learned = learned._replace(kernel=kernel)
@@ -142,6 +143,18 @@ def _choose(
             learned = learned._replace(held_out=held_out)
             few = few_of_pool(slice(0, min(len(held_out), n_noise_rows)))
     return few, learned
+
+
+def _show_all_classes(run: ResolvedRun, read_rows: Callable[[], SampleRows]) -> bool:
+    """Return whether the rows have each class, if other rows may follow.
+
+    The first block of `partial_fit` may lack classes. A metric and trees that are learned without
+    them do not distinguish them. For complete data and for values the result is True.
+    """
+    if run.problem.complete or run.data.source.classes is None or not run.problem.search_rows:
+        return True
+    Y = read_rows().Y  # one column for each class
+    return not bool((Y.max(axis=0) == Y.min(axis=0)).any())
 
 
 def _few_of(few_part: SampleRows, stored_rows: SampleRows, part: slice) -> FewRows:
